@@ -10,7 +10,7 @@ import pytest
 from made_rings import call, ring
 
 from torchcoll.core.errors import UnreadableError
-from torchcoll.parts.postmortem import capture_evidence
+from torchcoll.parts.postmortem import call_evidence
 from torchcoll.parts.postmortem.evidence import CallSeen, FileRead, GroupSeen, JobEvent, Place
 
 
@@ -19,8 +19,8 @@ def read(tmp_path):
     def read(data, name="file"):
         path = tmp_path / name
         path.write_bytes(data if isinstance(data, bytes) else data.encode())
-        assert capture_evidence.recognizes(path, path.read_bytes()[: 1 << 16])
-        return capture_evidence.read_evidence(path, name)
+        assert call_evidence.recognizes(path, path.read_bytes()[: 1 << 16])
+        return call_evidence.read_evidence(path, name)
 
     return read
 
@@ -53,7 +53,7 @@ def test_a_ring(read):
     assert (job.ranks, job.nodes, job.pids) == (4, {1: "node07"}, {1: 4711})
     assert (job.alive_ns, job.first_ns, job.last_ns) == ({1: 2 * 10**9}, 10**9, 2 * 10**9)
     assert job.files == [FileRead("file", "call ring", (1,))]
-    assert (job.events, job.problems, job.unended) == ([], [], {1})
+    assert (job.events, job.problems) == ([], [])
 
 
 def test_calls_whose_end_is_not_sure_or_that_failed(read):

@@ -12,7 +12,7 @@ from torchcoll.parts.postmortem.evidence import (
     JobEvidence,
     Place,
 )
-from torchcoll.parts.postmortem.jobs import FileEvidence, jobs_of
+from torchcoll.parts.postmortem.job_folder import FileEvidence, jobs_of
 
 HOUR = 3600 * SECOND
 

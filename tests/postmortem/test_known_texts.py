@@ -67,6 +67,12 @@ TABLE = {
         "rank 1 is behind: all_reduce number 89, while ranks 0 and 2 wait in all_reduce number 90",
         "same order",
     ),
+    "another size": (
+        watchdog(0) + watchdog(1).replace("NumelIn=8", "NumelIn=9") + watchdog(2),
+        "rank 1 is in a call of another size: all_reduce number 512 of 9 elements, while ranks 0 "
+        "and 2 wait in all_reduce number 512 of 8 elements",
+        "same order",
+    ),
     "older torch without a number": (
         "[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(OpType=BROADCAST, "
         "Timeout(ms)=1800000) ran for 1800012 milliseconds before timing out.\n",

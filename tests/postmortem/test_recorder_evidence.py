@@ -15,7 +15,7 @@ from foreign_traces import CONFIG, CREATED, entry
 from ranks import Job, announce, await_event
 
 from torchcoll.core.errors import UnreadableError
-from torchcoll.parts.postmortem import recorder_evidence
+from torchcoll.parts.postmortem import call_evidence
 from torchcoll.parts.postmortem.evidence import CallSeen, GroupSeen, JobEvidence, Place
 
 FRAMES = [
@@ -45,8 +45,8 @@ def read(tmp_path):
         for content in (pickle.dumps(data, protocol=2), json.dumps(data).encode()):
             path = tmp_path / os.path.basename(name)
             path.write_bytes(content)
-            assert recorder_evidence.recognizes(path, content[: 1 << 16])
-            both += recorder_evidence.read_evidence(path, name)
+            assert call_evidence.recognizes(path, content[: 1 << 16])
+            both += call_evidence.read_evidence(path, name)
         assert both[0] == both[1]
         return both[0]
 
@@ -171,7 +171,7 @@ def test_a_dump_without_a_rank(tmp_path):
     path = tmp_path / "dump"
     path.write_text(json.dumps(dump(entry("barrier", 1))))
     with pytest.raises(UnreadableError, match="a name that ends in the rank"):
-        recorder_evidence.read_evidence(path, "dump")
+        call_evidence.read_evidence(path, "dump")
 
 
 def test_broken_entries(read):
@@ -201,7 +201,7 @@ def test_a_dump_that_was_cut_off(tmp_path, form):
     data = pickle.dumps(whole, 2) if form == "pickle" else json.dumps(whole).encode()
     path = tmp_path / "nccl_trace_rank_0"
     path.write_bytes(data[: len(data) * 3 // 4])
-    (evidence,) = recorder_evidence.read_evidence(path, "nccl_trace_rank_0")
+    (evidence,) = call_evidence.read_evidence(path, "nccl_trace_rank_0")
     numbers = [call.number for call in evidence.calls]
     assert numbers == list(range(1, len(numbers) + 1)) and 60 < len(numbers) < 90
     assert "cut off" in evidence.problems[0] and str(tmp_path) not in evidence.problems[0]
@@ -217,7 +217,7 @@ def test_a_dump_that_was_cut_off(tmp_path, form):
     ],
 )
 def test_other_files_are_not_recognized(tmp_path, content):
-    assert not recorder_evidence.recognizes(tmp_path, content)
+    assert not call_evidence.recognizes(tmp_path, content)
 
 
 def hanging() -> None:
@@ -256,8 +256,8 @@ def test_real_dumps_of_gloo(tmp_path):
         both = []
         for name in (f"nccl_trace_rank_{rank}", f"fr{rank}.json"):
             path = tmp_path / name
-            assert recorder_evidence.recognizes(path, path.read_bytes())
-            both += recorder_evidence.read_evidence(path, name)
+            assert call_evidence.recognizes(path, path.read_bytes())
+            both += call_evidence.read_evidence(path, name)
         pickled, text = both
         seen = [
             (c.number, c.collective, c.sizes_in, c.dtype, c.reliable_state) for c in both[0].calls

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.parts.postmortem import cluster_log, log_lines, nccl_log, stack_evidence, torch_log
+from torchcoll.parts.postmortem import cluster_log, log_lines, stack_evidence, torch_log
 from torchcoll.parts.postmortem.evidence import (
     ENDED_BY_ITSELF,
     RAS_KINDS,
@@ -26,14 +26,12 @@ from torchcoll.parts.postmortem.evidence import (
     node_of_path,
     rank_of_path,
 )
-from torchcoll.parts.postmortem.nccl_log import RasText
 from torchcoll.parts.postmortem.text_rules import PROGRESS, read_texts
 from torchcoll.parts.postmortem.texts import TEXTS
 
 HANDLERS: tuple[log_lines.Handler, ...] = (
     *torch_log.HANDLERS,
     *stack_evidence.HANDLERS,
-    *nccl_log.HANDLERS,
     *cluster_log.HANDLERS,
 )
 _NCCL = (b"NCCL WARN", b" nranks ")
@@ -95,7 +93,7 @@ def _scan(scan: log_lines.LogScan, path: Path, reader: log_lines.LineReader) -> 
     tracebacks = stack_evidence.Tracebacks(scan)
     table = torch_log.FailureTable(scan)
     pod = cluster_log.Pod(scan)
-    nccl, ras = nccl_log.NcclLines(scan), RasText(scan)
+    nccl, ras = torch_log.NcclLines(scan), torch_log.RasText(scan)
     texts = [*dict.fromkeys(text.encode() for text, _, _ in HANDLERS), *_NCCL]
 
     def more() -> bool:

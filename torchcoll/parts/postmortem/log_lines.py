@@ -265,7 +265,6 @@ class LogScan:
     event of torchrun that does not name the rank. tasks: events of Slurm's tasks. tasks_are_ranks:
     whether these are ranks, and not torchrun's agents. closing: whether lines say which processes
     torchrun ended. step_ends: whether Slurm is ending the step.
-    oom_pids: processes that the kernel killed for their memory.
     """
 
     shown: str
@@ -279,7 +278,6 @@ class LogScan:
     tasks_are_ranks: bool = True
     closing: bool = False
     step_ends: bool = False
-    oom_pids: set[int] = field(default_factory=set)
     # Rank of the world minus rank on the host, of lines that have both.
     local_offsets: set[int] = field(default_factory=set)
     _seen: set[tuple[object, ...]] = field(default_factory=set)
@@ -356,11 +354,27 @@ class LogScan:
                 numbers[key] = max(number, numbers.get(key, 0))
 
 
+def adds(kind: str, signal: int | None = None) -> Handle:
+    """A handler that adds an event of no rank, with what the groups of the pattern name: ``pid``,
+    ``node``, and the job of Slurm as ``slurm``.
+    """
+
+    def handle(scan: LogScan, line: Line, match: re.Match[str]) -> None:
+        names = match.groupdict()
+        if names.get("slurm"):
+            scan.evidence.identities.add(f"slurm {names['slurm']}")
+        pid = int(names["pid"]) if names.get("pid") else None
+        node = names.get("node") or line.node or scan.node
+        scan.add(kind, line, rank=None, pid=pid, node=node, signal=signal)
+
+    return handle
+
+
 # What an error says.
 
 _WATCHDOG = re.compile(
     r"\[Rank (\d{1,7})\] Watchdog caught collective operation timeout: "
-    r"Work\w{1,20}\((?:SeqNum=(\d{1,18}), )?OpType=(\w{1,60})(?:, NumelIn=(\d{1,18}))?"
+    r"Work\w{1,20}\((?:SeqNum=(\d{1,18}), )?OpType=(\w{1,60})"
 )
 _FINGERPRINT = re.compile(
     r"Rank (\d{1,7}) is running (?:inconsistent )?collective: CollectiveFingerPrint\("
@@ -375,8 +389,7 @@ _SPEAKER = re.compile(r"\[Rank (\d{1,7})\]|\bRank (\d{1,7}) (?:successfully|time
 
 
 def facts_of(text: str) -> dict[str, Any]:
-    """Fields of a JobEvent for an error with this text: about, rank, number, collective, elements,
-    addresses.
+    """Fields of a JobEvent for an error with this text: about, rank, number, collective, addresses.
 
     rank is missing where the text does not say whose it is.
     """
@@ -386,7 +399,6 @@ def facts_of(text: str) -> dict[str, Any]:
         facts["collective"] = torch_collective(match[3].lower())
         if match[2] and facts["collective"] not in ("send", "recv"):
             facts["number"] = int(match[2])
-            facts["elements"] = int(match[4]) if match[4] else None
     elif fingerprints := _FINGERPRINT.findall(text):
         facts["rank"] = int(fingerprints[0][0])
         facts["about"] = tuple(int(rank) for rank, _, _ in fingerprints[1:2])

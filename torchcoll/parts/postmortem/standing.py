@@ -206,7 +206,7 @@ def _add_waits(
 
 # Collectives that require the same number of elements of all ranks. Others may differ: a root has
 # an output that the others lack, and splits may be uneven.
-_SAME_SIZE = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather")
+SAME_SIZE = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather")
 _WITHOUT_DTYPE = ("barrier", "monitored_barrier")
 # Ranks that completed so many calls alike after a difference were not stopped by it; more where
 # the source does not record what completed, since ranks issue calls ahead.
@@ -245,7 +245,7 @@ def signature(call: CallSeen) -> tuple[str, int | None, str | None]:
     elements = None
     sizes = call.sizes_out if call.collective == "broadcast" else call.sizes_in
     sizes = sizes or call.sizes_in
-    if call.collective in _SAME_SIZE and sizes:
+    if call.collective in SAME_SIZE and sizes:
         counts = [product(shape) for shape in sizes]
         elements = None if None in counts else sum(count or 0 for count in counts)
     dtype = None if call.collective in _WITHOUT_DTYPE else call.dtype
