@@ -45,11 +45,8 @@ from torchcoll.parts.experiments.folder import Folder
 from torchcoll.parts.experiments.matrix_command import show_summary
 from torchcoll.parts.experiments.run import summary
 from torchcoll.parts.postmortem import (
-    capture_evidence,
-    inspector_evidence,
-    kineto_evidence,
+    call_evidence,
     log_evidence,
-    recorder_evidence,
     stack_evidence,
 )
 from torchcoll.parts.training.traffic_show import show_traffic
@@ -173,7 +170,7 @@ _RING = b"\n\n".join(
 def _ring(path: Path) -> None:
     texts, _, calls = path.read_bytes().partition(b"\n\n")
     path.write_bytes((made_rings.ring()[:64] + texts).ljust(1 << 16, b"\0") + calls)
-    _evidence(capture_evidence)(path)
+    _evidence(call_evidence)(path)
 
 
 def _log(path: Path) -> None:
@@ -237,7 +234,6 @@ READERS = {
     "DeepSpeed": Reader(_importer("deepspeed"), ("deepspeed.txt",)),
     "NCCL Inspector": Reader(_importer("nccl-inspector"), INSPECTOR),
     "NCCL Inspector traffic": Reader(_arrived, INSPECTOR, "n0-pid7.log"),
-    "Inspector evidence": Reader(_evidence(inspector_evidence), INSPECTOR, "n0-pid7.log"),
     "pairs": Reader(_importer("pairs"), (), made=_PAIRS),
     "threads": Reader(_imported, (), made=_THREADS),
     "torchcoll PATH": Reader(_answered, (), "input.txt", made=_THREADS),
@@ -247,15 +243,12 @@ READERS = {
     "Flight Recorder pickle": Reader(_read_traffic, (), "rank0.pickle", _pickled(0, 1, 2, 3, 4)),
     "dumps of several jobs": Reader(_dumps, ("flight_recorder.json",), "rank0.json"),
     "recorder evidence": Reader(
-        _evidence(recorder_evidence), ("flight_recorder.json",), "rank0.json", _pickled(2)
+        _evidence(call_evidence), ("flight_recorder.json",), "rank0.json", _pickled(2)
     ),
-    "Kineto evidence": Reader(_evidence(kineto_evidence), ("kineto.json",), "rank0.json"),
     "log evidence": Reader(_evidence(log_evidence), LOGS, "rank3.log"),
-    "stack evidence": Reader(_evidence(stack_evidence), ("stacks.txt", "stacks.json"), "rank3.txt"),
+    "stack evidence": Reader(_evidence(stack_evidence), ("stacks.txt",), "rank3.txt"),
     "call ring": Reader(_ring, (), made=(_RING,)),
-    "capture evidence": Reader(
-        _evidence(capture_evidence), ("ring_stacks.txt", "traffic.jsonl", "result.jsonl")
-    ),
+    "capture evidence": Reader(_evidence(call_evidence), ("ring_stacks.txt",)),
     "NCCL log": Reader(_log, ("nccl.log",)),
     "oneCCL log": Reader(_log, ("oneccl.log",)),
     "XML": Reader(_dump, ("topology.xml",)),

@@ -74,7 +74,7 @@ TABLE = {
     "parts/curves": (KERNEL, SCIENCE, set()),
     "parts/training": ({*KERNEL, "parts/curves"}, SCIENCE, {"torch"}),
     "parts/fleet": (KERNEL, {*SCIENCE, "sqlalchemy"}, {"psycopg", "pyarrow"}),
-    "parts/postmortem": (KERNEL, set(), set()),
+    "parts/postmortem": (KERNEL, set(), {"scipy"}),
     "parts/proof": ({*KERNEL, "machine"}, set(), {"parts/curves", "parts/training", "torch"}),
     "answering": ({"core"}, set(), {"reading"}),
     "cli": ({"core", "help", "answering"}, set(), {"machine", "bench", "report", "shtab"}),

@@ -48,7 +48,7 @@ EXCEPTIONS = {
         {"all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "barrier"},
         "which calls must have equal sizes, and what gloo records under another name",
     ),
-    "parts/postmortem/recorder_evidence.py": (
+    "parts/postmortem/call_evidence.py": (
         {"gloo"},
         "the Flight Recorder's states depend on it",
     ),
