@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
-from made_runs import given, make_runs, measured, run
+from made_runs import given, measured, run
 
 from torchcoll.cli import main
 from torchcoll.core.file import save
@@ -173,23 +172,6 @@ def test_cases_of_one_side_are_one_line():
     ]
     listed = [line for line in lines_of(comparison, every=True) if line.startswith("only in")]
     assert len(listed) == 3
-
-
-def test_each_side_has_a_line_through_its_own_sizes():
-    """Two sizes in common, which make no line: latency + size / bandwidth of all sizes of each."""
-    base = make_runs([{n: 20_000 + n // 10 for n in (K, M, 4 * M, 16 * M)}])
-    new = make_runs([{n: 50_000 + n // 2 for n in (K, 2 * M, 8 * M, 16 * M)}], device_name="PVC")
-    comparison = compare(base, new, fit=True)
-    latency, bandwidth = comparison.fitted
-    assert (latency.base, latency.new) == (
-        pytest.approx(20_000, rel=1e-3),
-        pytest.approx(50_000, rel=1e-3),
-    )
-    assert (bandwidth.base, bandwidth.new) == (pytest.approx(10), pytest.approx(2))
-    assert {one.judged.result for one in comparison.fitted} == {"not comparable"}
-    lines = lines_of(comparison)
-    (head,) = (line for line in lines if line.startswith("case | figure"))
-    assert head == "case | figure | base | new | maximum error | result"
 
 
 def test_a_library_called_from_cpp_is_not_one_called_through_torch():

@@ -380,31 +380,6 @@ def test_fail_on_what_could_not_be_compared(folder, capsys):
     assert main([*line, "not-comparable,ignore-wrong"]) == 1
 
 
-def test_fit(folder, capsys):
-    sizes = {n: 20_000 + n // 10 for n in (1024, 1 << 16, 1 << 20)}
-    for name in ("x", "y"):
-        for number, one in enumerate(make_runs([sizes, {n: t + 50 for n, t in sizes.items()}])):
-            save(one, folder / name / f"{number}.jsonl")
-    assert main(["compare", "x", "y", "--fit"]) == 0
-    out = capsys.readouterr().out
-    assert "latency and bandwidth (algbw): median over calls, max over ranks" in out
-    assert "time = latency + size / bandwidth, as algbw\n" in out
-    assert out.startswith(
-        "not judged (only 2 runs of each side; at least 3 are needed): none of 2 cases differs by "
-        "more than 2 % in latency or bandwidth\n"
-    )
-    assert main(["compare", "x", "y", "--fit", "--format", "json"]) == 0
-    fits = json.loads(capsys.readouterr().out)["fits"]
-    assert [fit["figure"] for fit in fits] == ["latency_ns", "bandwidth_gbps"]
-    assert {fit["bandwidth"] for fit in fits} == {"algbw"}
-    assert main(["compare", "x", "y", "--fit", "--metric", "busbw"]) == 0
-    out = capsys.readouterr().out
-    assert "latency and bandwidth (busbw): " in out
-    assert "size / bandwidth, as busbw (algbw x the bus factor of nccl-tests)" in out
-    assert main(["compare", "x", "y", "--fit", "--format", "csv"]) == 0
-    assert "misfit" in capsys.readouterr().out.splitlines()[0]
-
-
 def test_only_what_both_sides_tell_stands_above_the_table(folder, capsys):
     asked = {"dtype": "float32", "op": "sum", "in_place": False}
     unstated = dict.fromkeys(asked)

@@ -17,7 +17,7 @@ from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.compare import Comparison
 from torchcoll.questions.comparison.conclusion_show import counts_of
 from torchcoll.questions.comparison.results import (
-    ComparedPair,
+    Compared,
     beyond,
     resolution_text,
     speed_up,
@@ -195,7 +195,7 @@ def _answer_of(comparison: Comparison) -> Answer:
     return replace(comparison.answer.with_sentence(f"{new} is {'; '.join(texts)}"), before=before)
 
 
-def _distance(row: ComparedPair) -> float:
+def _distance(row: Compared) -> float:
     return -abs(math.log(row.speed))
 
 

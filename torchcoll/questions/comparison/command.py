@@ -52,11 +52,6 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
         help=("do not pool runs that differ in these: kernel, NCCL_ALGO, label=KEY, ..."),
     )
     add(
-        "--fit",
-        action="store_true",
-        help=("compare the fitted latency and bandwidth instead of each size"),
-    )
-    add(
         "--view",
         default="",
         metavar="VIEW",
@@ -125,7 +120,6 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
             over_ranks=options.over_ranks,
             filter=options.filter,
             by=options.by,
-            fit=options.fit,
         )
         for new in others
     ]
@@ -154,9 +148,9 @@ def checked(options: argparse.Namespace) -> tuple[fail_on.Gate | None, float]:
         choice(options.view, "view", VIEWS)
     if options.only:
         choice(options.only, "only", ONLY)
-        if options.every or options.fit or options.format in ("csv", "json"):
-            chosen = "--all" if options.every else "--fit" if options.fit else ""
-            value = f"{options.only} with {chosen or f'--format {options.format}'}"
+        if options.every or options.format in ("csv", "json"):
+            chosen = "--all" if options.every else f"--format {options.format}"
+            value = f"{options.only} with {chosen}"
             raise UsageError("only", value, "a table of cases", "csv and json have every case.")
     return gate, threshold
 
@@ -191,7 +185,7 @@ def gated(gate: fail_on.Gate | None, comparisons: Sequence[Comparison]) -> ExitC
 
 
 # Options that would make another comparison of what a part compares, and what they are unasked.
-OTHERWISE = {"threshold": THRESHOLD_TEXT, "metric": "time", "filter": "", "by": "", "fit": False}
+OTHERWISE: dict[str, Any] = {"threshold": THRESHOLD_TEXT, "metric": "time", "filter": "", "by": ""}
 OTHERWISE |= dict.fromkeys(("over_ranks", *IMPORT_OPTIONS)) | {"only": ""}
 
 
@@ -240,7 +234,7 @@ COMMANDS = {
         exit_1="with --fail-on: a case has this result, or is wrong, failed or missing in NEW",
         option_groups={
             "what is read": "--collective --ranks --filter --by",
-            "how it is compared": "--threshold --metric --over-ranks --fit",
+            "how it is compared": "--threshold --metric --over-ranks",
             "output": "--view --format --all --only --verbose --fail-on",
         },
     ),

@@ -147,10 +147,9 @@ def settings_notes(comparison: Comparison) -> list[str]:
 
 def _judged_answer(comparison: Comparison, faults: SideFaults) -> Answer:
     matched = [row for row in comparison.rows if row.matched]
-    items: wording.Items = comparison.fitted or matched
     if comparison.across_hardware:
         return across_answer(comparison)
-    if not items:
+    if not matched:
         cases = units.counted(len(comparison.rows), "case")
         return Answer(f"no case is on both sides: {cases} on one", "doubt")
     if comparison.errors:  # one side is a model
@@ -161,20 +160,20 @@ def _judged_answer(comparison: Comparison, faults: SideFaults) -> Answer:
             f"the model's {comparison.metric} has a mean error of {mean} ({geomean} geometric "
             f"mean) over {units.counted(every.count, 'case')}; worst {worst} ({where})"
         )
-    ratios = [item for item in items if item.judged.ratio]
+    ratios = [item for item in matched if item.judged.ratio]
     what = wording.metric_words(comparison)
     # What is wrong, failed or missing has a clause of its own.
     out = [
         item.reason
-        for item in items
+        for item in matched
         if item.result == "not comparable"
         and not item.pair.is_faulty
         and not (faults.missing and not any(m.row.is_right for m in item.pair.new))
     ]
     aside = f"; {len(out)} cannot be compared ({one_line(out[0])})" if out and ratios else ""
     if not ratios:
-        reasons = list(dict.fromkeys(one_line(item.reason) for item in items))
-        of = f"none of {units.counted(len(items), 'case')} can be compared"
+        reasons = list(dict.fromkeys(one_line(item.reason) for item in matched))
+        of = f"none of {units.counted(len(matched), 'case')} can be compared"
         return Answer(f"{of}: {units.shorten(reasons, 1, ', ...')}", "doubt")
     tested = [item for item in ratios if item.judged.p_value is not None]
     if not tested:

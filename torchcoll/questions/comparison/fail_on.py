@@ -17,7 +17,6 @@ from torchcoll.core.units import counted, parse_share
 
 if TYPE_CHECKING:
     from torchcoll.questions.comparison.compare import Comparison
-    from torchcoll.questions.comparison.results import Judged
 
 
 _RESULTS = {"slower": "slower", "inconclusive": "inconclusive", "not-comparable": "not comparable"}
@@ -76,7 +75,7 @@ def undecided(gate: Gate, comparisons: Iterable[Comparison]) -> int:
         and item.judged.ratio is not None
         and item.speed <= 1 / FAR_SLOWER
         for each in comparisons
-        for item in each.fitted or each.rows
+        for item in each.rows
     )
 
 
@@ -106,10 +105,7 @@ def slow_runs(gate: Gate, comparisons: Iterable[Comparison]) -> list[str]:
 
 def untested(gate: Gate, comparisons: Iterable[Comparison]) -> str:
     """What a gate on ``slower`` could not see, of the cases that both sides have; '' if nothing."""
-    cases: list[Judged] = []
-    for each in comparisons:
-        cases += [fit.judged for fit in each.fitted]
-        cases += [row.judged for row in each.rows if row.matched and not each.fitted]
+    cases = [row.judged for each in comparisons for row in each.rows if row.matched]
     unseen = sum(case.p_value is None for case in cases)
     if "slower" not in gate.results or not unseen:
         return ""

@@ -1,10 +1,10 @@
-"""The tables of a comparison: what differs, the cases or the fits; and its JSON."""
+"""The tables of a comparison: what differs, and the cases; and its JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from torchcoll.core import units
 from torchcoll.core.case import DIMENSIONS
@@ -26,7 +26,6 @@ from torchcoll.questions.comparison.results import (
     BUFFER_REUSE_TEXTS,
     FIRST_CALLS,
     Compared,
-    ComparedPair,
     beyond,
     p_note,
     tables_of,
@@ -39,9 +38,6 @@ from torchcoll.report.notes import note_lines, run_problems
 from torchcoll.stats.differences import also_differ
 from torchcoll.stats.matching import Pair
 from torchcoll.stats.sides import Side
-
-if TYPE_CHECKING:
-    from torchcoll.questions.comparison.fits import Fitted
 
 _RAN = {
     "backend": "{}",
@@ -70,7 +66,7 @@ def comparison_grids(
     verbose: bool = False,
     view: str = "",
 ) -> list[Grid]:
-    """The answer, a table of cases or of fits, and what one must know to read it.
+    """The answer, a table of cases, and what one must know to read it.
 
     - view: ``matrix``, one table of the speed-ups, or ``cases``, a list of all; '' for a matrix if
       there are many cases.
@@ -82,8 +78,6 @@ def comparison_grids(
     last = Grid([], [], below=_below(comparison, verbose), answer=comparison.answer)
     across = comparison.across_hardware
     settings = [settings_grid(comparison)] if across else []
-    if comparison.fitted:
-        return [first, *settings, _fit_grid(comparison), last]
     titles = titles_of([table[0].pair for table in tables])
     every = every or bool(comparison.errors and len(comparison.rows) <= _MOST_CASES and not only)
     grids = [_errors_grid(comparison)] if comparison.errors else settings
@@ -215,11 +209,9 @@ def _above(comparison: Comparison, verbose: bool = False) -> list[str]:
             lines += [p if where in p else f"{where}: {p}" for p in run_problems(run)]
     metric = comparison.metric
     figures = metric if metric == "time" else f"{metric} in GB/s"
-    if comparison.fitted:
-        figures = f"latency and bandwidth ({comparison.fitted[0].metric})"
     many = len(comparison.base.runs) + len(comparison.new.runs) > 2
     several = "; geometric mean over the runs" if many else ""
-    has_ratios = (comparison.ranked or comparison.fitted) and not comparison.errors
+    has_ratios = comparison.ranked and not comparison.errors
     speed = "; speed-up: how many times as fast the new side is" if has_ratios else ""
     lines.append(f"{figures}: {comparison.reading}{several}{speed}")
     if verbose and any(r.judged.ratio and r.judged.ratio.design.in_order for r in comparison.rows):
@@ -293,12 +285,12 @@ def _word(name: str, value: Any) -> str:
     return one_line(value) if isinstance(value, str) else f"{name} {value}"
 
 
-def interval_text(item: ComparedPair) -> str:
+def interval_text(item: Compared) -> str:
     """The 95 % interval of the speed-up."""
     return " to ".join(map(wording.speed_cell, item.interval)) if item.interval else "-"
 
 
-def _speed_cell(item: ComparedPair) -> str:
+def _speed_cell(item: Compared) -> str:
     return wording.speed_cell(item.speed if item.judged.ratio else None)
 
 
@@ -372,36 +364,6 @@ def _result_text(comparison: Comparison, row: Compared, notes: dict[str, int]) -
     return f"{row.result} ({one_line(row.reason)}){marks}"
 
 
-def _fit_grid(comparison: Comparison) -> Grid:
-    base, new = comparison.side_names
-    fits = comparison.fitted
-    titles = titles_of([fit.pair for fit in fits])
-    columns: list[tuple[Head, Sequence[str]]] = [
-        (
-            Head("case", left=True, repeat=True),
-            [title or fit.pair.collective for fit, title in zip(fits, titles, strict=True)],
-        ),
-        (Head("figure", left=True, repeat=True), [fit.figure for fit in fits]),
-        (Head(base), [_fit_cell(fit, fit.base) for fit in fits]),
-        (Head(new), [_fit_cell(fit, fit.new) for fit in fits]),
-    ]
-    if comparison.across_hardware:
-        misfits = [units.format_share(fit.misfit, 0) for fit in fits]
-        columns.append((Head("maximum", "error"), misfits))
-    else:
-        columns.append((Head("speed-up"), _points_aligned(list(map(_speed_cell, fits)))))
-        columns.append((Head("95 % interval"), list(map(interval_text, fits))))
-    results = [f"{fit.result} ({one_line(fit.reason)})" for fit in fits]
-    columns.append((Head("result", left=True), results))
-    return grid_of_columns(columns, styles=[_STYLES.get(fit.result, "") for fit in fits])
-
-
-def _fit_cell(fit: Fitted, value: float | None) -> str:
-    if fit.figure == "latency" or value is None:
-        return units.format_time(value)
-    return f"{units.format_bandwidth(value)} GB/s"
-
-
 def start_lines(comparison: Comparison) -> list[str]:
     """``first call: gloo 14.9 ms, ccl 963 ms; time to first result: ... (geometric means ...)``"""
     if not first_calls_notes(comparison):
@@ -421,13 +383,6 @@ def _below(comparison: Comparison, verbose: bool = False) -> list[str]:
     if cold := sum(row.reason == FIRST_CALLS for row in comparison.rows):
         lines.append(f"{units.counted(cold, 'case')} not shown: {FIRST_CALLS}")
     lines += start_lines(comparison)
-    if comparison.fitted:
-        from torchcoll.questions.comparison.fits import misfit_note
-
-        metric = comparison.fitted[0].metric
-        factor = " (algbw x the bus factor of nccl-tests)" if metric == "busbw" else ""
-        lines.append(f"time = latency + size / bandwidth, as {metric}{factor}")
-        lines += misfit_note(comparison.fitted)
     # They are among the differences above the table, but not where hardware differs.
     above = [] if comparison.across_hardware else also_differ(comparison.case_differences)
     lines += [one_line(note) for note in comparison.notes if note not in above]
@@ -496,14 +451,14 @@ _OF_ERRORS = (
 
 
 def comparison_object(comparison: Comparison) -> dict[str, Any]:
-    """What differs first, then the cases or the fits."""
-    fits = {"fits": [item.record for item in comparison.fitted]} if comparison.fitted else {}
+    """What differs first, then the cases."""
+    model: dict[str, Any] = {}
     errors = [
         {"error": error_of(row, comparison.new)} if comparison.errors else {}
         for row in comparison.rows
     ]
     if comparison.errors:
-        fits["errors"] = [
+        model["errors"] = [
             {
                 **(item.pair.common if item.pair else {"scenario": "all"}),
                 **select_fields(item, _OF_ERRORS),
@@ -534,7 +489,7 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
             {**_found(row), **error, "notes": list(row.notes)}
             for row, error in zip(comparison.rows, errors, strict=True)
         ],
-        **fits,
+        **model,
     }
 
 
@@ -549,8 +504,6 @@ def _side_object(side: Side) -> dict[str, Any]:
 
 
 def _records(comparison: Comparison) -> list[dict[str, Any]]:
-    """One object a case or fit, of csv; the first columns name the sides."""
+    """One object a case, of csv; the first columns name the sides."""
     names = {"base_name": comparison.base.name, "new_name": comparison.new.name}
-    if comparison.fitted:
-        return [{**names, **fit.record} for fit in comparison.fitted]
     return [{**names, **_found(row), "notes": "; ".join(row.notes)} for row in comparison.rows]

@@ -14,7 +14,7 @@ from torchcoll.questions.comparison.results import (
     FAR_SLOWER,
     NO_BOUND,
     NOTABLE,
-    ComparedPair,
+    Compared,
     Judged,
     speed_interval,
     targets_of,
@@ -34,7 +34,7 @@ _MOST_CHANGED = 2 / 3
 CHANGED = ("slower", "faster")
 _LARGEST = 10.0  # a share: of a larger one nothing is said but that nothing can be excluded
 
-Items = Sequence[ComparedPair]
+Items = Sequence[Compared]
 
 
 def change_text(speed: float) -> str:
@@ -80,8 +80,7 @@ def hidden_slowdown(comparison: Comparison, asked: float = 0.0) -> str:
     """``3 cases may be 1.50x slower or more (1K, 4K, 16K)``: what may be hidden in the inconclusive
     cases and is more than a user acts on, or than is asked for; '' if nothing.
     """
-    items = comparison.fitted or comparison.rows
-    undecided = [item for item in items if item.result == "inconclusive"]
+    undecided = [item for item in comparison.rows if item.result == "inconclusive"]
     least = 1 + max(ACT_ON_CASE, asked)
     hidden = [item for item in undecided if not item.interval or item.interval[0] < 1 / least]
     if hidden:
@@ -176,8 +175,6 @@ def _the_others(items: Items) -> str:
 
 def metric_words(comparison: Comparison) -> str:
     """The figures that were compared, where they are not times."""
-    if comparison.fitted:
-        return " in latency or bandwidth"
     return "" if comparison.metric == "time" else f" in {comparison.metric}"
 
 
