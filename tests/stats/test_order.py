@@ -39,8 +39,6 @@ def test_one_side_after_the_other_is_said_in_the_answer(capsys):
     assert answer_of(compare(*in_turn(side(), side(scale=1.2)))).details == ()
 
 
-
-
 def test_a_drift_over_both_sides_is_no_difference():
     """1 % a run: the second side is 6.2 % slower, and Welch's t was sure of it."""
     base = side([NOISE[i] + 1000 * i for i in range(6)])

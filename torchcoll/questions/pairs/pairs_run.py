@@ -34,7 +34,6 @@ from torchcoll.core.units import format_size, parse_share, shorten, whole_number
 from torchcoll.machine.devices import nothing
 from torchcoll.machine.launcher import Launch
 from torchcoll.questions.pairs import schedule
-from torchcoll.questions.pairs.bisect import bisect
 
 if TYPE_CHECKING:
     from torchcoll.bench.output import Output
@@ -75,14 +74,6 @@ def _parser() -> argparse.ArgumentParser:
         help=f"a pair slower than the others by this share (and an outlier) is suspect "
         f"({100 * schedule.THRESHOLD:g}%%)",
     )
-    p.add_argument(
-        "--bisect",
-        action="store_true",
-        help=(
-            "then halve the ranks (or nodes) with all_reduce until the slow group "
-            "is small, for faults that pairs do not show"
-        ),
-    )
     p.add_argument("--ranks-per-node", help="for --dry-run --by node")
     return p
 
@@ -121,9 +112,7 @@ def parse_pairs(argv: Sequence[str]) -> tuple[Options, schedule.PairOptions]:
         per_node = whole_number(number(per_node, int), "ranks-per-node", 1)
         if not options.dry_run:
             raise errors.UsageError("ranks-per-node", per_node, "--dry-run with it")
-    pairs = schedule.PairOptions(
-        arguments.by, arguments.bisect, threshold, per_node, not spec.sizes
-    )
+    pairs = schedule.PairOptions(arguments.by, threshold, per_node, not spec.sizes)
     # The threshold goes into the file, so that ``torchcoll pairs`` judges as the run did.
     pairs_action = Other("pairs", pairs, {"threshold": threshold})
     return replace(options, spec=replace(spec, sizes=sizes, iters=iters), other=pairs_action), pairs
@@ -175,7 +164,6 @@ class PairsRun:
 
         Collective.
         """
-        session = self.session
         self._prepare()
         if self.options.adapts:
             self._adapt()
@@ -198,8 +186,6 @@ class PairsRun:
         self.local.device.release()
         self._on_progress("all ranks together")
         self._all.run()
-        if self.options.bisect:
-            bisect(session, self.units, self.options.threshold, self._on_progress)
         if self.local.rank == 0:
             self._events()
 

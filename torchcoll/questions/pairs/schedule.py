@@ -42,14 +42,12 @@ class PairOptions:
     """The options of ``torchcoll.pairs`` that are not part of the Spec.
 
     by: ``rank`` or ``node``.
-    bisect: whether to halve the units with all_reduce afterwards.
     threshold: the share of the others' speed, 0 to 1, by which a suspect is slower.
     ranks_per_node: what --dry-run assumes.
     adapts: whether no size was asked for, so that slow links are measured with a smaller one.
     """
 
     by: str = "rank"
-    bisect: bool = False
     threshold: float = THRESHOLD
     ranks_per_node: int | None = None
     adapts: bool = False

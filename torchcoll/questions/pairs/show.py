@@ -163,7 +163,7 @@ def show_pairs(
     grids = pairs_grids(run, pairs, Destination(file), suspected, threshold, format)
     print_results([Forms(grids, document)], format, file)
     has_suspect = any(suspect.confirmed for suspect in suspected)
-    return has_suspect or bool(_bisect_texts(run) or pairs.failed)
+    return has_suspect or bool(pairs.failed)
 
 
 def pairs_grids(
@@ -280,12 +280,9 @@ def pairs_answer(
 ) -> Answer:
     """Which unit or link is slow, and by how much; or what would have been found."""
     confirmed = [suspect for suspect in suspected if suspect.confirmed]
-    bisected = _bisect_texts(run)
     names = [one_line(suspects.suspect_name(pairs, suspect)) for suspect in confirmed]
     if confirmed:
         return _suspect_answer(pairs, confirmed, names)
-    if bisected:
-        return Answer(shorten(bisected, 1, "; and {} more"), "bad", worst=tuple(bisected))
     if pairs.failed:
         failed = f"{len(pairs.failed)} failed, the first: {pairs.failed[0]}"
         return Answer(one_line(failed), "bad")
@@ -398,13 +395,6 @@ def _sound_answer(pairs: matches.Pairs, threshold: float) -> Answer:
     return answer
 
 
-def _bisect_texts(run: Run) -> list[str]:
-    """The suspects of --bisect, which were recorded during the run: pairs do not show them."""
-    suspect_events = [e for e in run.events if e.get("kind") == "suspect"]
-    texts = [one_line(event.get("message")) for event in suspect_events]
-    return [text for text in texts if text.startswith("bisect: ")]
-
-
 def _together(result: Any) -> str:
     row = summarise(result)
     members = f"ranks {format_ranges(result.members)}" if result.members else "all ranks"
@@ -426,14 +416,13 @@ def _conclusion(
             "(start no more ranks than cores to judge them)"
         )
     if _unjudged(pairs):
-        return lines + [f"SUSPECT {text}" for text in _bisect_texts(run)]
+        return lines
     lines.append(
         f"slow: {100 * threshold:g} % below the pairs without it, and an outlier among them; a "
         f"{pairs.by} is slow where more than half of its pairs are"
     )
     confirmed = [suspect for suspect in suspected if suspect.confirmed]
     lines += [f"SUSPECT {one_line(suspects.suspect_text(pairs, suspect))}" for suspect in confirmed]
-    lines += [f"SUSPECT {text}" for text in _bisect_texts(run)]
     lines += [
         f"not alone: {one_line(suspects.suspect_text(pairs, suspect))}: not slow in every pass "
         "alone"
@@ -494,7 +483,6 @@ def _object(
             suspects.noise_summary(pairs, noise)
             for noise in suspects.find_noise(pairs, confirmed, threshold)
         ],
-        "bisected": _bisect_texts(run),
         "largest_group": suspects.largest_sound_group(pairs, suspected),
         "failed": pairs.failed,
         "not_judged_hosts": sorted(pairs.crowded),

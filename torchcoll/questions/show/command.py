@@ -118,62 +118,13 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show the phases of the start and the cost of measuring too",
     )
-    add(
-        "--follow",
-        action="store_true",
-        help=("print the rows of a run that is not finished, as its file grows"),
-    )
-    add("-o", "--output", metavar="FILE", help="with --follow: an HTML report, kept up to date")
-    add("--force", action="store_true", help="replace the report")
 
 
 def run_show(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.file import uncollected
 
-    if options.follow:
-        return _followed(options)
-    if options.output is not None:
-        action = (
-            "torchcoll convert FILE -o ROWS.csv and torchcoll report PATH -o PAGE.html write files."
-        )
-        raise UsageError("output", options.output, "--follow with it", action)
     with uncollected():
         return _shown(options)
-
-
-def _followed(options: argparse.Namespace) -> ExitCode:
-    from pathlib import Path
-
-    from torchcoll.questions.page.document import page_of
-    from torchcoll.questions.show.follow import follow
-    from torchcoll.report.destination import write_file
-    from torchcoll.report.page import check_charts_available, html_text
-
-    parser = argparse.ArgumentParser()
-    show_arguments(parser)
-    for name, default in vars(parser.parse_args([])).items():
-        if name not in ("files", "follow", "output", "force") and getattr(options, name) != default:
-            raise UsageError(name.replace("_", "-"), getattr(options, name), "none with --follow")
-    if len(options.files) != 1:
-        actual = f"{len(options.files)} files"
-        raise UsageError("follow", actual, "one result file of a run that goes on")
-    (path,) = options.files
-    if options.output is None:
-        follow(path)
-        return ExitCode.OK
-    output = Path(options.output)
-    _check_report(output, (".html",), options.force)
-    check_charts_available()
-    argv = shlex.join(["torchcoll", "show", "--follow", path, "-o", options.output])
-
-    def write_page(progress: str) -> None:
-        page = page_of([path], command=argv, progress=progress)
-        page.reloads = bool(progress)
-        write_file(output, html_text(page), "output", True)
-
-    follow(path, write_page)
-    print(printable(f"report: {output}"))
-    return ExitCode.OK
 
 
 def _shown(options: argparse.Namespace) -> ExitCode:
@@ -275,9 +226,6 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
         "reference",
         "explain",
         "published",
-        "follow",
-        "output",
-        "force",
         "filter",
     )
     left_out = (*names, *IMPORT_OPTIONS)
@@ -473,13 +421,13 @@ COMMANDS = {
             "torchcoll show run.jsonl --columns size_bytes,median_ns,busbw_gbps --format csv",
         ),
         option_groups={
-            "what is read": "--collective --ranks --filter --follow",
+            "what is read": "--collective --ranks --filter",
             "what is shown": (
                 "--view --columns --percentiles --over-ranks --clock --metric --all "
                 "--verbose --explain"
             ),
             "what it is shown beside": "--reference --published --topology --nccl-log",
-            "output": "--format --output --force",
+            "output": "--format",
         },
     ),
     "plot": SubCommand(
