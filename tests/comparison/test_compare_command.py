@@ -230,9 +230,6 @@ ANSWER = (
         ("", ["8", "64", "1K", "1M"]),
         ("--all", ["8", "64", "1K", "1M"]),
         ("--view cases", ["8", "64", "1K", "1M"]),
-        ("--only changed", ["8", "64"]),
-        ("--only slower", ["8"]),
-        ("--only inconclusive", ["1M"]),
     ],
 )
 def test_the_list_has_the_cases_that_were_asked_for(sizes, choices, shown, capsys):

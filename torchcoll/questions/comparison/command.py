@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.commands import SubCommand
-from torchcoll.core.errors import ExitCode, UnusableError, UsageError, choice, nearest_file, tell
+from torchcoll.core.errors import ExitCode, UnusableError, choice, nearest_file, tell
 from torchcoll.core.units import counted, parse_share
 from torchcoll.questions.comparison import fail_on
 from torchcoll.reading.inputs import IMPORT_OPTIONS, add_over_ranks, add_reading_options
@@ -62,15 +62,6 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
         dest="every",
         action="store_true",
         help="list every case, in a table for each collective",
-    )
-    add(
-        "--only",
-        default="",
-        metavar="WHICH",
-        help=(
-            "show only cases that are slower, changed (slower or faster, or beyond "
-            "--threshold if not tested) or inconclusive"
-        ),
     )
     add(
         "--fail-on",
@@ -126,7 +117,6 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
     show_comparisons(
         comparisons,
         options.format,
-        only=options.only,
         every=options.every,
         verbose=options.verbose,
         view=options.view,
@@ -138,7 +128,7 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
 
 def checked(options: argparse.Namespace) -> tuple[fail_on.Gate | None, float]:
     """The gate and the threshold. Raises UsageError for options that are not valid."""
-    from torchcoll.questions.comparison.show import ONLY, VIEWS
+    from torchcoll.questions.comparison.show import VIEWS
     from torchcoll.report.formats import FORMATS
 
     gate = fail_on.parse_gate(options.fail_on) if options.fail_on is not None else None
@@ -146,12 +136,6 @@ def checked(options: argparse.Namespace) -> tuple[fail_on.Gate | None, float]:
     choice(options.format, "format", FORMATS)
     if options.view:
         choice(options.view, "view", VIEWS)
-    if options.only:
-        choice(options.only, "only", ONLY)
-        if options.every or options.format in ("csv", "json"):
-            chosen = "--all" if options.every else f"--format {options.format}"
-            value = f"{options.only} with {chosen}"
-            raise UsageError("only", value, "a table of cases", "csv and json have every case.")
     return gate, threshold
 
 
@@ -186,7 +170,7 @@ def gated(gate: fail_on.Gate | None, comparisons: Sequence[Comparison]) -> ExitC
 
 # Options that would make another comparison of what a part compares, and what they are unasked.
 OTHERWISE: dict[str, Any] = {"threshold": THRESHOLD_TEXT, "metric": "time", "filter": "", "by": ""}
-OTHERWISE |= dict.fromkeys(("over_ranks", *IMPORT_OPTIONS)) | {"only": ""}
+OTHERWISE |= dict.fromkeys(("over_ranks", *IMPORT_OPTIONS))
 
 
 def is_capture(path: str) -> bool:
@@ -235,7 +219,7 @@ COMMANDS = {
         option_groups={
             "what is read": "--collective --ranks --filter --by",
             "how it is compared": "--threshold --metric --over-ranks",
-            "output": "--view --format --all --only --verbose --fail-on",
+            "output": "--view --format --all --verbose --fail-on",
         },
     ),
 }

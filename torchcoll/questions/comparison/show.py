@@ -26,7 +26,6 @@ from torchcoll.questions.comparison.results import (
     BUFFER_REUSE_TEXTS,
     FIRST_CALLS,
     Compared,
-    beyond,
     p_note,
     tables_of,
 )
@@ -53,24 +52,17 @@ _WHAT = tuple(
 _STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow", "not comparable": "dim"}
 
 
-ONLY = ("slower", "changed", "inconclusive")
-
-
 VIEWS = ("matrix", "cases")
 
 
 def comparison_grids(
-    comparison: Comparison,
-    only: str = "",
-    every: bool = False,
-    verbose: bool = False,
-    view: str = "",
+    comparison: Comparison, every: bool = False, verbose: bool = False, view: str = ""
 ) -> list[Grid]:
     """The answer, a table of cases, and what one must know to read it.
 
     - view: ``matrix``, one table of the speed-ups, or ``cases``, a list of all; '' for a matrix if
       there are many cases.
-    - only, every: a list of those of ONLY, or of all cases, a table for each collective.
+    - every: a list of all cases, a table for each collective.
     - verbose: the statistics too.
     """
     tables = tables_of([r for r in comparison.rows if r.matched and r.reason != FIRST_CALLS])
@@ -79,9 +71,9 @@ def comparison_grids(
     across = comparison.across_hardware
     settings = [settings_grid(comparison)] if across else []
     titles = titles_of([table[0].pair for table in tables])
-    every = every or bool(comparison.errors and len(comparison.rows) <= _MOST_CASES and not only)
+    every = every or bool(comparison.errors and len(comparison.rows) <= _MOST_CASES)
     grids = [_errors_grid(comparison)] if comparison.errors else settings
-    if _is_matrix(comparison, tables, view, bool(only or every)):
+    if _is_matrix(comparison, tables, view, every):
         last.below += _unmatched(comparison, every)
         return [first, matrix_grid(comparison, tables), last]
     notes: dict[str, int] = {}
@@ -96,7 +88,7 @@ def comparison_grids(
         elif every or not has_ratio:
             grids.append(case_grid(comparison, table, title, notes))
         else:
-            changed += [(title, row) for row in table if _is_shown(comparison, row, only)]
+            changed += [(title, row) for row in table]
     if changed:
         names = _short_titles(changed)
         grids.append(case_grid(comparison, [row for _, row in changed], "", notes, names))
@@ -106,10 +98,9 @@ def comparison_grids(
 
 
 def _is_matrix(
-    comparison: Comparison, tables: Sequence[Sequence[Compared]], view: str, listed: bool
+    comparison: Comparison, tables: Sequence[Sequence[Compared]], view: str, every: bool
 ) -> bool:
-    """listed: whether some cases were asked for, or all."""
-    if listed or view == "cases" or comparison.errors or comparison.profiles or not tables:
+    if every or view == "cases" or comparison.errors or comparison.profiles or not tables:
         return False
     many = len(tables) > 1 and sum(map(len, tables)) >= MATRIX_FROM
     return many or view == "matrix"
@@ -139,21 +130,6 @@ def _errors_grid(comparison: Comparison) -> Grid:
     above = [f"error of the model by scenario, |{comparison.metric} predicted / measured - 1|"]
     below = ["geometric mean: sizes that are nearly exact pull it down"]
     return Grid(heads, rows, above, below)
-
-
-def _is_shown(comparison: Comparison, row: Compared, only: str) -> bool:
-    """``only``: one of ONLY, or '' for every case."""
-    if not only:
-        return True
-    ratio = row.judged.ratio
-    untested = row.judged.p_value is None and ratio and beyond(ratio, comparison.threshold)
-    changed = row.result in wording.CHANGED or bool(untested)
-    if only == "slower":
-        slower = ratio is not None and (ratio.ratio > 1) != comparison.more_is_faster
-        return changed and slower
-    if only == "inconclusive":
-        return row.result == "inconclusive"
-    return changed
 
 
 def _sizes_text(rows: Sequence[Compared], with_count: bool = False) -> str:
@@ -413,7 +389,6 @@ def show_comparisons(
     comparisons: Sequence[Comparison],
     format: str = "table",
     file: TextIO | None = None,
-    only: str = "",
     every: bool = False,
     verbose: bool = False,
     view: str = "",
@@ -423,7 +398,7 @@ def show_comparisons(
     """
     parts = [
         Forms(
-            comparison_grids(comparison, only, every, verbose, view),
+            comparison_grids(comparison, every, verbose, view),
             comparison_object(comparison),
             _records(comparison),
         )

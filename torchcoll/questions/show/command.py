@@ -103,7 +103,7 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="WORD",
         help="show how the figures of one row were computed: a collective, a size, or both "
-        "(all_reduce 8M); time, first, low, high, p99, algbw, busbw, clock, mode or verdict",
+        "(all_reduce 8M)",
     )
     add(
         "--published",
@@ -146,9 +146,8 @@ def _shown(options: argparse.Namespace) -> ExitCode:
     )
     if traffic and not files and not loaded:
         return _show_traffic(options, traffic)
-    if traffic and not _fits_both(options):
+    if traffic:
         note_traffic(traffic)
-        traffic = []
     runs = load_all([*loaded, *files])
     if options.filter:
         runs = keep_cases(runs, options.filter)
@@ -188,9 +187,6 @@ def _shown(options: argparse.Namespace) -> ExitCode:
     show(*runs, **_choices(options))
     for text in note_lines(options.format, runs):
         tell(f"torchcoll: {text}")
-    if traffic:
-        print()
-        _show_traffic(options, traffic)
     return ExitCode.OK
 
 
@@ -200,23 +196,10 @@ def _explain(runs: Sequence[Run], requested: Sequence[str]) -> None:
     from torchcoll.report.destination import Destination
     from torchcoll.report.grid import print_grids
 
-    question = asked(requested)
+    row = asked(requested)
     out = Destination()
-    print_grids([("", [explained(run, question, judge(run))]) for run in runs], "table", out)
+    print_grids([("", [explained(run, *row, judge(run))]) for run in runs], "table", out)
     out.flush()
-
-
-def _fits_both(options: argparse.Namespace) -> bool:
-    """Whether tables of traffic can stand below those of results, under the same options."""
-    choices = {**_choices(options), "over_ranks": options.over_ranks != "max"}
-    choices |= {
-        "format": None,
-        "every": None,
-        "verbose": None,
-        "view": options.view not in (None, "cases"),
-    }
-    asked = [*choices.values(), options.reference, options.filter]
-    return options.format in ("table", "markdown") and not any(asked)
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Any]:
