@@ -17,7 +17,6 @@ from torchcoll import load, save
 from torchcoll.bench.options import Options
 from torchcoll.cli import main as torchcoll
 from torchcoll.core.errors import UsageError
-from torchcoll.core.units import format_size
 from torchcoll.machine import environment
 from torchcoll.questions.pairs import pairs_run
 from torchcoll.questions.pairs.matches import EXCHANGE, LATENCY, SEND, read_pairs
@@ -346,25 +345,3 @@ def test_threshold_is_a_share_as_in_compare(text, share):
 def test_dry_run(launch):
     job = launch("pairs", "--dry-run --ranks 64 --backend fake", 1, output=False).ended(0)
     assert "64 ranks: 2016 pairs in 63 rounds of 32 at once." in job.stdout()
-
-
-def test_slow_links_are_measured_with_fewer_bytes(launch):
-    """8M takes 1.3 s at 50 Mbit/s, of which a run of four hosts makes hundreds of calls."""
-
-    def setup(rank: int) -> None:
-        pairs_run._LONG_NS = 2_000_000
-        call_of = pairs_run.PairsRun._call
-
-        def slow_call(self, role, buffers, root):
-            call = call_of(self, role, buffers, root)
-            return lambda: (time.sleep(buffers.send.nbytes / (8 << 20) * 0.04), call())
-
-        pairs_run.PairsRun._call = slow_call
-
-    run = launch("pairs", "-n 1 --threshold 0.9999", 3, setup=setup).ended(0).run
-    sizes = {size for _, size in read_pairs(run).times}
-    (size_bytes,) = sizes - {8}
-    assert 1 << 16 <= size_bytes <= 512 << 10  # 40 ms halved until it is 2 ms at most
-    notes = [event["message"] for event in run.events if "links" in event["message"]]
-    size = format_size(size_bytes)
-    assert notes == [f"the links are slow: measured with {size} in place of 8M (--sizes)"]

@@ -32,7 +32,7 @@ from torchcoll.report.grid import Grid, Head
 from torchcoll.stats.power import ACT_ON_CASE
 
 _NUMBERS = 12  # units: up to so many the cells are numbers, above shades
-MOST_ROWS = 64  # units: of more, only the slowest are shown
+MOST_ROWS = 64  # units: of more there is no matrix, and only the slowest are shown
 _WORST = 16  # how many
 # The slower a pair, the darker its cell; a fast pair is blank.
 _SHADES, _ASCII = " ░▒▓█", " .:x#"
@@ -72,11 +72,10 @@ def matrix_grid(pairs: matches.Pairs, key: tuple[str, int], out: Destination) ->
     label = max(len(str(count - 1)), len(pairs.by))
     width = (out.width or 200) - label - 2
     each = 2 if 2 * count <= width else 1
-    merged = -(-count * each // width)
     encoding = getattr(out.file, "encoding", None) or "utf-8"
     shades = _SHADES if out.terminal and encoding.lower().startswith("utf") else _ASCII
     rows = []
-    for unit in slowest_units(pairs, key):
+    for unit in range(count):
         cells = []
         for peer in range(count):
             speed = relative.get((unit, peer)) or relative.get((peer, unit))
@@ -86,17 +85,9 @@ def matrix_grid(pairs: matches.Pairs, key: tuple[str, int], out: Destination) ->
                 cells.append(_NONE)
             else:
                 cells.append(shades[sum(speed < limit for limit in _LIMITS)])
-        if merged > 1:
-            order = [_SELF, *shades, _NONE]
-            starts = range(0, count, merged)
-            cells = [max(cells[first : first + merged], key=order.index) for first in starts]
         rows.append([str(unit), "|" + "".join(cell * each for cell in cells) + "|"])
     steps = ", ".join(f"{s} below {100 * x:g} %" for s, x in zip(shades[1:], _LIMITS, strict=True))
     lines = [above, f"of the median (within a node, between nodes): {steps}; {_SELF} itself"]
-    if merged > 1:
-        lines.append(f"each character: the slowest of {merged} {pairs.by}s")
-    if len(rows) < count:
-        lines.append(f"the slowest {len(rows)} of {count} {pairs.by}s; --format csv has all")
     return Grid([Head(pairs.by), Head("", left=True)], rows, lines)
 
 
@@ -174,11 +165,13 @@ def pairs_grids(
     threshold: float,
     format: str = "table",
 ) -> list[Grid]:
-    """The tables: the matrix, then a line for each unit with the suspects below it."""
+    """The tables: the matrix of up to MOST_ROWS units, then a line for each unit with the suspects
+    below it.
+    """
     kinds = (matches.EXCHANGE, matches.PRINTED)
-    grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] in kinds]
-    if not grids:
-        grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == matches.LATENCY]
+    keys = [key for key in pairs.times if key[0] in kinds]
+    keys = keys or [key for key in pairs.times if key[0] == matches.LATENCY]
+    grids = [matrix_grid(pairs, key, out) for key in keys if len(pairs.units) <= MOST_ROWS]
     units = _units(pairs, format)
     first = [*grids, units][0]
     first.above = [*_title(run, pairs), *first.above]
@@ -254,7 +247,10 @@ def _units(pairs: matches.Pairs, format: str) -> Grid:
         ]
         for unit in shown
     ]
-    return Grid(heads, rows, [f"each {pairs.by}: median over its pairs"])
+    above = f"each {pairs.by}: median over its pairs"
+    if len(rows) < len(pairs.units):
+        above += f"; the slowest {len(rows)} of {len(pairs.units)}, --format csv has all"
+    return Grid(heads, rows, [above])
 
 
 def _below(
