@@ -620,7 +620,7 @@ def test_errors_of_a_model_by_scenario(in_tmp_path, capsys):
     assert [one["mean"] for one in found] == pytest.approx([0.5 / 3, 0.1, 0.1, 0.3])
     assert main(["compare", "measured=real", "model=sim"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "ranks 2, ring 1 30.0 % 30.0 % 30.0 % 1K" in lines
+    assert "2 ranks ring 1 30.0 % 30.0 % 30.0 % 1K" in lines
 
 
 def test_a_model_that_is_exact_somewhere_has_no_geometric_mean_to_boast_of():

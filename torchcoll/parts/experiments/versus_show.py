@@ -22,8 +22,9 @@ from torchcoll.questions.comparison.results import (
     resolution_text,
     speed_up,
     tables_of,
+    titles_of,
 )
-from torchcoll.questions.comparison.show import case_grid, comparison_object, start_lines, titles_of
+from torchcoll.questions.comparison.show import case_grid, comparison_object, start_lines
 from torchcoll.report.destination import Destination, ProgressLine, clock_text
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid

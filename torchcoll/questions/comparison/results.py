@@ -561,12 +561,21 @@ def table_names(tables: Sequence[Sequence[Compared]]) -> list[tuple[str, str]]:
     return list(zip(collectives, _distinctions(pairs, collectives), strict=True))
 
 
+def titles_of(pairs: Sequence[Pair]) -> list[str]:
+    """What tells each table, of which ``pairs`` has one case, from the others; '' of one table."""
+    several = len({pair.collective for pair in pairs}) > 1
+    collectives = [pair.collective if several else "" for pair in pairs]
+    further = _distinctions(pairs, collectives)
+    return [" ".join(filter(None, names)) for names in zip(collectives, further, strict=True)]
+
+
 def _distinctions(pairs: Sequence[Pair], shorts: Sequence[str]) -> list[str]:
     """The values in which each pair differs from others with the same short name."""
     groups: dict[str, list[Pair]] = {}
     for pair, short in zip(pairs, shorts, strict=True):
         groups.setdefault(short, []).append(pair)
-    names = [name for name in NAMES if name != "collective"]
+    names = list(dict.fromkeys([*NAMES, *(name for pair in pairs for name in pair.common)]))
+    names.remove("collective")
     differing = {
         short: [name for name in names if len({_stated(pair, name) for pair in group}) > 1]
         for short, group in groups.items()

@@ -23,11 +23,11 @@ from torchcoll.questions.comparison.conclusion_show import first_calls_notes, st
 from torchcoll.questions.comparison.matrix_show import MATRIX_FROM, matrix_grid
 from torchcoll.questions.comparison.prediction import error_of
 from torchcoll.questions.comparison.results import (
-    BUFFER_REUSE_TEXTS,
     FIRST_CALLS,
     Compared,
     p_note,
     tables_of,
+    titles_of,
 )
 from torchcoll.report.columns import ROW_FIELDS
 from torchcoll.report.formats import Forms, print_results, select_fields
@@ -35,7 +35,6 @@ from torchcoll.report.grid import Grid, Head, grid_of_columns
 from torchcoll.report.header import common_text
 from torchcoll.report.notes import note_lines, run_problems
 from torchcoll.stats.differences import also_differ
-from torchcoll.stats.matching import Pair
 from torchcoll.stats.sides import Side
 
 _RAN = {
@@ -90,8 +89,8 @@ def comparison_grids(
         else:
             changed += [(title, row) for row in table]
     if changed:
-        names = _short_titles(changed)
-        grids.append(case_grid(comparison, [row for _, row in changed], "", notes, names))
+        names, rows = zip(*changed, strict=True)
+        grids.append(case_grid(comparison, rows, "", notes, names))
     last.below[:0] = [f"[{number}] {text}" for text, number in notes.items()]
     last.below += _unmatched(comparison, every)
     return [first, *grids, last]
@@ -231,36 +230,6 @@ def _side_text(role: str, name: str, side: Side) -> str:
     return f"{role} ({inside})" if name == role else f"{role}: {name} ({inside})"
 
 
-def titles_of(pairs: Sequence[Pair]) -> list[str]:
-    """What tells each table from the others; one table needs no title."""
-    names = list(dict.fromkeys(name for pair in pairs for name in pair.common))
-    varying = [n for n in names if len({repr(pair.common.get(n)) for pair in pairs}) > 1]
-    owns = [
-        n for n in DIMENSIONS if len({repr([o.get(n) for o in p.side_values]) for p in pairs}) > 1
-    ]
-    titles = []
-    for pair in pairs:
-        parts = [_word(n, v) for n in varying if (v := pair.common.get(n)) is not None]
-        for name in owns:
-            values = [each[name] for each in pair.side_values if each.get(name) is not None]
-            side_texts = [_word(name, value) for value in values]
-            parts += [" -> ".join(side_texts)] if side_texts else []
-        titles.append(", ".join(parts))
-    return titles
-
-
-def _word(name: str, value: Any) -> str:
-    if name == "in_place":
-        return "in place" if value else "out of place"
-    if name == "collective":
-        return str(value)
-    if name == "buffer_reuse":
-        return BUFFER_REUSE_TEXTS.get(value, f"{name} {value}")
-    if name in ("mode", "clock"):
-        return _RAN[name].format(one_line(value))
-    return one_line(value) if isinstance(value, str) else f"{name} {value}"
-
-
 def interval_text(item: Compared) -> str:
     """The 95 % interval of the speed-up."""
     return " to ".join(map(wording.speed_cell, item.interval)) if item.interval else "-"
@@ -268,17 +237,6 @@ def interval_text(item: Compared) -> str:
 
 def _speed_cell(item: Compared) -> str:
     return wording.speed_cell(item.speed if item.judged.ratio else None)
-
-
-def _short_titles(changed: Sequence[tuple[str, Compared]]) -> list[str]:
-    """The title of each case's table, or the collective alone where that names one table."""
-    titles: dict[str, set[str]] = {}
-    for title, row in changed:
-        titles.setdefault(row.row.collective, set()).add(title)
-    return [
-        row.row.collective if title and len(titles[row.row.collective]) == 1 else title
-        for title, row in changed
-    ]
 
 
 def _points_aligned(cells: Sequence[str]) -> list[str]:

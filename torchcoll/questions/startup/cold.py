@@ -28,15 +28,7 @@ from torchcoll.core.summary import (
     over_ranks,
 )
 from torchcoll.core.units import counted
-from torchcoll.questions.startup.repeats import (
-    FIRST_TWO,
-    Placed,
-    RunPairs,
-    in_job,
-    later_of,
-    pairs_of,
-    places_of,
-)
+from torchcoll.questions.startup.repeats import Placed, RunPairs, in_job, pairs_of, places_of
 from torchcoll.reading.inputs import Source
 from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.stats.matching import kind_of
@@ -321,13 +313,9 @@ def cold(sources: Source | Sequence[Source]) -> Cold:
         likes.append((repr(row.kind), row.ranks, row.placed, ns, figure))
         groups.setdefault((repr(row.kind), row.ranks), []).append(i)
     pairs, pooled = pairs_of(likes)
-    later, later_pooled = later_of(likes)
     for key, members in groups.items():
-        again, after = (
-            [pair for pair in (each.get(key), *whole) if pair and pair.kind == key[0]]
-            for each, whole in ((pairs, pooled), (later, later_pooled))
-        )
-        texts = in_job([rows[i].placed for i in members], again, after)
+        again = [pair for pair in (pairs.get(key), *pooled) if pair and pair.kind == key[0]]
+        texts = in_job([rows[i].placed for i in members], again)
         for i, text in zip(members, texts, strict=True):
             rows[i] = replace(rows[i], in_job=text)
     scales = _scales([rows[i] for i in usable], pairs)
@@ -423,7 +411,7 @@ def _scales(rows: Sequence[ColdRow], pairs: Mapping[tuple[str, int], RunPairs]) 
             first_result_ns=geometric(row.first_result_ns for row in alike),
             connect_ns=geometric(row.connect_ns for row in alike),
             # If second runs have a line of their own, it is there.
-            again=pairs.get(key[:2]) if key[2] in ("", "2", FIRST_TWO) else None,
+            again=pairs.get(key[:2]) if key[2] in ("", "2") else None,
         )
         scales.append(scale)
     return scales
