@@ -8,7 +8,7 @@ from made_runs import given, measured, run
 
 from torchcoll.cli import main
 from torchcoll.core.file import save
-from torchcoll.core.result import Choice, Verification
+from torchcoll.core.result import Verification
 from torchcoll.questions.comparison.compare import compare
 from torchcoll.questions.comparison.conclusion_show import answer_of
 from torchcoll.questions.comparison.show import comparison_grids
@@ -146,16 +146,6 @@ def test_settings_stand_beside_csv(in_tmp_path, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert "torchcoll: differs: backend: nccl -> ccl" in lines
     assert "torchcoll: differs: kernel: 6.1 -> not known" in lines
-
-
-def test_the_algorithm_stands_beside_each_size():
-    ring = Choice("RING", "LL")
-    base, new = sides()
-    base.runs[0].results[0].choices = [ring]
-    lines = lines_of(compare(base, new))
-    assert "size | nccl | of its best | algorithm | oneccl | of its best" in lines
-    assert "1K | 10.00 us | 0.2 % | RING/LL | 50.00 us | 0.5 %" in lines
-    assert "16M | 320.0 us | 100.0 % | not known | 8.000 ms | 50.0 %" in lines
 
 
 def test_cases_of_one_side_are_one_line():

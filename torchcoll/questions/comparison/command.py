@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UnusableError, choice, nearest_file, tell
-from torchcoll.core.units import counted, parse_share
+from torchcoll.core.units import parse_share
 from torchcoll.questions.comparison import fail_on
 from torchcoll.reading.inputs import IMPORT_OPTIONS, add_over_ranks, add_reading_options
 
@@ -154,16 +154,8 @@ def gated(gate: fail_on.Gate | None, comparisons: Sequence[Comparison]) -> ExitC
         return ExitCode.FAILED
     if unseen := fail_on.untested(gate, comparisons):
         tell(f"torchcoll: warning: --fail-on {gate.text}: {unseen}")
-    if number := fail_on.undecided(gate, comparisons):
-        verb = "looks" if number == 1 else "look"
-        tell(f"{about} cannot tell: {counted(number, 'case')} {verb} 2x slower or more, undecided")
-        return ExitCode.USAGE
-    unclear = [
-        *fail_on.slow_runs(gate, comparisons),
-        *fail_on.hidden_slowdowns(gate, comparisons),
-    ]
-    if unclear:
-        tell(f"{about} cannot tell: {unclear[0]}")
+    if why := fail_on.cannot_tell(gate, comparisons):
+        tell(f"{about} cannot tell: {why}")
         return ExitCode.USAGE
     return ExitCode.OK
 

@@ -357,7 +357,6 @@ def _unjudged(pairs: matches.Pairs) -> str:
 
 
 def _sound_answer(pairs: matches.Pairs, threshold: float) -> Answer:
-    noises = suspects.find_noise(pairs, [], threshold)
     limits = suspects.find_detectable(pairs, threshold)
     units = [each.unit for each in limits]
     links = [each.link for each in limits if each.link is not None]
@@ -366,11 +365,11 @@ def _sound_answer(pairs: matches.Pairs, threshold: float) -> Answer:
     act_from = ACT_ON_CASE / (1 + ACT_ON_CASE)  # of the speed: 1.5 times the time
     links_too = detectable is not None and link <= act_from
     judged = sum(map(pairs.judged, pairs.pairs))
-    details = [suspects.noise_summary(pairs, noise) for noise in noises]
+    details = []
     if links and not links_too:
-        details.insert(0, f"a link only from a loss of {format_quantity(link, '%')} on")
+        details.append(f"a link only from a loss of {format_quantity(link, '%')} on")
     lonely = any(not each.within and each.unit is None for each in limits)
-    remedy = suspects.noise_remedy(noises)
+    remedy = suspects.scatter_remedy(pairs)
     if lonely:
         remedy = "measure a third node: two cannot be compared with each other"
     elif threshold > act_from:
@@ -462,7 +461,6 @@ def _records(pairs: matches.Pairs) -> list[dict[str, Any]]:
 def _object(
     run: Run, pairs: matches.Pairs, suspected: Sequence[suspects.Suspect], threshold: float
 ) -> dict[str, Any]:
-    confirmed = [suspect for suspect in suspected if suspect.confirmed]
     return {
         "schema": SCHEMA,
         "file": str(run.path) if run.path else None,
@@ -475,10 +473,6 @@ def _object(
         "z_limit": suspects.Z_LIMIT,
         "rows": _records(pairs),
         "suspects": [_suspect_object(pairs, suspect) for suspect in suspected],
-        "too_noisy": [
-            suspects.noise_summary(pairs, noise)
-            for noise in suspects.find_noise(pairs, confirmed, threshold)
-        ],
         "largest_group": suspects.largest_sound_group(pairs, suspected),
         "failed": pairs.failed,
         "not_judged_hosts": sorted(pairs.crowded),

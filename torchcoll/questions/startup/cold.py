@@ -36,7 +36,6 @@ from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
 
 PHASES = ("import_torch", "rendezvous", "device", "init_process_group", "communicator")
-_INIT = "nccl_init"  # of NCCL's own log (--library-log): the whole, and _INIT_name for each part
 
 
 @dataclass(frozen=True)
@@ -66,24 +65,12 @@ def slowest(durations: Mapping[int, float], run: Run) -> Slowest | None:
     return Slowest(ns, rank, member.get("host"), ns - median(others))
 
 
-def _set_up_of(run: Run) -> tuple[dict[str, Slowest], dict[str, float]]:
-    """The set-up phases in order, without the cost of measuring; and NCCL's 'Init timings' by part
-    in ns, on the rank that took longest, {} without its log.
-    """
-    names = [n for n in run.phases if not n.startswith(("cost_", f"{_INIT}_"))]
+def _set_up_of(run: Run) -> dict[str, Slowest]:
+    """The set-up phases in order, without the cost of measuring and the parts of NCCL's init."""
+    names = [name for name in run.phases if not name.startswith(("cost_", "nccl_init_"))]
     names.sort(key=lambda name: PHASES.index(name) if name in PHASES else len(PHASES))
     slowest_ranks = {name: slowest(dict(enumerate(run.phases[name])), run) for name in names}
-    phases = {name: longest for name, longest in slowest_ranks.items() if longest}
-    whole = run.phases.get(_INIT) or []
-    if not whole:
-        return phases, {}
-    rank = whole.index(max(whole))
-    parts: dict[str, float] = {
-        name.removeprefix(f"{_INIT}_"): ns[rank]
-        for name, ns in run.phases.items()
-        if name.startswith(f"{_INIT}_") and rank < len(ns)
-    }
-    return phases, parts
+    return {name: longest for name, longest in slowest_ranks.items() if longest}
 
 
 @dataclass(frozen=True)
@@ -196,8 +183,7 @@ class ColdRow:
     job. in_job: its position among the runs of its kind, if it matters. calls_ns: its first calls
     in order; sizes: S of each, in bytes. fresh: whether nobody had used the communicator before.
     steady_ns: the figure (median, or period) of the steady calls of the same case, on ``clock``.
-    first: the first call on the slowest rank. parts_ns: NCCL's 'Init timings' on the rank that took
-    longest.
+    first: the first call on the slowest rank.
     """
 
     name: str
@@ -215,7 +201,6 @@ class ColdRow:
     first: Slowest | None
     first_result_ns: float | None
     phases: Mapping[str, Slowest]
-    parts_ns: Mapping[str, float]
     facts: Mapping[str, str] = field(repr=False, default_factory=dict)
     in_job: str = ""
 
@@ -237,11 +222,6 @@ class ColdRow:
         if not (self.fresh and first and self.steady_ns) or self.ranks == 1:
             return None
         return first - self.steady_ns if first > self.steady_ns else None
-
-    @property
-    def largest_part(self) -> tuple[str, float] | None:
-        """Name and ns of the longest part of NCCL's initialisation."""
-        return max(self.parts_ns.items(), key=lambda part: part[1], default=None)
 
 
 @dataclass(frozen=True)
@@ -328,7 +308,7 @@ def _rows(
 ) -> Iterable[ColdRow]:
     """Yields a row for each backend of the run whose first calls are known."""
     results = [item.result for item in items]
-    phases, parts_ns = _set_up_of(run)
+    phases = _set_up_of(run)
     for backend in backends_of(results):
         mine = [r for r in results if r.case.backend == backend]
         # The results that hold the first calls, and whether the communicator was new to them.
@@ -373,7 +353,6 @@ def _rows(
             first=slowest({r: row[0] for r, row in by_rank.items()}, run),
             first_result_ns=result if result and result > 0 else None,
             phases=phases,
-            parts_ns=parts_ns,
             facts=item.facts,
         )
 

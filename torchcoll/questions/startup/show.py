@@ -256,10 +256,7 @@ def _below_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> list[str
                 continue
             first, last = (format_ratio(ratio) for _, ratio in (ratios[0], ratios[-1]))
             ends = f"{first} on {ratios[0][0]} ranks to {last} on {ratios[-1][0]} ranks"
-            extremes = [format_ratio(pick(ratio for _, ratio in ratios)) for pick in (min, max)]
-            beyond = {*extremes} - {first, last}
-            between = f" (between {' and '.join(extremes)})" if beyond else ""
-            lines.append(f"{text}{which}: {ends}{between}")
+            lines.append(f"{text}{which}: {ends}")
     for pair in again:
         pooled, interval, result = _again_cells(pair)
         jobs = f"{len(pair.judged.base)} jobs of {pair.ranks[0]} to {pair.ranks[-1]} ranks"
@@ -291,7 +288,6 @@ def _set_up(rows: Sequence[ColdRow]) -> Grid:
             (Head("run", left=True, repeat=True, numbered=True), lambda r: one_line(r.name)),
             (Head("ranks", repeat=True), lambda r: str(r.ranks or "-")),
             *((Head(titles[name], left=True), partial(_phase_cell, name=name)) for name in names),
-            (Head("largest part", "of NCCL init", left=True), _part_cell),
         ],
         rows,
         above=["set-up: the longest time of any rank", _LONGEST],
@@ -325,14 +321,6 @@ def _phase_cell(row: ColdRow, name: str) -> str:
         return "-"
     beyond = f" (rank {phase.rank}, +{format_ns(phase.beyond_ns, 3)})"
     return format_ns(phase.ns, 3) + (beyond if phase.rank is not None else "")
-
-
-def _part_cell(row: ColdRow) -> str:
-    part, whole = row.largest_part, row.phases.get("nccl_init")
-    if not part or not whole:
-        return "-"
-    share = f", {100 * part[1] / whole.ns:.0f} %" if whole.ns else ""
-    return f"{one_line(part[0])} {format_ns(part[1], 3)}{share}"
 
 
 def _late(late: Sequence[Late]) -> Grid:
@@ -409,7 +397,6 @@ _OF_ROW = (
 
 def _row_record(row: ColdRow) -> dict[str, Any]:
     """One run, flat: durations in ns, unknown is null."""
-    part = row.largest_part
     return {
         "run": row.name,
         "cell": row.run.labels.get("cell"),
@@ -433,8 +420,6 @@ def _row_record(row: ColdRow) -> dict[str, Any]:
             for name, phase in row.phases.items()
             for field, value in select_fields(phase, "ns slowest_rank=rank beyond_ns").items()
         },
-        **{f"nccl_init_{name}_ns": ns for name, ns in row.parts_ns.items()},
-        "nccl_init_largest_part": part[0] if part else None,
     }
 
 
