@@ -25,7 +25,7 @@ def only(*runs):
 
 def test_the_calls_of_the_first_case_are_completions():
     row = only(start([40, 46, 0.5], ranks=4))
-    assert [row.call_ns(n) for n in (1, 2, 3, 4)] == [40 * MS, 46 * MS, MS // 2, None]
+    assert (row.first_ns, row.second_ns, row.third_ns) == (40 * MS, 46 * MS, MS // 2)
     assert (row.steady_ns, row.clock, row.status, row.fresh) == (1000, "host", "ok", True)
     assert (row.ranks, row.hosts, row.placed.job) == (4, 1, None)
     # Rank 3 takes 40 ms, the others 20.
@@ -74,7 +74,7 @@ def test_sub_groups_make_their_first_calls_together():
     for number, part in enumerate(parts):
         part.case = dataclasses.replace(part.case, group=f"mod:2/{number}")
     row = only(run(*parts, ranks=4))
-    assert (row.call_ns(1), row.first.rank, row.steady_ns) == (9000, 0, 300)
+    assert (row.first_ns, row.first.rank, row.steady_ns) == (9000, 0, 300)
 
 
 def test_a_communicator_that_others_had_used():
@@ -91,7 +91,7 @@ def test_each_backend_of_a_launch_has_its_own_first_call():
     gloo, other = found.rows
     assert (gloo.kind["backend"], gloo.first_result_ns) == ("gloo", 360)
     # What made its communicator is not known apart.
-    assert (other.call_ns(1), other.first_result_ns) == (900, None)
+    assert (other.first_ns, other.first_result_ns) == (900, None)
 
 
 def test_the_launches_of_a_continuation_are_launches():
@@ -99,7 +99,7 @@ def test_the_launches_of_a_continuation_are_launches():
     later = run(measured(100, size_bytes=2048, cold_ns=[[77, 7]] * 2))
     first.results += later.results
     first.continuations.append(later)
-    assert [row.call_ns(1) for row in cold(first).rows] == [300, 77]
+    assert [row.first_ns for row in cold(first).rows] == [300, 77]
 
 
 def test_a_stream_is_not_read_on_the_clock_of_the_first_calls():
@@ -157,7 +157,7 @@ def test_launches_of_a_job_stand_in_the_order_of_time():
         ("7", 2, 2),
         ("6", 1, 1),
     ]
-    assert [row.call_ns(1) for row in rows] == [2 * MS, MS, 3 * MS]
+    assert [row.first_ns for row in rows] == [2 * MS, MS, 3 * MS]
 
 
 def jobs(ratios, ranks=2, first=10.0, name=""):
@@ -335,4 +335,4 @@ def test_durations_of_a_broken_clock_are_no_durations():
     row, other = cold([broken, start([3, 2, 1])]).rows
     assert (row.calls_ns, row.steady_ns, row.first_result_ns) == ((None, None, MS), None, None)
     scaling([broken, start([3, 2, 1])])
-    assert other.call_ns(1) == 3 * MS
+    assert other.first_ns == 3 * MS

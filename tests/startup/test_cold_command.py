@@ -225,3 +225,17 @@ def test_the_second_call_is_said_and_each_run_is_listed_once(capsys):
     )
     assert sum(" 768 2.680 s 3.082 s" in line for line in shown) == 1
     assert any(line.startswith("2nd run / 1st, 7 jobs of 12 to 768 ranks: ") for line in shown)
+
+
+def test_both_tables_leave_out_the_same_columns(tmp_path):
+    """A table of the runs and one of the means over them, on a terminal of 80 columns."""
+    for job in ("71", "72"):
+        for number in (1, 2):
+            launch = start([40 + number, 4, 2], 2, 1000, job=job, utc=f"{job}:{number}")
+            save(launch, tmp_path / f"{job}-{number}.jsonl")
+    out = io.StringIO()
+    print_grids([("", cold_grids(cold(str(tmp_path))))], "table", Destination(out, 80))
+    hidden = re.findall(r"not shown in 80 columns: (.*?) \(use", " ".join(out.getvalue().split()))
+    only_here = {"slowest rank", "excess over other ranks", "range over runs"}
+    runs, means = ({*names.split(", ")} - only_here for names in hidden)
+    assert runs == means == {"hosts", "2nd / 1st", "2nd / 3rd", "library setup"}

@@ -398,7 +398,7 @@ def _starts(started: Cold | None) -> list[_Draft]:
     """
     kinds: dict[tuple[str, str], list[ColdRow]] = {}
     for row in started.rows if started else []:
-        if row.status == "ok" and row.ranks and row.call_ns(1):
+        if row.status == "ok" and row.ranks and row.first_ns:
             kinds.setdefault((repr(row.kind), row.in_job), []).append(row)
     drafts = []
     for (_, position), kind_rows in sorted(kinds.items(), key=lambda item: item[0][1]):
@@ -408,7 +408,7 @@ def _starts(started: Cold | None) -> list[_Draft]:
                 row.ranks,
                 row.hosts or 0,
                 row.facts,
-                first_ns=row.first_result_ns if whole else row.call_ns(1),
+                first_ns=row.first_result_ns if whole else row.first_ns,
             )
             for row in sorted(kind_rows, key=lambda row: row.ranks)
         ]

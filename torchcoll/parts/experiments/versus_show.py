@@ -24,7 +24,7 @@ from torchcoll.questions.comparison.results import (
     tables_of,
     titles_of,
 )
-from torchcoll.questions.comparison.show import case_grid, comparison_object, start_lines
+from torchcoll.questions.comparison.show import case_grid, comparison_object
 from torchcoll.report.destination import Destination, ProgressLine, clock_text
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid
@@ -273,7 +273,6 @@ def _grids(comparison: Comparison, varied: Set[str]) -> list[Grid]:
     below = [f"[{number}] {text}" for text, number in notes.items()]
     alone = sum(not row.matched for row in comparison.rows)
     below += [f"{counted(alone, 'case')} on one side only"] if alone else []
-    below += start_lines(comparison)
     below += [one_line(note) for note in comparison.notes]
     return [Grid([], [], above=above), *grids, Grid([], [], below=below)]
 

@@ -19,7 +19,6 @@ from torchcoll.questions.comparison.across_hardware_show import (
     shares_grid,
 )
 from torchcoll.questions.comparison.compare import Comparison
-from torchcoll.questions.comparison.conclusion_show import first_calls_notes, start_times
 from torchcoll.questions.comparison.matrix_show import MATRIX_FROM, matrix_grid
 from torchcoll.questions.comparison.prediction import error_of
 from torchcoll.questions.comparison.results import (
@@ -298,25 +297,10 @@ def _result_text(comparison: Comparison, row: Compared, notes: dict[str, int]) -
     return f"{row.result} ({one_line(row.reason)}){marks}"
 
 
-def start_lines(comparison: Comparison) -> list[str]:
-    """``first call: gloo 14.9 ms, ccl 963 ms; time to first result: ... (geometric means ...)``"""
-    if not first_calls_notes(comparison):
-        return []
-    lines = []
-    for what, name in (
-        ("first call", "first_call_ns"),
-        ("time to first result", "first_result_ns"),
-    ):
-        if text := start_times(comparison, name):
-            lines.append(f"{what}: {text}")
-    return [f"{'; '.join(lines)} (geometric means over the runs)"] if lines else []
-
-
 def _below(comparison: Comparison, verbose: bool = False) -> list[str]:
     lines = []
     if cold := sum(row.reason == FIRST_CALLS for row in comparison.rows):
         lines.append(f"{units.counted(cold, 'case')} not shown: {FIRST_CALLS}")
-    lines += start_lines(comparison)
     # They are among the differences above the table, but not where hardware differs.
     above = [] if comparison.across_hardware else also_differ(comparison.case_differences)
     lines += [one_line(note) for note in comparison.notes if note not in above]

@@ -204,9 +204,17 @@ class ColdRow:
     facts: Mapping[str, str] = field(repr=False, default_factory=dict)
     in_job: str = ""
 
-    def call_ns(self, number: int) -> float | None:
-        """The call with this number, counted from 1."""
-        return self.calls_ns[number - 1] if len(self.calls_ns) >= number else None
+    @property
+    def first_ns(self) -> float | None:
+        return self.calls_ns[0] if self.calls_ns else None
+
+    @property
+    def second_ns(self) -> float | None:
+        return self.calls_ns[1] if len(self.calls_ns) > 1 else None
+
+    @property
+    def third_ns(self) -> float | None:
+        return self.calls_ns[2] if len(self.calls_ns) > 2 else None
 
     @property
     def last_ns(self) -> float | None:
@@ -218,7 +226,7 @@ class ColdRow:
         """How much longer the first result took than a steady call; None if the communicator was
         not new, or has one rank.
         """
-        first = self.first_result_ns or self.call_ns(1)
+        first = self.first_result_ns or self.first_ns
         if not (self.fresh and first and self.steady_ns) or self.ranks == 1:
             return None
         return first - self.steady_ns if first > self.steady_ns else None
@@ -282,12 +290,12 @@ def cold(sources: Source | Sequence[Source]) -> Cold:
         )
     rows.sort(key=lambda row: row.placed.order)
     # A wrong case keeps its row, but is in no mean and no comparison.
-    usable = [i for i, row in enumerate(rows) if row.status == "ok" and row.call_ns(1)]
+    usable = [i for i, row in enumerate(rows) if row.status == "ok" and row.first_ns]
     likes = []
     groups: dict[tuple[str, int], list[int]] = {}
     for i in usable:
         row = rows[i]
-        ns, figure = row.call_ns(1) or 0.0, "1st call"
+        ns, figure = row.first_ns or 0.0, "1st call"
         if row.first_result_ns:
             ns, figure = row.first_result_ns, "time to first result"
         likes.append((repr(row.kind), row.ranks, row.placed, ns, figure))
@@ -374,7 +382,7 @@ def _scales(rows: Sequence[ColdRow], pairs: Mapping[tuple[str, int], RunPairs]) 
     scales = []
     for key in sorted(groups, key=lambda key: (kinds.index(key[0]), *key[1:])):
         alike = groups[key]
-        firsts = [ns for row in alike if (ns := row.call_ns(1))]
+        firsts = [ns for row in alike if (ns := row.first_ns)]
         scale = Scale(
             kind=alike[0].kind,
             ranks=alike[0].ranks,
@@ -384,8 +392,8 @@ def _scales(rows: Sequence[ColdRow], pairs: Mapping[tuple[str, int], RunPairs]) 
             first_ns=geometric(firsts),
             low_ns=min(firsts),
             high_ns=max(firsts),
-            second_ns=geometric(row.call_ns(2) for row in alike),
-            third_ns=geometric(row.call_ns(3) for row in alike),
+            second_ns=geometric(row.second_ns for row in alike),
+            third_ns=geometric(row.third_ns for row in alike),
             steady_ns=geometric(row.steady_ns for row in alike),
             first_result_ns=geometric(row.first_result_ns for row in alike),
             connect_ns=geometric(row.connect_ns for row in alike),

@@ -5,7 +5,7 @@ later; and the same as JSON.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -138,7 +138,6 @@ def _runs(rows: Sequence[ColdRow], above: Sequence[str]) -> Grid:
     def rank(row: ColdRow) -> str:
         return "-" if row.first is None or row.first.rank is None else str(row.first.rank)
 
-    head = Head("steady") if steady else Head("last", "cold")
     return make_grid(
         [
             (Head("run", left=True, repeat=True, numbered=True), name),
@@ -147,19 +146,8 @@ def _runs(rows: Sequence[ColdRow], above: Sequence[str]) -> Grid:
             (Head("position", "in job"), lambda r: str(r.placed.place) if r.placed.job else "-"),
             (Head("cell", left=True), lambda r: one_line(r.run.labels.get("cell", "-"))),
             (Head("ranks", repeat=True), lambda r: str(r.ranks or "-")),
-            (Head("hosts", drop=4), lambda r: str(r.hosts or "-")),
-            (Head("1st", "call"), lambda r: format_time(r.call_ns(1))),
-            (Head("2nd", "call"), lambda r: format_time(r.call_ns(2))),
-            (Head("3rd", "call"), lambda r: format_time(r.call_ns(3))),
-            (head, lambda r: format_time(steady_ns(r))),
-            (Head("2nd /", "1st", drop=3), lambda r: _ratio(r.call_ns(2), r.call_ns(1))),
-            (Head("2nd /", "3rd", drop=3), lambda r: _ratio(r.call_ns(2), r.call_ns(3))),
-            (Head("1st /", head.text.split()[0]), lambda r: _ratio(r.call_ns(1), steady_ns(r))),
-            (Head("to first", "result", legend=_RESULT), lambda r: format_time(r.first_result_ns)),
-            (
-                Head("library", "setup", drop=1, legend=_CONNECT),
-                lambda r: format_time(r.connect_ns),
-            ),
+            (Head("hosts", drop=2), lambda r: str(r.hosts or "-")),
+            *_call_columns(Head("steady") if steady else Head("last", "cold"), steady_ns),
             (Head("slowest", "rank", drop=2), rank),
             (
                 Head("excess over", "other ranks", drop=2, legend=_BEYOND),
@@ -169,6 +157,25 @@ def _runs(rows: Sequence[ColdRow], above: Sequence[str]) -> Grid:
         rows,
         above=above,
     )
+
+
+def _call_columns(
+    steady: Head, steady_ns: Callable[[Any], float | None]
+) -> list[tuple[Head, Callable[[Any], str]]]:
+    """The columns that a table of ColdRow and one of Scale share. On a narrow terminal both leave
+    out the same ones.
+    """
+    return [
+        (Head("1st", "call"), lambda r: format_time(r.first_ns)),
+        (Head("2nd", "call"), lambda r: format_time(r.second_ns)),
+        (Head("3rd", "call"), lambda r: format_time(r.third_ns)),
+        (steady, lambda r: format_time(steady_ns(r))),
+        (Head("2nd /", "1st", drop=2), lambda r: _ratio(r.second_ns, r.first_ns)),
+        (Head("2nd /", "3rd", drop=2), lambda r: _ratio(r.second_ns, r.third_ns)),
+        (Head("1st /", steady.text.split()[0]), lambda r: _ratio(r.first_ns, steady_ns(r))),
+        (Head("to first", "result", legend=_RESULT), lambda r: format_time(r.first_result_ns)),
+        (Head("library", "setup", drop=1, legend=_CONNECT), lambda r: format_time(r.connect_ns)),
+    ]
 
 
 def calls_line(rows: Sequence[ColdRow]) -> str:
@@ -195,25 +202,15 @@ def _by_ranks(scales: Sequence[Scale], again: Sequence[RunPairs], above: Sequenc
         low, high = (format_ns(ns, 3) for ns in (scale.low_ns, scale.high_ns))
         return f"{low} to {high}" if scale.runs > 1 else "-"
 
+    calls = _call_columns(Head("steady"), lambda s: s.steady_ns)
+    calls.insert(1, (Head("range", "over runs", left=True, drop=2), spread))
     return make_grid(
         [
             (Head("ranks", repeat=True), lambda s: str(s.ranks or "-")),
             (Head("position", "in job", repeat=True, legend=_IN_JOB), lambda s: s.in_job or "-"),
-            (Head("hosts", drop=4), lambda s: ", ".join(map(str, s.hosts)) or "-"),
+            (Head("hosts", drop=2), lambda s: ", ".join(map(str, s.hosts)) or "-"),
             (Head("runs"), lambda s: str(s.runs)),
-            (Head("1st", "call"), lambda s: format_time(s.first_ns)),
-            (Head("range", "over runs", left=True, drop=2), spread),
-            (Head("2nd", "call"), lambda s: format_time(s.second_ns)),
-            (Head("3rd", "call"), lambda s: format_time(s.third_ns)),
-            (Head("steady"), lambda s: format_time(s.steady_ns)),
-            (Head("2nd /", "1st", drop=3), lambda s: _ratio(s.second_ns, s.first_ns)),
-            (Head("2nd /", "3rd", drop=3), lambda s: _ratio(s.second_ns, s.third_ns)),
-            (Head("1st /", "steady"), lambda s: _ratio(s.first_ns, s.steady_ns)),
-            (Head("to first", "result", legend=_RESULT), lambda s: format_time(s.first_result_ns)),
-            (
-                Head("library", "setup", drop=1, legend=_CONNECT),
-                lambda s: format_time(s.connect_ns),
-            ),
+            *calls,
             (Head("2nd run", "/ 1st"), lambda s: _again_cells(s.again)[0]),
             (Head("95 %"), lambda s: _again_cells(s.again)[1]),
             (Head("result", left=True), lambda s: _again_cells(s.again)[2]),
@@ -405,15 +402,15 @@ def _row_record(row: ColdRow) -> dict[str, Any]:
         "start_utc": row.run.header.get("start_utc"),
         **without_none(row.kind),
         **select_fields(row, "ranks hosts"),
-        "first_call_ns": row.call_ns(1),
-        "second_call_ns": row.call_ns(2),
-        "third_call_ns": row.call_ns(3),
+        "first_call_ns": row.first_ns,
+        "second_call_ns": row.second_ns,
+        "third_call_ns": row.third_ns,
         "last_cold_call_ns": row.last_ns,
         "steady_ns": row.steady_ns,
         "steady_clock": row.clock,
-        "second_over_first": over(row.call_ns(2), row.call_ns(1)),
-        "second_over_third": over(row.call_ns(2), row.call_ns(3)),
-        "first_over_steady": over(row.call_ns(1), row.steady_ns),
+        "second_over_first": over(row.second_ns, row.first_ns),
+        "second_over_third": over(row.second_ns, row.third_ns),
+        "first_over_steady": over(row.first_ns, row.steady_ns),
         **select_fields(row, _OF_ROW),
         **{
             f"{name}_{field}": value
