@@ -276,16 +276,8 @@ def compare(
     for a file.
     """
     if isinstance(base, Traffic) and isinstance(new, Traffic):
-        options = {
-            "threshold": (threshold, THRESHOLD),
-            "metric": (metric, "time"),
-            "over_ranks": (over_ranks, None),
-            "filter": (filter, ()),
-            "by": (by, ()),
-        }
-        for name, (value, default) in options.items():
-            if value != default:
-                raise UsageError(name, value, "none with captures of a training")
+        if (threshold, metric, over_ranks, filter, by) != (THRESHOLD, "time", None, (), ()):
+            raise UsageError("compare", "options", "none with captures of a training")
         compared: Displayed | None = first_answer("answers", "compares", base, new)
         if compared is None:
             action = "This needs torchcoll's part training."

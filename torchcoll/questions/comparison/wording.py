@@ -62,13 +62,10 @@ def least_text(judged: Judged) -> str:
     """
     if judged.least is None:
         return NO_BOUND
-    return f"at least {format_factor(rounded_down(max(judged.least, 1 / judged.least)))}"
-
-
-def rounded_down(factor: float) -> float:
-    """A lower bound with the digits of ``format_factor``, never rounded up."""
+    factor = max(judged.least, 1 / judged.least)
+    # The digits of ``format_factor``; a lower bound is never rounded up.
     digits = 0 if factor >= 9.95 else 1 if factor >= 1.995 else 2 if factor > 1.0095 else 3
-    return float(math.floor(factor * 10**digits) / 10**digits)
+    return f"at least {format_factor(math.floor(factor * 10**digits) / 10**digits)}"
 
 
 def _possible(interval: tuple[float, float] | None) -> float:

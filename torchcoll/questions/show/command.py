@@ -14,8 +14,6 @@ from torchcoll.core.units import format_bytes
 from torchcoll.reading.inputs import IMPORT_OPTIONS, add_over_ranks, add_reading_options
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torchcoll.core.result import Run
     from torchcoll.report.page import Page
 
@@ -326,16 +324,6 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     add("--fabric", metavar="NAME", help="the fabric to judge by: nvswitch-h200, ib-ndr:8, ...")
 
 
-def _check_report(path: Path, suffixes: Sequence[str], force: bool) -> None:
-    from torchcoll.report.destination import check_new
-
-    if path.suffix.lower() not in suffixes:
-        raise UsageError("output", path, f"a file that ends in {' or '.join(suffixes)}")
-    if not path.parent.is_dir():
-        raise UsageError("output", path, "a folder that exists")
-    check_new(path, "output", force)
-
-
 def run_report(options: argparse.Namespace) -> ExitCode:
     from pathlib import Path
 
@@ -345,7 +333,11 @@ def run_report(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.page import html_text, page_markdown
 
     path = Path(options.output)
-    _check_report(path, (".html", ".md"), options.force)
+    if path.suffix.lower() not in (".html", ".md"):
+        raise UsageError("output", path, "a file that ends in .html or .md")
+    if not path.parent.is_dir():
+        raise UsageError("output", path, "a folder that exists")
+    check_new(path, "output", options.force)
     argv = ["torchcoll", "report", *options.files, "-o", options.output]
     for name in ("filter", "fabric", *IMPORT_OPTIONS):
         if value := getattr(options, name):

@@ -146,7 +146,7 @@ def _runs(rows: Sequence[ColdRow], above: Sequence[str]) -> Grid:
             (Head("position", "in job"), lambda r: str(r.placed.place) if r.placed.job else "-"),
             (Head("cell", left=True), lambda r: one_line(r.run.labels.get("cell", "-"))),
             (Head("ranks", repeat=True), lambda r: str(r.ranks or "-")),
-            (Head("hosts", drop=2), lambda r: str(r.hosts or "-")),
+            (Head("hosts", drop=3), lambda r: str(r.hosts or "-")),
             *_call_columns(Head("steady") if steady else Head("last", "cold"), steady_ns),
             (Head("slowest", "rank", drop=2), rank),
             (
@@ -170,8 +170,8 @@ def _call_columns(
         (Head("2nd", "call"), lambda r: format_time(r.second_ns)),
         (Head("3rd", "call"), lambda r: format_time(r.third_ns)),
         (steady, lambda r: format_time(steady_ns(r))),
-        (Head("2nd /", "1st", drop=2), lambda r: _ratio(r.second_ns, r.first_ns)),
-        (Head("2nd /", "3rd", drop=2), lambda r: _ratio(r.second_ns, r.third_ns)),
+        (Head("2nd /", "1st", drop=3), lambda r: _ratio(r.second_ns, r.first_ns)),
+        (Head("2nd /", "3rd", drop=3), lambda r: _ratio(r.second_ns, r.third_ns)),
         (Head("1st /", steady.text.split()[0]), lambda r: _ratio(r.first_ns, steady_ns(r))),
         (Head("to first", "result", legend=_RESULT), lambda r: format_time(r.first_result_ns)),
         (Head("library", "setup", drop=1, legend=_CONNECT), lambda r: format_time(r.connect_ns)),
@@ -208,7 +208,7 @@ def _by_ranks(scales: Sequence[Scale], again: Sequence[RunPairs], above: Sequenc
         [
             (Head("ranks", repeat=True), lambda s: str(s.ranks or "-")),
             (Head("position", "in job", repeat=True, legend=_IN_JOB), lambda s: s.in_job or "-"),
-            (Head("hosts", drop=2), lambda s: ", ".join(map(str, s.hosts)) or "-"),
+            (Head("hosts", drop=3), lambda s: ", ".join(map(str, s.hosts)) or "-"),
             (Head("runs"), lambda s: str(s.runs)),
             *calls,
             (Head("2nd run", "/ 1st"), lambda s: _again_cells(s.again)[0]),
