@@ -189,14 +189,13 @@ def _shown(options: argparse.Namespace) -> ExitCode:
 
 
 def _explain(runs: Sequence[Run], requested: Sequence[str]) -> None:
-    from torchcoll.questions.check.judging import judge
     from torchcoll.questions.show.explain import asked, explained
     from torchcoll.report.destination import Destination
     from torchcoll.report.grid import print_grids
 
     row = asked(requested)
     out = Destination()
-    print_grids([("", [explained(run, *row, judge(run))]) for run in runs], "table", out)
+    print_grids([("", [explained(run, *row)]) for run in runs], "table", out)
     out.flush()
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torchcoll.core.answer import Answer
 from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, find_collective
 from torchcoll.core.errors import UnusableError, UsageError, one_line, unknown
-from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
+from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import PERIOD, Row
 from torchcoll.core.units import format_bandwidth, format_ns, format_size, parse_size, shorten
-from torchcoll.questions.check.judging import Verdict
-from torchcoll.questions.check.limits import fabric_of, limit_of
 from torchcoll.report.grid import Grid
 from torchcoll.report.header import reading, reported_text
 
@@ -54,7 +51,7 @@ def asked(terms: Sequence[str]) -> tuple[str | None, int | None]:
 _SAMPLED = {"first": "first_call_ns", "low": "low_ns", "high": "high_ns", "p99": "p99_ns"}
 
 
-def explained(run: Run, collective: str | None, size_bytes: int | None, verdict: Verdict) -> Grid:
+def explained(run: Run, collective: str | None, size_bytes: int | None) -> Grid:
     """One row of a run. Raises UsageError where no case is like that."""
     rows = list(zip(summarise_run(run), run.results, strict=True))
     fitting = [
@@ -72,10 +69,10 @@ def explained(run: Run, collective: str | None, size_bytes: int | None, verdict:
         asked_for = " ".join(filter(None, (collective, size)))
         raise UsageError("case", asked_for or "none", f"one of the file's: {some}")
     timed = [pair for pair in fitting if pair[0].median_ns] or fitting
-    if not collective and not size_bytes:  # the row that the verdict is about
+    if not collective and not size_bytes:
         timed = [pair for pair in timed if pair[0].collective == DEFAULT_COLLECTIVE] or timed
     row, result = max(timed, key=lambda pair: pair[0].size_bytes)
-    parts = _parts(run, row, result, verdict)
+    parts = _parts(run, row, result)
     unknown = [n for n, field in _SAMPLED.items() if result.reported and not getattr(row, field)]
     unknown += [n for n in ("clock", "mode") if getattr(row, n) in (None, "unknown")]
     lines = [f"{name}: {line}" for name in parts if name not in unknown for line in parts[name]]
@@ -133,7 +130,7 @@ def _bytes(row: Row, size_bytes: int | None) -> str:
     return f"{row.coalesce} x {size_bytes} B" if row.coalesce > 1 else f"{size_bytes} B"
 
 
-def _parts(run: Run, row: Row, result: CaseResult, verdict: Verdict) -> dict[str, list[str]]:
+def _parts(run: Run, row: Row, result: CaseResult) -> dict[str, list[str]]:
     """The lines about each figure of the row."""
     entry = COLLECTIVES[row.collective]
     time = format_ns(row.median_ns)
@@ -164,7 +161,6 @@ def _parts(run: Run, row: Row, result: CaseResult, verdict: Verdict) -> dict[str
         lines["busbw"] = _busbw(row, result)
     lines["clock"] = [_CLOCKS.get(row.clock or "", one_line(row.clock or "not recorded"))]
     lines["mode"] = [f"{one_line(row.mode)}: {_MODES.get(row.mode, 'not recorded')}"]
-    lines["verdict"] = [*_compared(run, row, verdict), verdict.line]
     return lines
 
 
@@ -187,20 +183,4 @@ def _busbw(row: Row, result: CaseResult) -> list[str]:
     return [
         f"{busbw} GB/s = {format_bandwidth(row.algbw_gbps)} x {factor:.4g}{numbers}",
         f"bus factor: {why}",
-    ]
-
-
-def _compared(run: Run, row: Row, verdict: Verdict) -> list[str]:
-    """What this row would be measured by."""
-    if verdict.fabric is None or not row.busbw_gbps or row.status == IMPLAUSIBLE:
-        return []
-    fabric = fabric_of(run, verdict.fabric, {})
-    limit: Any = fabric and limit_of(row, fabric, run)
-    if limit is None:
-        return [f"{verdict.fabric} has no limit for this collective at this size: not judged"]
-    share = 100 * row.busbw_gbps / limit.busbw_gbps
-    return [
-        f"busbw {format_bandwidth(row.busbw_gbps)} of {limit.busbw_gbps:g} GB/s, the "
-        f"{limit.algorithm} limit of {verdict.fabric} ({limit.source}): {share:.1f} %; the verdict "
-        "reads the largest size of each collective"
     ]

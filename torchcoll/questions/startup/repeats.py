@@ -33,15 +33,13 @@ class Placed:
 class RunPairs:
     """Second runs compared with the first runs of their jobs, one pair per job.
 
-    figure: what is compared. judged: ``base`` has the first runs. others: pairs whose first run was
-    not the first run of the job, which may have been warmed up by earlier runs.
+    figure: what is compared. judged: ``base`` has the first runs.
     """
 
     kind: str
     ranks: tuple[int, ...]
     figure: str
     judged: Judged
-    others: int
 
 
 def places_of(runs: Sequence[Run]) -> list[Placed]:
@@ -111,7 +109,7 @@ def in_job(runs: Sequence[Placed], again: Sequence[RunPairs]) -> list[str]:
 
 
 Likes = Sequence[tuple[str, int, Placed, float, str]]
-_Found = dict[tuple[str, int], list[tuple[float, float, str, bool]]]
+_Found = dict[tuple[str, int], list[tuple[float, float, str]]]
 
 
 def pairs_of(runs: Likes) -> tuple[dict[tuple[str, int], RunPairs], list[RunPairs]]:
@@ -123,8 +121,7 @@ def pairs_of(runs: Likes) -> tuple[dict[tuple[str, int], RunPairs], list[RunPair
     by_kind: _Found = {}
     for key, firsts in _jobs(runs):
         if len(firsts) > 1 and firsts[0][2] == firsts[1][2]:
-            pair = (firsts[0][1], firsts[1][1], firsts[0][2], firsts[0][0].place > 1)
-            by_kind.setdefault(key, []).append(pair)
+            by_kind.setdefault(key, []).append((firsts[0][1], firsts[1][1], firsts[0][2]))
     return _pairs(by_kind)
 
 
@@ -143,7 +140,7 @@ def _jobs(runs: Likes) -> list[tuple[tuple[str, int], list[tuple[Placed, float, 
 
 
 def _pairs(by_kind: _Found) -> tuple[dict[tuple[str, int], RunPairs], list[RunPairs]]:
-    groups: list[tuple[str, tuple[int, ...], list[tuple[float, float, str, bool]]]] = [
+    groups: list[tuple[str, tuple[int, ...], list[tuple[float, float, str]]]] = [
         (kind, (ranks,), pairs_of_ranks) for (kind, ranks), pairs_of_ranks in by_kind.items()
     ]
     for kind in dict.fromkeys(kind for kind, _ in by_kind):
@@ -163,7 +160,6 @@ def _pairs(by_kind: _Found) -> tuple[dict[tuple[str, int], RunPairs], list[RunPa
     judged = judge(measures, THRESHOLD, more_is_faster=False)
     for (kind, ranks, pairs_of_ranks), result in zip(groups, judged, strict=True):
         of_jobs = replace(result, reason=result.reason.replace(" runs", " jobs"))
-        others = sum(other for *_, other in pairs_of_ranks)
-        run_pairs.append(RunPairs(kind, ranks, pairs_of_ranks[0][2], of_jobs, others))
+        run_pairs.append(RunPairs(kind, ranks, pairs_of_ranks[0][2], of_jobs))
     each = {(pair.kind, pair.ranks[0]): pair for pair in run_pairs if len(pair.ranks) == 1}
     return each, [pair for pair in run_pairs if len(pair.ranks) > 1]

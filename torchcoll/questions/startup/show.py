@@ -266,9 +266,6 @@ def _below_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> list[str
             f"2nd run of a job / 1st: {figures}; each job gives one ratio (t on their "
             "logarithms, Holm over all); within 10 % is the same"
         )
-    others = sum(scale.again.others for scale in scales if scale.again)
-    if others:
-        lines.append(f"{others} of the 1st runs are not the first of their job")
     return lines
 
 
