@@ -20,6 +20,8 @@ from torchcoll.core.file import save
 from torchcoll.core.summary import Row
 from torchcoll.questions.comparison.compare import compare
 from torchcoll.questions.comparison.conclusion_show import answer_of
+from torchcoll.questions.comparison.matrix_show import matrix_grid
+from torchcoll.questions.comparison.results import tables_of
 from torchcoll.questions.comparison.show import show_comparisons
 from torchcoll.stats.sides import side
 
@@ -224,34 +226,24 @@ ANSWER = (
 )
 
 
-@pytest.mark.parametrize(
-    ("choices", "shown"),
-    [
-        ("", ["8", "64", "1K", "1M"]),
-        ("--all", ["8", "64", "1K", "1M"]),
-        ("--view cases", ["8", "64", "1K", "1M"]),
-    ],
-)
-def test_the_list_has_the_cases_that_were_asked_for(sizes, choices, shown, capsys):
+@pytest.mark.parametrize("choices", ["", "--all"])
+def test_the_list_has_every_case(sizes, choices, capsys):
     assert main(["compare", "before", "after", *choices.split()]) == 0
     lines = capsys.readouterr().out.splitlines()
     head = next(n for n, line in enumerate(lines) if line.split()[:1] == ["size"])
-    assert [line.split()[0] for line in lines[head + 1 : head + 1 + len(shown)]] == shown
-    assert lines[head + 1 + len(shown) :][:1] in ([], [""])
+    assert [line.split()[0] for line in lines[head + 1 : head + 5]] == ["8", "64", "1K", "1M"]
+    assert lines[head + 5 :][:1] in ([], [""])
     assert lines[0] == ANSWER
 
 
-def test_a_matrix_of_speed_ups(sizes, capsys):
+def test_a_matrix_of_speed_ups(sizes):
     """1 / 1.2 is 0.833, 1 / 0.9 is 1.111; the last size differs by 20 % of noise."""
-    assert main(["compare", "before", "after", "--view", "matrix"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    legend = "speed-up of after over before; ~ inconclusive; = the same within 2 %"
-    start = lines.index(legend)
-    cells = [line.split() for line in lines[start + 2 : start + 7]]
-    assert cells[:4] == [["size", "all_reduce"], ["8", "0.833"], ["64", "1.111"], ["1K", "="]]
-    assert cells[4][0] == "1M" and cells[4][1].startswith("~")
-    assert "times and intervals: --view cases" in lines
-    assert lines[0] == ANSWER
+    found = compare("before", "after")
+    grid = matrix_grid(found, tables_of(found.rows))
+    assert grid.above == ["speed-up of after over before; ~ inconclusive; = the same within 2 %"]
+    assert grid.rows[:3] == [["8", "0.833"], ["64", "1.111"], ["1K", "="]]
+    assert grid.rows[3][1].startswith("~")
+    assert grid.below == ["times and intervals: --all"]
 
 
 def test_many_cases_are_a_matrix(in_tmp_path, capsys):
@@ -271,8 +263,8 @@ def test_many_cases_are_a_matrix(in_tmp_path, capsys):
         ["1K", "2.00", "2.00"]
     ]
     assert lines[start - 2][-4:] == ["1", "run", "a", "side"]
-    assert main(["compare", "a.jsonl", "b.jsonl", "--view", "cases"]) == 0
-    assert "--view cases" not in capsys.readouterr().out
+    assert main(["compare", "a.jsonl", "b.jsonl", "--all"]) == 0
+    assert "--all" not in capsys.readouterr().out
 
 
 def test_the_answer_comes_first_on_a_terminal_and_is_coloured(sizes, monkeypatch):

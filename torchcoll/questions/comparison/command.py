@@ -52,16 +52,10 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
         help=("do not pool runs that differ in these: kernel, NCCL_ALGO, label=KEY, ..."),
     )
     add(
-        "--view",
-        default="",
-        metavar="VIEW",
-        help="matrix (speed-ups by size and collective; the default for many cases) or cases",
-    )
-    add(
         "--all",
         dest="every",
         action="store_true",
-        help="list every case, in a table for each collective",
+        help="list every case with its times, in a table for each collective",
     )
     add(
         "--fail-on",
@@ -119,7 +113,6 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
         options.format,
         every=options.every,
         verbose=options.verbose,
-        view=options.view,
     )
     for text in notes_of_sides(comparisons, options.format):
         tell(f"torchcoll: {text}")
@@ -128,14 +121,11 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
 
 def checked(options: argparse.Namespace) -> tuple[fail_on.Gate | None, float]:
     """The gate and the threshold. Raises UsageError for options that are not valid."""
-    from torchcoll.questions.comparison.show import VIEWS
     from torchcoll.report.formats import FORMATS
 
     gate = fail_on.parse_gate(options.fail_on) if options.fail_on is not None else None
     threshold = parse_share(options.threshold, "threshold")
     choice(options.format, "format", FORMATS)
-    if options.view:
-        choice(options.view, "view", VIEWS)
     return gate, threshold
 
 
@@ -211,7 +201,7 @@ COMMANDS = {
         option_groups={
             "what is read": "--collective --ranks --filter --by",
             "how it is compared": "--threshold --metric --over-ranks",
-            "output": "--view --format --all --verbose --fail-on",
+            "output": "--format --all --verbose --fail-on",
         },
     ),
 }

@@ -50,17 +50,12 @@ _WHAT = tuple(
 _STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow", "not comparable": "dim"}
 
 
-VIEWS = ("matrix", "cases")
-
-
 def comparison_grids(
-    comparison: Comparison, every: bool = False, verbose: bool = False, view: str = ""
+    comparison: Comparison, every: bool = False, verbose: bool = False
 ) -> list[Grid]:
     """The answer, a table of cases, and what one must know to read it.
 
-    - view: ``matrix``, one table of the speed-ups, or ``cases``, a list of all; '' for a matrix if
-      there are many cases.
-    - every: a list of all cases, a table for each collective.
+    - every: a table of the cases of each collective, where many are one table of speed-ups.
     - verbose: the statistics too.
     """
     tables = tables_of([r for r in comparison.rows if r.matched and r.reason != FIRST_CALLS])
@@ -71,7 +66,7 @@ def comparison_grids(
     titles = titles_of([table[0].pair for table in tables])
     every = every or bool(comparison.errors and len(comparison.rows) <= _MOST_CASES)
     grids = [_errors_grid(comparison)] if comparison.errors else settings
-    if _is_matrix(comparison, tables, view, every):
+    if _is_matrix(comparison, tables, every):
         last.below += _unmatched(comparison, every)
         return [first, matrix_grid(comparison, tables), last]
     notes: dict[str, int] = {}
@@ -95,13 +90,10 @@ def comparison_grids(
     return [first, *grids, last]
 
 
-def _is_matrix(
-    comparison: Comparison, tables: Sequence[Sequence[Compared]], view: str, every: bool
-) -> bool:
-    if every or view == "cases" or comparison.errors or comparison.profiles or not tables:
+def _is_matrix(comparison: Comparison, tables: Sequence[Sequence[Compared]], every: bool) -> bool:
+    if every or comparison.errors or comparison.profiles:
         return False
-    many = len(tables) > 1 and sum(map(len, tables)) >= MATRIX_FROM
-    return many or view == "matrix"
+    return len(tables) > 1 and sum(map(len, tables)) >= MATRIX_FROM
 
 
 _MOST_CASES = 40  # of a model, of which the scenarios are the answer
@@ -333,14 +325,13 @@ def show_comparisons(
     file: TextIO | None = None,
     every: bool = False,
     verbose: bool = False,
-    view: str = "",
 ) -> None:
     """Print comparisons with one base; the options are those of ``comparison_grids``. Raises
     UsageError for an unknown format.
     """
     parts = [
         Forms(
-            comparison_grids(comparison, every, verbose, view),
+            comparison_grids(comparison, every, verbose),
             comparison_object(comparison),
             _records(comparison),
         )
