@@ -5,8 +5,7 @@ later; and the same as JSON.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.answer import Answer
@@ -47,9 +46,8 @@ _ROWS_OF_CALLS = (
 _BEYOND = "excess over other ranks: the slowest rank's 1st call minus the median of the others"
 _IN_JOB = "position: first, second, ... run within one job, where they differ"
 _LONGEST = (
-    "(rank, +): the rank with that time, and how much longer it took than the median of the "
-    "others. In rendezvous, init and communicator ranks wait for each other, so that may be the "
-    "rank that arrived first"
+    "(+): longer than the median of the other ranks. In rendezvous, init and communicator ranks "
+    "wait for each other: the slowest may be the rank that arrived first"
 )
 
 
@@ -270,51 +268,31 @@ def _below_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> list[str
 
 
 def _set_up(rows: Sequence[ColdRow]) -> Grid:
-    """The phases of each run before its first call."""
-    names = dict.fromkeys(name for row in rows for name in row.phases)
-    if not names:
-        return Grid([], [])
-    titles = {name: _WORDS.get(name, one_line(name).replace("_", " ")) for name in names}
-    if len(rows) > _MOST_RUNS:
-        return _phases(rows, titles)
+    """A line for each phase before the first call."""
+    names = list(dict.fromkeys(name for row in rows for name in row.phases))
+    slowest = {
+        name: max((row for row in rows if name in row.phases), key=lambda r: r.phases[name].ns)
+        for name in names
+    }
+
+    def middle(name: str) -> str:
+        return format_ns(median([row.phases[name].ns for row in rows if name in row.phases]), 3)
+
+    def rank(name: str) -> str:
+        phase = slowest[name].phases[name]
+        return "-" if phase.rank is None else f"{phase.rank} (+{format_ns(phase.beyond_ns, 3)})"
+
+    columns: list[tuple[Head, Callable[[str], str]]] = [
+        (Head("longest"), lambda name: format_ns(slowest[name].phases[name].ns, 3)),
+        (Head("slowest", "rank", left=True, legend=_LONGEST), rank),
+    ]
+    if len(rows) > 1:
+        columns.insert(0, (Head("median", "of the runs"), middle))
+        columns.append((Head("run", left=True), lambda name: one_line(slowest[name].name)))
+    phase = Head("set-up phase", left=True)
     return make_grid(
-        [
-            (Head("run", left=True, repeat=True, numbered=True), lambda r: one_line(r.name)),
-            (Head("ranks", repeat=True), lambda r: str(r.ranks or "-")),
-            *((Head(titles[name], left=True), partial(_phase_cell, name=name)) for name in names),
-        ],
-        rows,
-        above=["set-up: the longest time of any rank", _LONGEST],
+        [(phase, lambda n: _WORDS.get(n, one_line(n).replace("_", " "))), *columns], names
     )
-
-
-def _phases(rows: Sequence[ColdRow], titles: Mapping[str, str]) -> Grid:
-    """A line for each phase, over many runs."""
-
-    def longest(name: str) -> list[float]:
-        return [row.phases[name].ns for row in rows if name in row.phases]
-
-    def slowest_run(name: str) -> ColdRow:
-        return max((row for row in rows if name in row.phases), key=lambda row: row.phases[name].ns)
-
-    return make_grid(
-        [
-            (Head("phase", left=True), titles.__getitem__),
-            (Head("median"), lambda name: format_ns(median(longest(name)), 3)),
-            (Head("slowest run"), lambda name: format_ns(max(longest(name)), 3)),
-            (Head("which", left=True), lambda name: one_line(slowest_run(name).name)),
-        ],
-        list(titles),
-        above=[f"set-up of {len(rows)} runs: the longest time of any rank"],
-    )
-
-
-def _phase_cell(row: ColdRow, name: str) -> str:
-    phase = row.phases.get(name)
-    if phase is None:
-        return "-"
-    beyond = f" (rank {phase.rank}, +{format_ns(phase.beyond_ns, 3)})"
-    return format_ns(phase.ns, 3) + (beyond if phase.rank is not None else "")
 
 
 def _late(late: Sequence[Late]) -> Grid:
