@@ -149,7 +149,7 @@ def test_why_something_is_on_one_side_alone(in_tmp_path, capsys):
     save(run(measured(100)), in_tmp_path / "a.jsonl")
     save(run(*both), in_tmp_path / "b.jsonl")
     assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
-    assert "only in new: back-to-back: 1K" in capsys.readouterr().out
+    assert "; a lacks 1 of 2 cases (1K back-to-back)\n" in capsys.readouterr().out
 
 
 def test_first_calls_stay_out_of_a_mean_of_launches():

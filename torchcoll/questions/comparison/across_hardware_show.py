@@ -239,16 +239,3 @@ def shares_grid(
     else:
         above.append(f"all sizes: {results[0]}")
     return grid_of_columns(columns, above)
-
-
-def alone_line(comparison: Comparison) -> str:
-    """How many cases only one side has, and of which collectives."""
-    texts = []
-    for side, rows in (
-        (comparison.base, [row for row in comparison.rows if not row.pair.new]),
-        (comparison.new, [row for row in comparison.rows if not row.pair.base]),
-    ):
-        names = dict.fromkeys(row.row.collective for row in rows)
-        if rows:
-            texts.append(f"{len(rows)} in {one_line(side.name)} ({', '.join(names)})")
-    return f"cases on one side only (--all lists them): {', '.join(texts)}"

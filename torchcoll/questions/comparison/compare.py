@@ -156,10 +156,10 @@ class Comparison(Displayed):
         lacking = not self.errors and not self.across_hardware
         sides = []
         for number, side in enumerate((self.base, self.new)):
-            cases = []
-            missing = []
+            cases, missing, of_other = [], [], 0
             for row in self.rows:
                 mine, other = (row.pair.base, row.pair.new)[:: -1 if number else 1]
+                of_other += bool(other)
                 cases.append((self.name_of(row), mine))
                 has_none = not any(m.row.is_right for m in mine) and not fault_runs(mine)
                 if lacking and has_none and any(m.figure and m.row.is_right for m in other):
@@ -167,7 +167,8 @@ class Comparison(Displayed):
             factors = [each.factor for each in self.outliers if each.run[0] == number]
             speeds = [speed_up(factor, self.more_is_faster) for factor in factors]
             name = self.side_names[number]
-            sides.append(side_faults(name, len(side.runs), cases, missing, speeds, cut_runs(side)))
+            found = side_faults(name, len(side.runs), cases, missing, speeds, cut_runs(side))
+            sides.append(replace(found, cases=of_other))
         return sides[0], sides[1]
 
     @property

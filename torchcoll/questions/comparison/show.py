@@ -12,7 +12,6 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.summary import Row
 from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.across_hardware_show import (
-    alone_line,
     profile_grid,
     ranks_texts,
     settings_grid,
@@ -122,32 +121,21 @@ def _errors_grid(comparison: Comparison) -> Grid:
     return Grid(heads, rows, above, below)
 
 
-def _sizes_text(rows: Sequence[Compared], with_count: bool = False) -> str:
-    """``1K, 4K, ..., 1G`` and for with_count ``(21)``, if there are many."""
-    sizes = [row.size_cell for row in rows]
-    count = [f"({len(sizes)})"] if with_count and len(sizes) > 5 else []
-    return ", ".join([*units.shorten_middle(sizes, 5), *count])
-
-
-_MOST_ALONE = 2  # tables of one side that have a line each
-
-
 def _unmatched(comparison: Comparison, every: bool) -> list[str]:
-    """What only one side has, in short: rows of it would hide the others."""
-    alone = [row for row in comparison.rows if not row.matched]
-    tables = [
-        t for has in ("base", "new") for t in tables_of([r for r in alone if getattr(r.pair, has)])
-    ]
-    if len(tables) > _MOST_ALONE and not every:
-        return [alone_line(comparison)]
+    """What only one side has: the collectives where the answer has no cases, ``every`` case if
+    asked for.
+    """
+    if not every and any(side.missing for side in comparison.faults):
+        return []
     lines = []
-    # What tells them from the cases that both have is a part of the answer.
-    pairs = [*(table[0].pair for table in tables), *(r.pair for r in comparison.rows if r.matched)]
-    for table, title in zip(tables, titles_of(pairs), strict=False):
-        side = comparison.base if table[0].pair.base else comparison.new
-        what = title or table[0].row.collective
-        sizes = _sizes_text(table, with_count=True)
-        lines.append(f"only in {one_line(side.name)}: {what}: {sizes}")
+    for side, other in ((comparison.base, "new"), (comparison.new, "base")):
+        rows = [row for row in comparison.rows if not getattr(row.pair, other)]
+        collectives = [row.row.collective for row in rows]
+        names = [comparison.name_of(row) or row.row.collective for row in rows]
+        shown = ", ".join(dict.fromkeys(names if every else collectives))
+        if rows:
+            cases = units.counted(len(rows), "case")
+            lines.append(f"{cases} only in {one_line(side.name)}: {shown}")
     return lines
 
 
