@@ -184,10 +184,14 @@ def _runs_text(ratios: Items) -> str:
 
 
 def _unchanged(comparison: Comparison, ratios: Items) -> list[str]:
-    """``["31 the same", "1 inconclusive (broadcast 16M)"]``: few are named."""
+    """``["31 the same", "1 inconclusive (broadcast 16M)"]``: few are named. Those that ``_looks``
+    names are not counted again.
+    """
     texts = []
-    for result, text in (("same", "the same"), ("inconclusive", "inconclusive")):
-        names = [comparison.name_of(item) for item in ratios if item.result == result]
+    others = [item for item in ratios if not item.is_notable]
+    more = "" if len(others) == len(ratios) else "more "
+    for result, text in (("same", "the same"), ("inconclusive", f"{more}inconclusive")):
+        names = [comparison.name_of(item) for item in others if item.result == result]
         named = f" ({', '.join(names)})" if any(names) and len(names) <= _MOST_NAMED else ""
         if names:
             texts.append(f"{len(names)} {text}{named}")
