@@ -68,7 +68,6 @@ OTHERS = (
     "compare results/a100-8gpu-baseline/curve.jsonl results/a100-8gpu-baseline/curve-3gpu.jsonl",
     "compare backend:gloo=GLOO backend:ccl=GLOO",
     "compare backend:gloo=GLOO backend:ccl=GLOO --all",
-    "compare backend:gloo=GLOO backend:ccl=GLOO --fit",
     "compare old=GLOO/run-[123].jsonl new=GLOO/run-[456].jsonl",
     "compare measured=H200/generic.jsonl model=results/simulator-hgx-h100/analytical.csv",
     "model predict 8xH100 --sizes 1M,1G --ranks 8..64",

@@ -37,7 +37,6 @@ COMMANDS = {
     "check base/0.jsonl": set(),
     "show base/0.jsonl --explain": set(),
     "compare base new": COMPUTED,
-    "compare base new --fit": FITTED,
     "cold base": COMPUTED,
     "scaling base": FITTED,
     "curve base": FITTED,

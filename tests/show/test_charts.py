@@ -21,7 +21,6 @@ from torchcoll.questions.contention.soak_show import soak_chart
 from torchcoll.questions.contention.soaked import soaked
 from torchcoll.questions.page.charts import (
     calls_chart,
-    calls_pictures,
     chosen,
     first_calls_charts,
     ranks_chart,
@@ -52,26 +51,13 @@ def test_calls_in_order_of_the_slowest_rank_and_of_each():
     assert chart.key == "0.0"
 
 
-def test_a_picture_of_calls_begins_with_the_distribution_of_each_rank():
+def test_a_picture_of_calls_has_the_slowest_rank_alone():
     times = {"host": [[400, 100, 300, 200], [500, 500, 500, 900]]}
     one = result(2, time_ns=times, cold=(5000,))
-    shares, calls = calls_pictures(run(one, ranks=2), [one])
-    first, second = shares.traces
-    assert first["x"] == [1e-7, 2e-7, 3e-7, 4e-7]  # the faster rank comes first
-    assert first["y"] == [0.25, 0.5, 0.75, 1.0]
-    assert second["x"] == [5e-7, 5e-7, 5e-7, 9e-7]
-    assert [first["name"], second["name"]] == ["rank 0", "rank 1"]
+    calls = calls_chart(run(one, ranks=2), one, most_ranks=None)
     assert traces(calls)["steady"]["y"] == [5e-7, 5e-7, 5e-7, 9e-7]
     assert calls.layout["yaxis"]["title"]["text"] == "slowest rank"
     assert not any("can be chosen" in line for line in calls.caption)
-
-
-def test_of_many_ranks_the_extremes_have_names():
-    one = result(12, time_ns={"host": [[100 + rank] * 3 for rank in range(12)]})
-    shares, _ = calls_pictures(run(one, ranks=12), [one])
-    assert len(shares.traces) == 12
-    names = [trace["name"] for trace in shares.traces if trace["name"]]
-    assert names == ["rank 0", "rank 6", "rank 11"]
 
 
 def test_the_smallest_a_middle_and_the_largest_size_are_drawn():

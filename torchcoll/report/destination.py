@@ -186,20 +186,17 @@ class TextWithoutAnswer(io.StringIO):
 class RunProgress:
     """Cases done of all cases, elapsed time, and time left if the rest is like what was done."""
 
-    def __init__(
-        self,
-        total: int,
-        now: Callable[[], float] = time.monotonic,
-        started: float | None = None,
-    ) -> None:
-        """started: when the run began, by ``now``; None: now."""
+    def __init__(self, total: int, now: Callable[[], float] = time.monotonic) -> None:
         self.total = total
         self.finished = 0
         self._now = now
-        self._start = now() if started is None else started
+        self._start = now()
 
     def text(self, doing: str = "") -> str:
-        elapsed, left = self._times()
+        elapsed = self._now() - self._start
+        left = None
+        if 0 < self.finished < self.total:
+            left = elapsed / self.finished * (self.total - self.finished)
         filled = _BAR * self.finished // self.total if self.total else _BAR
         parts = [
             f"[{'#' * filled}{'.' * (_BAR - filled)}] {self.finished}/{self.total}",
@@ -208,19 +205,6 @@ class RunProgress:
         if left is not None:
             parts.append(f"left {clock_text(left)}")
         return "  ".join([*parts, doing] if doing else parts)
-
-    def sentence(self) -> str:
-        """``3 of 12 cases, 0:14 elapsed, about 0:42 left``"""
-        elapsed, left = self._times()
-        rest = "" if left is None else f", about {clock_text(left)} left"
-        return f"{self.finished} of {self.total} cases, {clock_text(elapsed)} elapsed{rest}"
-
-    def _times(self) -> tuple[float, float | None]:
-        """Seconds since the start, and those that are left, where that can be estimated."""
-        elapsed = self._now() - self._start
-        if not 0 < self.finished < self.total:
-            return elapsed, None
-        return elapsed, elapsed / self.finished * (self.total - self.finished)
 
 
 class ProgressLine:

@@ -78,7 +78,7 @@ class Section:
 @dataclass
 class Page:
     """cases: those that points of the charts lead to, by key. run_commands: of each run the command
-    that prints its calls, '' without a file. reloads: a browser reads the page again and again.
+    that prints its calls, '' without a file.
     """
 
     title: str
@@ -86,7 +86,6 @@ class Page:
     sections: list[Section]
     cases: dict[str, PageCase] = field(default_factory=dict)
     run_commands: list[str] = field(default_factory=list)
-    reloads: bool = False
 
 
 def shorten_repeated_caveats(

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UnusableError
 from torchcoll.core.plausibility import IMPLAUSIBLE
@@ -25,7 +26,6 @@ from torchcoll.core.result import Run
 from torchcoll.core.units import format_size
 from torchcoll.parts.curves import ranges
 from torchcoll.parts.curves.ranges import CurveScatter, estimate_scatter
-from torchcoll.questions.comparison.fits import counted_share
 from torchcoll.reading.inputs import Source
 from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.stats.matching import NAMES, value_of
@@ -321,7 +321,7 @@ def _ranges(common: dict[str, Any], items: Sequence[Measured]) -> CurveRanges:
     ]
     curve_ranges = CurveRanges(common, points, curve, handovers=handovers, scatter=scatter)
     curve_ranges.sizes, curve_ranges.doubt = measured, "; ".join(doubts)
-    curve_ranges.share = counted_share(common["collective"], common.get("ranks") or 0)
+    curve_ranges.share = _counted_share(common["collective"], common.get("ranks") or 0)
     for boundary in curve.boundaries:
         low, high = points[boundary.low].size_bytes, points[boundary.high].size_bytes
         jump = boundary.jump
@@ -398,3 +398,13 @@ def _between(low: int, high: int, count: int) -> list[int]:
 def _whole(size: float) -> int:
     step = _ALIGN if size >= 64 * _ALIGN else _STEP
     return math.floor(size / step + 0.5) * step
+
+
+def _counted_share(collective: str, ranks: int) -> float | None:
+    """What algbw counts of size / time (nccl-tests doc/PERFORMANCE.md); None where that depends on
+    a number of ranks that is not known, or is 1.
+    """
+    entry = COLLECTIVES[collective]
+    if ranks < 2:
+        return None if entry.moved(2) != 1 else 1.0
+    return entry.moved(ranks)

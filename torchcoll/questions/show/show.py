@@ -150,21 +150,15 @@ def show(
 ) -> None:
     """Print runs, the result files at these paths, or what torchcoll found, to stdout.
 
-    format: table, markdown, csv, json. columns: names of Row fields, or ``all``.
-    percentiles: further columns, such as ``50,90,99.9``. over_ranks: max (the slowest rank of a
-    call), mean, min, rank0. clock: host, device, issue; None: each case's default. view: ``cases``,
-    a row each (the default; on a terminal, several collectives over three sizes or more are a table
-    of busbw by size and collective); ``ranks``, each rank's own times; ``calls``, every call in
-    order (both are long tables in csv and json); ``pivot:KEY``, sizes down and one column for each
-    value of KEY (collective, ranks, backend, ... or ``label=NAME``), showing metric (busbw, algbw,
-    time). The table of cases ends with the verdict by the fabric that the run is known to be of;
-    ``check`` judges by another one. topology: files of
-    NCCL_TOPO_DUMP_FILE; each row then has its share of what they allow. nccl_log: logs of NCCL,
-    whose tuning table says what it expected. every: all tables of more than 20 runs, all ranks of
-    more than 64, and all cases of a comparison, which are shown in short without it. verbose: the
-    phases of the start and the cost of measuring in the header. Of traffic: format, and columns,
-    which are names of TrafficRow fields. Raises UsageError for choices that do not exist or do not
-    go together, UnreadableError for a file.
+    The options are those of ``torchcoll show``. format: table, markdown, csv, json. columns: names
+    of Row fields, or ``all``. percentiles: further columns. over_ranks: max (the slowest rank of a
+    call), mean, min, rank0. clock: host, device, issue; None: each case's default. view: cases,
+    ranks, calls, or ``pivot:KEY`` with metric (busbw, algbw, time); None: cases, or on a terminal a
+    table of busbw where there are several collectives. topology, nccl_log: files whose limits and
+    expected times are shown beside each row. every: nothing is shortened. verbose: the phases of
+    the start and the cost of measuring too. Traffic and findings take format, and columns or every
+    where they have them. Raises UsageError for choices that do not exist or do not go together,
+    UnreadableError for a file.
     """
     sources = tuple(map(_loaded, sources))
     others: list[Any] = [source for source in sources if not isinstance(source, _RUNS)]
