@@ -296,11 +296,11 @@ READ = {"sm_clock_mhz": 1980, "reasons": [], "limited_ns": None, "others": []}
         ([{**READ, "others": None}], ""),
         (
             [{"sm_clock_mhz": 1205, "others": None}],  # AMD's sysfs
-            "not known: throttling, other processes of the devices on n1",
+            "not known: throttling of the devices on n1",
         ),
         (
             [READ, {"place": "0000:05:00.0"}],  # no driver library
-            "not known: clocks, throttling, other processes of the devices on n1",
+            "not known: throttling of the devices on n1",
         ),
     ],
 )

@@ -35,11 +35,10 @@ _INTERVALS = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of a table.
+    """One line of a table: a row, and the result that it was computed from.
 
-    row: its values. result: the result that they were computed from. marks: its footnote marks,
-    such as ``[1]``. how: how times are combined over ranks. limit: the bandwidth that the topology
-    allows, if the table shows it.
+    marks: its footnote marks, such as ``[1]``. how: how times are combined over ranks. limit: the
+    bandwidth that the topology allows, if the table shows it.
     """
 
     row: Row
@@ -179,11 +178,15 @@ def _yes_no(value: bool | None) -> str:
     return "-" if value is None else "yes" if value else "no"
 
 
-def distinct_values(items: Collection[Any], name: str) -> list[Any]:
-    """The distinct values of a dimension, in order of appearance.
+def value_text(name: str, value: Any) -> str:
+    """A value of a dimension: ``float32``, ``out of place``, ``-`` if there is none."""
+    if name == "in_place" and value is not None:
+        return "in place" if value else "out of place"
+    return "-" if value is None else one_line(value)
 
-    items: Cases or Rows. None is left out, because it means that an item lacks the dimension.
-    """
+
+def distinct_values(items: Collection[Any], name: str) -> list[Any]:
+    """The distinct values that Cases or Rows have of a dimension, in order of appearance."""
     try:
         values = dict.fromkeys(map(operator.attrgetter(name), items))
     except AttributeError:  # Cases lack some fields of a Row
@@ -192,10 +195,7 @@ def distinct_values(items: Collection[Any], name: str) -> list[Any]:
 
 
 def statistics_of(items: Iterable[Row | Case]) -> list[str]:
-    """The statistics over calls (median, period, mean, ...) that the times of the items are.
-
-    For Cases, these are the statistics that their rows will have.
-    """
+    """The statistics over calls (median, period, mean, ...) that Rows have and Cases will have."""
     statistics = dict.fromkeys(
         item.statistic if isinstance(item, Row) else (PERIOD if item.back_to_back else "median")
         for item in items
@@ -238,10 +238,7 @@ def columns_for(rows: Sequence[Row]) -> list[Column]:
 
 
 def _named(columns: Iterable[Column], statistics: Sequence[str]) -> Iterator[Column]:
-    """Names the time column by its statistic, and explains low and high of a period.
-
-    A mean must not be called a median, and the spread of intervals is not the spread of calls.
-    """
+    """Names the time column by its statistic, and explains low and high of a period."""
     for column in columns:
         first, legend = column.head.first, column.head.legend
         if column.key == "median_ns" and len(statistics) > 1:
@@ -275,10 +272,7 @@ def percentile_key(percentile: float) -> str:
 
 
 def percentile_ns(entry: Entry, percentile: float) -> float | None:
-    """A percentile (0 to 100) of the steady calls in ns; None if there are none.
-
-    The clock, and how times are combined over ranks, are those of the row.
-    """
+    """A percentile (0 to 100) of the steady calls on the clock of the row in ns, or None."""
     steady = sorted(steady_times(entry.result, entry.row.clock, entry.how))
     return quantile(steady, percentile / 100) if steady else None
 

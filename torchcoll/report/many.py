@@ -235,40 +235,28 @@ def many_ranks_grids(run: Run, view: View) -> list[Grid]:
         Head("longest /", "median"),
     ]
     lines: list[list[str]] = []
-    ratios: dict[int, list[float]] = {}
+    ratios: dict[str, list[float]] = {}
     hosts: dict[str, list[float]] = {}
     titles = kind_texts([_kind(row) for row in rows], ("collective",))
     values = [list(rank_values(run, entry)) for entry in entries]
     for entry, ranks, title in zip(entries, values, titles, strict=True):
-        figures_by_rank = {rank["rank"]: rank for rank in ranks}
-        if not figures_by_rank:
-            lines.append([title, format_size(entry.row.size_bytes_requested), *["-"] * 6])
+        size = format_size(entry.row.size_bytes_requested) if entry.has_data else "-"
+        if not ranks:
+            lines.append([title, size, *["-"] * 6])
             continue
-        times = {rank: figures["median_ns"] for rank, figures in figures_by_rank.items()}
-        middle = median(list(times.values()))
-        low, high = min(times, key=lambda r: times[r]), max(times, key=lambda r: times[r])
-        size = entry.row.size_bytes_requested
-        lines.append(
-            [
-                title,
-                format_size(size) if COLLECTIVES[entry.row.collective].has_data else "-",
-                format_time(middle),
-                format_time(times[low]),
-                str(low),
-                format_time(times[high]),
-                str(high),
-                format_ratio(times[high] / middle if middle else None),
-            ]
-        )
-        for rank, ns in times.items():
-            if middle:
-                ratios.setdefault(rank, []).append(ns / middle)
-                hosts.setdefault(str(figures_by_rank[rank]["host"] or "?"), []).append(ns / middle)
+        middle = median([rank["median_ns"] for rank in ranks])
+        low, high = (end(ranks, key=lambda rank: rank["median_ns"]) for end in (min, max))
+        cells = [title, size, format_time(middle)]
+        for rank in (low, high):
+            cells += [format_time(rank["median_ns"]), str(rank["rank"])]
+        lines.append([*cells, format_ratio(high["median_ns"] / middle if middle else None)])
+        for rank in ranks if middle else ():
+            host, ratio = rank["host"] or "?", rank["median_ns"] / middle
+            ratios.setdefault(f"{rank['rank']} ({one_line(host)})", []).append(ratio)
+            hosts.setdefault(host, []).append(ratio)
     above = [*header_lines(run, rows, None, distinct_values(rows, "clock")), WAITING]
     above.append(f"{run.ranks} ranks in short ({_ALL}): each rank's own median")
-    host_of = {n: one_line(m.get("host") or "?") for n, m in enumerate(run.members)}
-    ranks_ratios = {f"{r} ({host_of.get(r, '?')})": of_rank for r, of_rank in ratios.items()}
-    ends = [_extremes_grid("rank", ranks_ratios)]
+    ends = [_extremes_grid("rank", ratios)]
     ends += [_extremes_grid("host", hosts)] if len(hosts) > 1 else []
     below = run_lines(run, rows, first_calls=False)
     answer = ranks_answer(run, entries, values)

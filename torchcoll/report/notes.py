@@ -44,7 +44,6 @@ class Notes:
         self._numbers: dict[str, int] = {}
         self._modes: dict[Case, Modes] = {}
         self._with_ramp_up: dict[Case, tuple[int, int]] = {}  # case -> its calls, ramp-up calls
-        self._short: dict[Case, int] = {}  # case -> its calls, if too few to show two modes
 
     @property
     def bimodal(self) -> int:
@@ -52,12 +51,7 @@ class Notes:
         return len(self._modes)
 
     def mark(self, *texts: str) -> str:
-        """The marks of the texts, such as ``[1][3]``; a new text gets the next number.
-
-        They are sorted, because an earlier row may have given a later text a smaller number.
-        """
-        if not texts:
-            return ""
+        """The marks of the texts in order, such as ``[1][3]``; a new text gets the next number."""
         numbers = {self._numbers.setdefault(text, len(self._numbers) + 1) for text in texts}
         return "".join(f"[{number}]" for number in sorted(numbers))
 
@@ -70,26 +64,19 @@ class Notes:
         if not result.time_ns:  # modes and issue times need the samples of single calls
             return self.mark(*texts, *more)
         times, ramp_up = _judged_times(result, times)
-        calls = len(times) - ramp_up  # as in the column of the table
         if modes := two_modes(times):
             self._modes[result.case] = modes
             if ramp_up:
-                self._with_ramp_up[result.case] = (calls, ramp_up)
+                self._with_ramp_up[result.case] = (len(times) - ramp_up, ramp_up)
             texts.append(_MODES)
-        elif 0 < calls < FEW_CALLS:
-            self._short[result.case] = calls
         return self.mark(*texts, *_host_bound_notes(result), *more)
 
-    def lines(self, footnotes: bool = True, verbose: bool = False) -> list[str]:
-        """The numbered footnotes, and if verbose a line about rows that have none. footnotes:
-        whether the former are among them.
-        """
-        numbered = [
+    def lines(self) -> list[str]:
+        """The numbered footnotes."""
+        return [
             Caveat(self._bimodal_text() if text is _MODES else text, f"[{number}] ")
             for text, number in self._numbers.items()
-            if footnotes
         ]
-        return [*numbered, *(self._short_lines() if verbose else ())]
 
     def _bimodal_text(self) -> str:
         """The footnote of all bimodal rows: ``bimodal in 8 rows: 14 to 45 % of the calls ...``.
@@ -111,22 +98,6 @@ class Notes:
             of = f"{counted(calls, 'call')} and {counted(ramp_up, 'ramp-up call')}"
         slow, fast = _time_range(modes[0].slow), _time_range(modes[0].fast)
         return f"bimodal: {share} % of {of} take {slow}, the others {fast}"
-
-    def _short_lines(self) -> list[str]:
-        """If some rows are bimodal, a line about the others with too few calls to rule it out.
-
-        Modes come in clusters, so a few calls may all be of one mode.
-        """
-        if not (self._modes and self._short):
-            return []
-        least, most = min(self._short.values()), max(self._short.values())
-        calls = f"{least} calls" if least == most else f"{least} to {most} calls"
-        rows = len(self._short)
-        are, have = plural(rows, "is", "are"), plural(rows, "has", "have")
-        return [
-            f"{counted(rows, 'row')} {are} not marked bimodal, but {have} only {calls}: "
-            "too few to rule it out"
-        ]
 
 
 def _result_notes(result: CaseResult) -> Iterable[str]:
@@ -151,10 +122,8 @@ def _result_notes(result: CaseResult) -> Iterable[str]:
 def _judged_times(result: CaseResult, times: Sequence[float] | None) -> tuple[Sequence[float], int]:
     """The times in ns in which two modes are looked for, and how many of them are ramp-up calls.
 
-    Back-to-back calls have none.
-
-    A period is a mean over calls of both modes, so it cannot show them. If there are fewer than
-    FEW_CALLS steady calls, the ramp-up calls are added: both modes occur in them too.
+    A period is a mean over calls of both modes, so back-to-back calls have no such times. Fewer
+    than FEW_CALLS steady calls are joined by the ramp-up calls: both modes occur in them too.
     """
     clock = summary.default_clock(result)
     if summary.has_period(result, clock):
@@ -188,9 +157,7 @@ MOST_NOTES = 4  # below a table
 
 
 def most_notes(lines: Sequence[str], run: Run, verbose: bool) -> list[str]:
-    """The lines below the table of a run, of which at most MOST_NOTES are shown unless verbose:
-    what happened to the run, and the first of the others.
-    """
+    """At most MOST_NOTES of the lines below a table: what happened to the run comes first."""
     if verbose or len(lines) <= MOST_NOTES:
         return [*lines]
     happened = set(outcome_lines(run))
@@ -199,28 +166,19 @@ def most_notes(lines: Sequence[str], run: Run, verbose: bool) -> list[str]:
     return [*(lines[place] for place in sorted(first)), f"{counted(left, 'more note')}: --verbose"]
 
 
-def run_lines(
-    run: Run, rows: Sequence[summary.Row], first_calls: bool = True, verbose: bool = False
-) -> list[str]:
-    """The lines below the tables of a run: about its rows, then about the run.
-
-    first_calls: whether a table has the column of first calls, whose ``*`` needs explaining.
-    """
-    return row_lines(rows, first_calls, verbose) + outcome_lines(run)
+def run_lines(run: Run, rows: Sequence[summary.Row], first_calls: bool = True) -> list[str]:
+    """The lines below the tables of a run: ``row_lines``, then ``outcome_lines``."""
+    return row_lines(rows, first_calls) + outcome_lines(run)
 
 
-def row_lines(
-    rows: Sequence[summary.Row], first_calls: bool = True, verbose: bool = False
-) -> list[str]:
-    """The lines that explain rows without marks: first calls, one rank, splits; if verbose also
-    what ended the cases.
+def row_lines(rows: Sequence[summary.Row], first_calls: bool = True) -> list[str]:
+    """The lines that explain rows without marks: first calls, one rank, splits.
 
     first_calls: whether a table has the column of first calls.
     """
     slow = dict.fromkeys(one_line(row.statistic) for row in rows if row.slow_first)
     lines = [f"* first call over 3 times the {' or '.join(slow)}"] if first_calls and slow else []
     lines += [FLUSH_LINE] if any(row.buffer_reuse == "flush" for row in rows) else []
-    lines += stop_lines(rows) if verbose else []
     if any(row.ranks == 1 for row in rows):
         lines.append(summary.ONE_RANK)
     lines += [text] if (text := summary.nothing_sent(rows)) else []
@@ -248,48 +206,15 @@ def _pair_line(rows: Sequence[summary.Row]) -> list[str]:
     return [f"dispatch and combine together (sum of both times): {', '.join(sums)}"] if sums else []
 
 
-def stop_lines(rows: Iterable[summary.Row]) -> list[str]:
-    """How many cases each stopping rule ended, as one line; [] if all ran a fixed number of calls.
-
-    The precision is that of the calls made, and does not bound what a longer run would measure:
-    ``precision 3 (after 60 to 180 calls in 2.1 ms to 14 ms; longer runs may differ)``.
-    """
-    rows_by_reason: dict[str, list[summary.Row]] = {}
-    for row in rows:
-        if not row.stop:
-            continue
-        rows_by_reason.setdefault(
-            "precision" if row.stop == "precision" else stop_text(row), []
-        ).append(row)
-    rows_by_reason.pop("", None)
-    if not set(rows_by_reason) - {"count"}:  # count: the user fixed the number of calls
-        return []
-    parts = [
-        f"{text} {len(rows_of_reason)}"
-        + (
-            f" (after {_calls_and_time(rows_of_reason)}; longer runs may differ)"
-            if text == "precision"
-            else ""
-        )
-        for text, rows_of_reason in sorted(rows_by_reason.items(), key=lambda item: -len(item[1]))
-    ]
-    return [f"cases ended by: {', '.join(parts)}"]
-
-
 def stop_text(row: summary.Row) -> str:
-    """Why a case ended: ``precision of 60 calls in 2.1 ms``, ``limit of 1000 calls``, ``time``."""
+    """Why a case ended: ``precision of 60 calls in 2.1 ms``, ``limit of 1000 calls``, ``time``.
+
+    The precision is that of the calls made, and does not bound what a longer run would measure.
+    """
     if row.stop == "precision":
-        return f"precision of {_calls_and_time([row])}"
+        took = "" if row.steady_ns is None else f" in {format_ns(row.steady_ns, 2)}"
+        return f"precision of {row.calls} calls{took}"
     return f"limit of {row.calls} calls" if row.stop == "cap" else one_line(row.stop)
-
-
-def _calls_and_time(rows: Sequence[summary.Row]) -> str:
-    """``60 to 180 calls in 2.1 ms to 14 ms``; files of earlier versions lack the times."""
-    least, most = (choose(row.calls for row in rows) for choose in (min, max))
-    parts = [f"{least} calls" if least == most else f"{least} to {most} calls"]
-    times = sorted(row.steady_ns for row in rows if row.steady_ns is not None)
-    texts = dict.fromkeys(format_ns(ns, 2) for ns in (times[:1] + times[-1:]))
-    return " in ".join([*parts, " to ".join(texts)] if texts else parts)
 
 
 def outcome_lines(run: Run) -> list[str]:
@@ -305,10 +230,7 @@ def outcome_lines(run: Run) -> list[str]:
 
 
 def runs_lines(runs: Sequence[Run]) -> list[Caveat]:
-    """The outcome lines of several runs, each text once.
-
-    A text of one run is preceded by its file, a text of several runs by their number.
-    """
+    """The outcome lines of several runs, each once, after its file or the number of its runs."""
     runs_by_line: dict[str, list[Run]] = {}
     for run in runs:
         for line in outcome_lines(run):
@@ -329,10 +251,8 @@ def footer_lines(notes: Sequence[str], runs: Sequence[Run]) -> list[str]:
 
 
 def note_lines(format: str, runs: Sequence[Run], notes: Sequence[str] = ()) -> list[str]:
-    """The lines that csv and json cannot hold and that are printed to stderr instead.
-
-    For both these are the problems of the files, each with its file; for csv also ``notes``, which
-    are a field of json.
+    """The lines that csv and json cannot hold and that are printed to stderr instead: the problems
+    of the files, and for csv also ``notes``, which are a field of json.
     """
     lines = []
     if format in ("csv", "json"):

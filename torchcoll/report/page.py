@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.answer import Answer, Caveat
-from torchcoll.core.errors import UnavailableError, install_text, one_line, printable
-from torchcoll.report.chart import TIME_LABELS, Chart
+from torchcoll.core.errors import one_line, printable
+from torchcoll.report.chart import TIME_LABELS, Chart, check_installed
 from torchcoll.report.grid import Grid, escape_markdown, legends, markdown_text
 
 _STYLES = {"green": "good", "red": "bad", "yellow": "doubt", "dim": "dim"}
@@ -92,11 +92,9 @@ class Page:
 def shorten_repeated_caveats(
     sections: Sequence[Section], printed: Iterable[str] = ()
 ) -> list[Section]:
-    """The sections, where a caveat is printed in full at its first table alone, and an answer at
-    its first table, unless it stands above the sections.
+    """The sections, in which a caveat and an answer stand in full at their first table alone.
 
-    Tables that stand alone in a terminal each print their caveats; a page would repeat some of them
-    ten times. printed: texts that stand above the sections.
+    printed: texts that stand above the sections.
     """
     texts = set(printed)
 
@@ -130,26 +128,21 @@ def shorten_repeated_caveats(
 def html_text(page: Page) -> str:
     """The whole page, with its charts, style and scripts in it.
 
-    Every text is escaped; of scripts the page's own and plotly's alone are allowed to run, and
-    nothing may be fetched (a content security policy says so). Raises UnavailableError without
-    jinja2.
+    Every text is escaped. By its content security policy only the scripts of the page and plotly
+    run, and nothing is fetched. Raises UnavailableError without jinja2.
     """
-    try:
-        from jinja2 import Environment, StrictUndefined
-        from markupsafe import Markup
-    except ImportError:
-        raise UnavailableError(
-            "report",
-            "no library for it",
-            "jinja2",
-            install_text("report"),
-        ) from None
+    check_installed("jinja2", "report", "report")
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
     folder = Path(__file__).parent
     scripts = [(folder / "page.js").read_text(encoding="utf-8")]
     groups = [group for section in page.sections for group in section.charts]
     plotly = ""
     if groups:
-        scripts.append(plotly_script())
+        from plotly.offline import get_plotlyjs
+
+        scripts.append(get_plotlyjs())
         plotly = base64.b64encode(gzip.compress(scripts[1].encode(), mtime=0)).decode()
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=False, finalize=_shown
@@ -169,31 +162,8 @@ def html_text(page: Page) -> str:
     )
 
 
-def plotly_script() -> str:
-    """plotly.js, from the Python package."""
-    from plotly.offline import get_plotlyjs
-
-    text: str = get_plotlyjs()
-    return text
-
-
-def check_charts_available() -> None:
-    """Raises UnavailableError where a page could not have its charts, before anything is read."""
-    try:
-        import plotly  # noqa: F401
-    except ImportError:
-        raise UnavailableError(
-            "report",
-            "no library for it",
-            "plotly",
-            install_text("report"),
-        ) from None
-
-
 def _json_text(page: Page, groups: Sequence[ChartGroup]) -> str:
-    """What page.js reads. A script element ends at ``</script``, whatever JSON it stands in, so no
-    ``<`` is left; ASCII, because U+2028 ends lines of scripts.
-    """
+    """What page.js reads, as ASCII without ``<``: ``</script`` and U+2028 would end it."""
     data = {
         "groups": [{"label": g.label, "charts": list(map(_chart_json, g.charts))} for g in groups],
         "cases": {key: [case.title, case.run, case.command] for key, case in page.cases.items()},

@@ -46,9 +46,9 @@ _OFTEN = 0.75  # of calls, and of cases, in which the slow rank is the one
 class ConsistentRank:
     """A rank that is slower, or later, than its peers in most calls of most cases.
 
-    late: its own times are the shortest, as of a rank that arrives last, and not the longest.
-    calls: the share of calls in which that is so; excess: how much longer its times are than the
-    shortest median of its peers, or their shortest median than its; both medians over ``cases``.
+    late: its own times are the shortest, as of a rank that arrives last. calls: the share of calls
+    in which that is so. excess: the longer over the shorter median time of this rank and the
+    fastest peer, less 1. Both are medians over ``cases``.
     """
 
     rank: int
@@ -59,9 +59,7 @@ class ConsistentRank:
 
 
 def ranks_grids(run: Run, view: View, every: bool = False) -> list[Grid]:
-    """Which rank is slow, and a table of the ranks of the cases that show it best; every: of all
-    cases.
-    """
+    """Which rank is slow, and the ranks of the cases that show it best; every: of all cases."""
     entries = view.entries(run)
     values = [list(rank_values(run, entry)) for entry in entries]
     # With a root the work of the ranks differs, and says nothing of a slow rank.
@@ -93,10 +91,8 @@ def _spread(ranks: Sequence[dict[str, Any]]) -> float:
 def ranks_answer(
     run: Run, entries: Sequence[Entry], values: Sequence[Sequence[dict[str, Any]]]
 ) -> Answer:
-    """The rank that is the slowest, or the last to come, in most cases; or that there is none.
-
-    Cases with a root are left out: their ranks have different work.
-    """
+    """The rank that is the slowest, or the last to come, in most cases; or that there is none."""
+    # With a root the ranks have different work.
     cases = [
         ranks
         for entry, ranks in zip(entries, values, strict=True)
@@ -168,10 +164,7 @@ def _find_consistent_rank(
 
 
 def rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
-    """The median of each rank and how its times lie among those of the others, in the same calls.
-
-    Ranks that tie for the longest or the shortest time of a call share it.
-    """
+    """The median of each rank, and how its times lie among those of its peers in the same calls."""
     result, clock = entry.result, entry.row.clock
     # strict=False: a rank that was lost in mid-batch has fewer calls.
     calls = list(zip(*result.time_ns.get(clock or "", []), strict=False))
@@ -180,7 +173,7 @@ def rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
     fastest, slowest = [min(call) for call in calls], [max(call) for call in calls]
     two_slowest = [heapq.nlargest(2, call) for call in calls]
 
-    def share(times: Sequence[int], ends: Sequence[int]) -> float:
+    def share(times: Sequence[int], ends: Sequence[int]) -> float:  # ranks that tie share a call
         shares = (
             weight / call.count(end) if ns == end else 0.0
             for ns, end, call, weight in zip(times, ends, calls, weights, strict=True)

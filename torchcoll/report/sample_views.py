@@ -11,7 +11,7 @@ from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Matrix, Run
 from torchcoll.core.units import format_ns, format_time
-from torchcoll.report.columns import Entry, distinct_values
+from torchcoll.report.columns import Entry, distinct_values, value_text
 from torchcoll.report.formats import Records, View
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import first_lines, header_lines
@@ -40,8 +40,8 @@ def with_run_lines(
 
 
 def case_line(result: CaseResult, row: summary.Row) -> str:
-    placement = {True: "in place", False: "out of place", None: "placement unknown"}[row.in_place]
-    parts = [one_line(result.case.describe()), placement]
+    placed = "placement unknown" if row.in_place is None else value_text("in_place", row.in_place)
+    parts = [one_line(result.case.describe()), placed]
     parts += [f"splits {one_line(row.splits)}"] if row.splits else []
     parts += [f"sub-group {one_line(row.group)}"] if row.group else []
     parts += [f"{one_line(row.clock)} clock"] if row.clock else []
@@ -92,12 +92,11 @@ def _call_values(result: CaseResult, clock: str | None) -> Iterator[dict[str, An
 def calls_in_order(
     result: CaseResult, clock: str | None
 ) -> Iterator[tuple[str, list[range], Matrix]]:
-    """(kind, numbers of the calls of each sample, samples) of the calls on this clock, as they ran:
-    the cold ones, warm-up, then of each batch its ramp-up calls and the steady ones.
+    """Yields (kind, numbers of the calls of each sample, samples) in the order of the calls: cold,
+    warm-up, then of each batch its ramp-up and its steady calls.
     """
     number = 0
-    groups = [("cold", result.cold_ns), ("warmup", result.warmup_ns)]
-    for kind, samples in groups:
+    for kind, samples in (("cold", result.cold_ns), ("warmup", result.warmup_ns)):
         count = max(map(len, samples), default=0)
         if samples and clock == "host":
             yield kind, _call_ranges(number, [1] * count), samples
