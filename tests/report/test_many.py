@@ -65,9 +65,6 @@ def test_more_than_twenty_runs_are_a_summary():
         "all_reduce 1M 25 100.0 us 100.0 us 150.0 us 1.500 10.486 24.jsonl",
         "all_reduce 4M 25 200.0 us 200.0 us 300.0 us 1.500 20.972 24.jsonl",
     ]
-    assert "24.jsonl 1.500 n3" in lines
-    # n3 was in 6 runs of the others and in the slow one: the median of the seven is 1.
-    assert "n3 1.000 7" in lines
     assert len(lines) < 40
     whole = printed(*fleet(25), every=True)
     assert sum(line.split()[:1] == ["call"] for line in whole.splitlines()) == 25

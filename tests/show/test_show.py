@@ -434,17 +434,6 @@ def test_hot_ranks_that_move_on_have_a_spread_over_positions(shown):
     assert "positions of the hot ranks" not in shown(run(sampled, ranks=3))
 
 
-def test_dispatch_and_combine_are_added_up(shown):
-    """steady() has a median of 1.00 ms over the slowest rank."""
-    rules = ("hot:1", "combine:hot:1")
-    cases = [
-        case(collective="all_to_all_v", op=None, in_place=False, splits=rule) for rule in rules
-    ]
-    text = shown(run(*(result(case=each) for each in cases)))
-    assert "\ndispatch and combine together (sum of both times): 64M 2.000 ms\n" in text
-    assert "together" not in shown(run(result(case=cases[0])))
-
-
 def test_a_new_communicator_for_each_case_is_no_shared_one(shown):
     fresh = result(communicator="new_group")
     assert "communicator" not in body(shown(run(result(), not_run("oom"))))

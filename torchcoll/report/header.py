@@ -18,7 +18,6 @@ from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.result import CaseResult, Reported, Run
 from torchcoll.core.units import (
     counted,
-    format_bytes,
     format_ns,
     format_ranges,
     format_size,
@@ -108,7 +107,7 @@ def header_lines(
         lines.append(LAST if last else reported_text(run) or reading(items, how))
     lines += [_measurement_rules(run.header.get("spec") or {}, items)]
     lines += [_communicator_config(run), _labels(run), _unknown_states(run)]
-    lines += [_start_up(run, items), _communicators(run)] if verbose else []
+    lines += [_start_up(run, items)] if verbose else []
     return [line for line in lines if line]
 
 
@@ -354,30 +353,6 @@ def _start_up(run: Run, items: Sequence[Any]) -> str:
         f"{one_line(b)} connects in its first call" for b, w in of_others if w == "first call"
     ]
     return f"start up: {', '.join(parts)}" if run.phases else ""
-
-
-def _communicators(run: Run) -> str:
-    """What making the process groups added to each rank; '' if it was not recorded."""
-    largest: dict[str, dict[str, int]] = {}
-    for member in run.members:
-        of_rank = member.get("communicators")
-        for backend, growth in of_rank.items() if isinstance(of_rank, dict) else ():
-            figures = largest.setdefault(str(backend), {})
-            for name, value in growth.items() if isinstance(growth, dict) else ():
-                if type(value) is int:
-                    figures[name] = max(value, figures.get(name, value))
-    texts = []
-    for backend, growth in largest.items():
-        parts = [
-            f"{format_bytes(max(0, growth[name]))} of {where} memory"
-            for name, where in (("device_bytes", "device"), ("resident_bytes", "host"))
-            if name in growth
-        ]
-        if "descriptors" in growth:
-            parts.append(f"{growth['descriptors']} descriptors")
-        if parts:
-            texts.append(f"{one_line(backend)} {', '.join(parts)}")
-    return f"process groups, at most on a rank: {'; '.join(texts)}" if texts else ""
 
 
 def first_lines(run: Run, how: str = "max", total: bool = True, verbose: bool = False) -> list[str]:

@@ -48,7 +48,7 @@ def runs_grids(
     named: Sequence[tuple[str, Answer]],
     over_ranks: str = "max",
 ) -> list[Grid]:
-    """The spread of each case over the runs, and of many runs the runs and hosts that are slowest.
+    """The spread of each case over the runs.
 
     rows_by_run: the rows of each run; named: its name and verdict.
     """
@@ -71,14 +71,8 @@ def runs_grids(
         of_kind = [(name, answer) for name, answer in named if answer.level == kind]
         answers = [f"{name}: {answer.text}" for name, answer in of_kind]
         below += shorten_list(answers, _NAMED, f"and {{}} more with {VERDICTS[kind]}")
-    relative_times = _relative_times(cases)
-    grids = [_spread_grid(cases, names)]
-    if len(runs) > MOST_RUNS and len(relative_times) > 1 and any(len(case) > 2 for case in cases):
-        grids += [
-            _slowest_runs_grid(runs, relative_times, names),
-            _slowest_hosts_grid(runs, relative_times),
-        ]
-    return [Grid([], [], above=above), *grids, Grid([], [], below=[*below, *runs_lines(runs)])]
+    table = _spread_grid(cases, names)
+    return [Grid([], [], above=above), table, Grid([], [], below=[*below, *runs_lines(runs)])]
 
 
 def _measured_cases(rows_by_run: Sequence[Sequence[Row]]) -> list[list[_Measured]]:
@@ -177,47 +171,6 @@ def _spread_grid(cases: Sequence[list[_Measured]], names: Sequence[str]) -> Grid
             ]
         )
     return Grid(heads, lines, below=below)
-
-
-def _relative_times(cases: Sequence[Sequence[_Measured]]) -> dict[int, float]:
-    """Of each run the median over its cases of time / median of the runs."""
-    ratios: dict[int, list[float]] = {}
-    for case in cases:
-        middle = median([item.row.median_ns or 0.0 for item in case])
-        for item in case:
-            ratios.setdefault(item.run, []).append((item.row.median_ns or 0.0) / middle)
-    return {run: median(ratios_of_run) for run, ratios_of_run in ratios.items()}
-
-
-_RATIO = "time / that of the median run, the median over the cases"
-
-
-def _slowest_runs_grid(
-    runs: Sequence[Run], relative_times: dict[int, float], names: Sequence[str]
-) -> Grid:
-    worst = sorted(relative_times, key=lambda run: -relative_times[run])[:_NAMED]
-    rows = []
-    for run in worst:
-        hosts = dict.fromkeys(str(m.get("host") or "?") for m in runs[run].members)
-        rows.append([names[run], format_ratio(relative_times[run]), _list_first(hosts) or "-"])
-    heads = [Head("slowest runs", left=True), Head("ratio"), Head("hosts", left=True)]
-    return Grid(heads, rows, above=[_RATIO])
-
-
-def _slowest_hosts_grid(runs: Sequence[Run], relative_times: dict[int, float]) -> Grid:
-    """Over the runs in which each was: a slow run does not tell which of its hosts is slow."""
-    ratios_by_host: dict[str, list[float]] = {}
-    for run, ratio in relative_times.items():
-        for host in host_names(runs[run].members):
-            ratios_by_host.setdefault(host, []).append(ratio)
-    if len(ratios_by_host) < 2:
-        return Grid([], [])
-    worst = sorted(ratios_by_host, key=lambda host: -median(ratios_by_host[host]))[:_NAMED]
-    rows = [
-        [one_line(h), format_ratio(median(ratios_by_host[h])), str(len(ratios_by_host[h]))]
-        for h in worst
-    ]
-    return Grid([Head("slowest hosts", left=True), Head("ratio"), Head("runs")], rows)
 
 
 def many_ranks_grids(run: Run, view: View) -> list[Grid]:

@@ -15,9 +15,8 @@ from torchcoll.core.collectives import has_splits
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.run_facts import facts_of
-from torchcoll.core.splits import COMBINE
 from torchcoll.core.two_modes import Modes, two_modes
-from torchcoll.core.units import counted, format_ns, format_ranges, format_size, plural
+from torchcoll.core.units import counted, format_ns, format_ranges, plural
 
 SPLITS_LINE = (
     "size is the largest sum that a rank sends or receives; "
@@ -184,26 +183,7 @@ def row_lines(rows: Sequence[summary.Row], first_calls: bool = True) -> list[str
     lines += [text] if (text := summary.nothing_sent(rows)) else []
     names = dict.fromkeys(row.collective for row in rows if has_splits(row.collective))
     lines += [f"{name}: {SPLITS_LINE}" for name in names]
-    lines += _pair_line(rows)
     return list(map(Caveat, lines))
-
-
-def _pair_line(rows: Sequence[summary.Row]) -> list[str]:
-    """The time of dispatch and combine together, for the pairs among the rows; [] without any."""
-
-    def key(row: summary.Row, rule: str) -> tuple[Any, ...]:
-        return (row.backend, row.implementation, row.dtype, row.size_bytes, row.group, rule)
-
-    dispatch = {key(row, row.splits or ""): row for row in rows if has_splits(row.collective)}
-    sums = []
-    for row in rows:
-        rule = row.splits or ""
-        other = dispatch.get(key(row, rule.removeprefix(COMBINE)))
-        if rule.startswith(COMBINE) and other and other.median_ns and row.median_ns:
-            on = f" on {row.backend}" if len({r.backend for r in rows}) > 1 else ""
-            total = format_ns(other.median_ns + row.median_ns, 4)
-            sums.append(f"{format_size(row.size_bytes_requested)}{on} {total}")
-    return [f"dispatch and combine together (sum of both times): {', '.join(sums)}"] if sums else []
 
 
 def stop_text(row: summary.Row) -> str:

@@ -28,8 +28,6 @@ Segments = Sequence[Sequence[float]]
 def correlation_bounds(series: Sequence[Segments]) -> list[float]:
     """Returns an upper bound of the correlation of neighbouring values for each series.
 
-    The estimate is that of the series or the mean over all series, whichever is higher.
-
     - series: at least two, of segments of at least four values. Their sum is 0 at any time, so that
       one of them says nothing new.
     """
@@ -71,16 +69,14 @@ def _least(correlation: float, count: int, length: float, series: int) -> float:
 
 
 def chance_of_mean(values: Sequence[float], correlation: float) -> float:
-    """Returns the probability (p, one-sided) of a mean as high as this if the true one is 0.
-
-    - values: at least two.
+    """Returns the probability (p, one-sided) of a mean of two or more values as high as this if the
+    true one is 0.
     """
-    mean, count = fmean(values), len(values)
-    variance = sum([(value - mean) ** 2 for value in values]) / (count - 1)
-    if not variance:
+    error, degrees = _error_of_mean(values, correlation)
+    mean = fmean(values)
+    if not error:
         return 0.0 if mean > 0 else 1.0
-    _, ratio, degrees = _autoregressive(count, correlation)
-    return student_tail(mean / math.sqrt(variance * ratio), max(1, int(degrees)))
+    return student_tail(mean / error, degrees)
 
 
 def detectable_mean(values: Sequence[float], correlation: float, error: float) -> float:
@@ -88,17 +84,23 @@ def detectable_mean(values: Sequence[float], correlation: float, error: float) -
 
     - error: the p from which on a mean counts as above 0.
     """
-    mean, count = fmean(values), len(values)
-    variance = sum([(value - mean) ** 2 for value in values]) / (count - 1)
-    _, ratio, degrees = _autoregressive(count, correlation)
+    of_mean, degrees = _error_of_mean(values, correlation)
     low, high = 0.0, 1e6
     while high - low > 1e-3 * high:
         middle = (low + high) / 2
-        if student_tail(middle, max(1, int(degrees))) > error:
+        if student_tail(middle, degrees) > error:
             low = middle
         else:
             high = middle
-    return (high + _POWER_Z) * math.sqrt(variance * ratio)
+    return (high + _POWER_Z) * of_mean
+
+
+def _error_of_mean(values: Sequence[float], correlation: float) -> tuple[float, int]:
+    """Returns the standard error of the mean and its degrees of freedom."""
+    mean, count = fmean(values), len(values)
+    variance = sum([(value - mean) ** 2 for value in values]) / (count - 1)
+    _, ratio, degrees = _autoregressive(count, correlation)
+    return math.sqrt(variance * ratio), max(1, int(degrees))
 
 
 def independent_values(count: int, correlation: float) -> float:

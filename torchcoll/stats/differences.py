@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torchcoll.core.backends import NCCL, ONECCL, of_family
 from torchcoll.core.errors import UsageError
 from torchcoll.core.variables import MASK
+from torchcoll.report.columns import value_text
 from torchcoll.stats.matching import Pair
 from torchcoll.stats.sides import (
     NOT_KNOWN,
@@ -81,9 +81,7 @@ def unknown_of(base: Side, new: Side) -> list[str]:
 
 
 def settings_of(base: Side, new: Side, pairs: Sequence[Pair]) -> list[Difference]:
-    """Everything that differs between the sides: in the cases, in how they were measured and in the
-    environments. A side that does not record a setting has no values.
-    """
+    """Everything that differs: in the cases, in how they were measured, in the environments."""
     ours, theirs = values_by_name(base), values_by_name(new)
     names = dict.fromkeys(name for several in _unknown_names(base, new) for name in several)
     alone = [Difference(n, tuple(_values(ours, n)), tuple(_values(theirs, n))) for n in names]
@@ -132,10 +130,7 @@ def _place(name: str) -> int:
 
 
 def hidden_of(base: Side, new: Side, by: Sequence[str]) -> list[str]:
-    """Sentences on what varies among the runs of one side: their ratio is over a mixture.
-
-    The label ``run`` does not count, because runs are the replicates.
-    """
+    """Sentences on what varies among the runs of one side: their ratio is over a mixture."""
     lines = []
     for side in (base, new):
         varying = varying_text(values_by_name(side), [*by, "label=run"])
@@ -156,10 +151,8 @@ def varying_text(values: Mapping[str, Sequence[str]], without: Sequence[str] = (
 
 
 def kept_separate(runs: Iterable[tuple[int, Mapping[str, str]]]) -> list[str]:
-    """The facts that were varied on purpose among runs, given as (ranks, facts).
-
-    Variables, settings and labels with several values at one number of ranks make separate curves.
-    What changes only with the ranks cannot be separated from them.
+    """The facts that were varied on purpose among runs, given as (ranks, facts): variables,
+    settings and labels with several values at one number of ranks.
     """
     values: dict[tuple[int, str], set[str]] = {}
     facts = list(runs)
@@ -171,10 +164,8 @@ def kept_separate(runs: Iterable[tuple[int, Mapping[str, str]]]) -> list[str]:
 
 
 def check_unmixed(base: Side, new: Side) -> None:
-    """Raises UsageError if some runs of ``new`` are like ``base`` and others are not.
-
-    For sides without names: the shell expands ``compare many/*a* many/*b*`` to many files, of which
-    only the first is BASE. Facts that a scheduler chooses, such as the host, do not count.
+    """Raises UsageError if some runs of ``new`` are like ``base`` and others are not: the shell
+    expands ``compare many/*a* many/*b*`` to many files, of which only the first is BASE.
     """
     ours, theirs = (
         [known_of(part) | {"ranks": str(part.ranks)} for part in side.parts] for side in (base, new)
@@ -205,7 +196,7 @@ def _stated(facts: Mapping[str, str], name: str) -> str:
 def hidden_among(runs: Sequence[Mapping[str, str]], separate: Sequence[str]) -> str:
     """What differs among runs that are shown as one kind, given by their facts; '' if nothing.
 
-    separate: facts that keep kinds apart. Labels of ``torchcoll matrix`` do not count.
+    separate: facts that keep kinds apart.
     """
     values = values_of_facts([dict(facts) for facts in runs])
     return varying_text(values, [*separate, *(f"label={name}" for name in _COUNTING)])
@@ -259,60 +250,34 @@ def taken_of(pairs: Sequence[Pair]) -> list[str]:
     ]
 
 
-def value_text(name: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    return {True: "in place", False: "out of place"}[value] if name == "in_place" else str(value)
-
-
 def _several(values: Sequence[str]) -> str:
     few = values if len(values) < 6 else [*values[:4], f"... ({len(values)} values)"]
     return ", ".join(few) or NOT_KNOWN
 
 
-# How the cases were measured: number of calls, why they ended, ramp-up calls. They keep no cases
-# apart, but each of them can be what a ratio shows, so differences are named.
-
-
 def ways_of(pairs: Sequence[Pair]) -> list[Difference]:
     """How matched cases were measured differently: the ways in which the sides share no value."""
     matched = [pair for pair in pairs if pair.matched]
-    return list(filter(None, (_difference(name, of, matched) for name, of in _WAYS)))
+    differences = []
+    for name in ("iterations (-n)", "stopped by", "ramp-up calls"):
+        ways = [
+            [{way for m in items if (way := _ways(m)[name])} for items in (pair.base, pair.new)]
+            for pair in matched
+        ]
+        known = [of_sides for of_sides in ways if all(of_sides)]
+        differing = [of_sides for of_sides in known if of_sides[0].isdisjoint(of_sides[1])]
+        if differing:
+            base, new = (sorted(set().union(*of_side)) for of_side in zip(*differing, strict=True))
+            where = f"in {len(differing)} of {len(known)} cases"
+            where = where if len(differing) < len(known) else ""
+            differences.append(Difference(name, tuple(base), tuple(new), where))
+    return differences
 
 
-def _difference(
-    name: str, of: Callable[[Measured], str], matched: Sequence[Pair]
-) -> Difference | None:
-    differing, compared = [], 0
-    for pair in matched:
-        value_sets = [{value for m in items if (value := of(m))} for items in (pair.base, pair.new)]
-        if not all(value_sets):
-            continue
-        compared += 1
-        if not value_sets[0] & value_sets[1]:
-            differing.append(value_sets)
-    if not differing:
-        return None
-    ours, theirs = (tuple(sorted(set().union(*values))) for values in zip(*differing, strict=True))
-    where = f"in {len(differing)} of {compared} cases" if len(differing) < compared else ""
-    return Difference(name, ours, theirs, where)
-
-
-def _asked(item: Measured) -> str:
-    if item.result.reported:
-        return str(item.result.reported.calls or "")
-    return item.iters
-
-
-def _stop(item: Measured) -> str:
-    return item.result.stop if item.result.time_ns else ""
-
-
-def _lead(item: Measured) -> str:
-    """Whether there were ramp-up calls. Their number differs between two equal runs."""
-    if not item.result.time_ns:
-        return ""
-    return "some" if any(item.result.ramp_up_ns) else "none"
-
-
-_WAYS = (("iterations (-n)", _asked), ("stopped by", _stop), ("ramp-up calls", _lead))
+def _ways(item: Measured) -> dict[str, str]:
+    """How a case was measured; '' is unknown. Equal runs differ in the number of ramp-up calls."""
+    result = item.result
+    calls = str(result.reported.calls or "") if result.reported else item.iters
+    ramp_up = "some" if any(result.ramp_up_ns) else "none"
+    stop, ramp_up = (result.stop, ramp_up) if result.time_ns else ("", "")
+    return {"iterations (-n)": calls, "stopped by": stop, "ramp-up calls": ramp_up}

@@ -69,10 +69,7 @@ def keep_cases(runs: Sequence[Run], filter: str | Sequence[str]) -> list[Run]:
 
 
 def read_runs(options: argparse.Namespace) -> list[Run]:
-    """The runs of ``options.files``, read as ``inputs.add_reading_options`` states.
-
-    Raises as ``load_all`` and ``keep_cases`` do.
-    """
+    """The runs of ``options.files``, read as ``inputs.add_reading_options`` states."""
     sources = resolve_sources(options.files, options.collective, options.ranks)
     runs = load_all(file for source in sources for file in expand(source))
     return keep_cases(runs, options.filter)

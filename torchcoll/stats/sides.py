@@ -38,7 +38,7 @@ _PUBLISHED = "a published table"  # as reading/plain.py names the source of a ta
 
 @dataclass(frozen=True)
 class Measured:
-    """One case of one run. ``figure``: what enters the comparison; None where there is none."""
+    """One case of one run. ``figure``: what enters the comparison; None if there is none."""
 
     row: summary.Row
     result: CaseResult
@@ -62,7 +62,9 @@ class Reading:
         return self._text("median")
 
     def of(self, result: CaseResult) -> str:
-        """What the figure of a case with samples is of its calls and ranks."""
+        """How the figure of a case was computed from calls and ranks, as far as it is known."""
+        if not result.time_ns and result.reported:
+            return _published(result.reported)
         has_period = summary.has_period(result, summary.default_clock(result))
         return self._text(summary.PERIOD if has_period else "median")
 
@@ -116,8 +118,7 @@ class Side(OneLine):
     def traps(self, compared: Collection[str] = ()) -> list[str]:
         """Settings of the runs that are traps for the backends of the cases.
 
-        compared: variables that differ between the sides; a trap of these alone is what is
-        compared.
+        compared: variables that differ between the sides, which are no traps.
         """
         cases = [result.case for result in self.results]
         if self.only:
@@ -149,11 +150,8 @@ class Side(OneLine):
         return _REHEARSALS if self.rehearsals else ""
 
     def read_as(self, reading: Reading) -> str:
-        """How a figure was computed from calls and ranks, in words; '' if no case has one. reading:
-        how samples are read.
-        """
-        results = [r for r in self.results if r.time_ns or r.reported]
-        texts = (reading.of(r) if r.time_ns else _stated(r.reported) for r in results)
+        """How the figures were computed from calls and ranks; '' if no case has one."""
+        texts = (reading.of(r) for r in self.results if r.time_ns or r.reported)
         return " or ".join(dict.fromkeys(texts))
 
     def measured(self, metric: str, reading: Reading) -> list[Measured]:
@@ -205,9 +203,8 @@ def start_of(run: Run) -> float | None:
         return None
 
 
-def _stated(reported: Reported | None) -> str:
+def _published(reported: Reported) -> str:
     """How a figure was computed from calls and ranks, as far as its source says."""
-    assert reported is not None
     readings = ((reported.statistic, "over calls"), (reported.over_ranks, "over ranks"))
     if reported.one_cold_call:
         return f"{summary.COLD_CALL}, {reported.over_ranks} over ranks"
@@ -216,21 +213,15 @@ def _stated(reported: Reported | None) -> str:
 
 
 def reading_of(base: Side, new: Side, over_ranks: str | None) -> Reading:
-    """How samples are read, given the other side.
-
-    If a source has only means, samples are read as means too, over the ranks as in the source, or
-    over all of them if it does not say.
+    """How samples are read: if a source has only means, as means too, over the ranks as in the
+    source, or over all of them if it does not say.
     """
     reported = [r.reported for s in (base, new) for r in s.results if r.reported and not r.time_ns]
+    how = over_ranks or "max"
     if over_ranks is None and reported:
-        statistics = {
-            reported_case.over_ranks if reported_case.over_ranks in summary.OVER_RANKS else "mean"
-            for reported_case in reported
-        }
-        how = statistics.pop() if len(statistics) == 1 else "mean"
-    else:
-        how = over_ranks or "max"
-    return Reading(how, mean=any(reported_case.statistic == "mean" for reported_case in reported))
+        named = {r.over_ranks if r.over_ranks in summary.OVER_RANKS else "mean" for r in reported}
+        how = named.pop() if len(named) == 1 else "mean"
+    return Reading(how, mean=any(each.statistic == "mean" for each in reported))
 
 
 def _read_as_mean(row: summary.Row, result: CaseResult, how: str) -> summary.Row:
@@ -273,8 +264,7 @@ def side(
 ) -> Side:
     """A side made of a Run, a file, a folder, a glob, or several of them.
 
-    collective, ranks: of output that does not record them. Raises UsageError for anything else,
-    UnreadableError for a file.
+    collective, ranks: of output that does not record them. Raises UsageError, UnreadableError.
     """
     several = _several(name, sources)
     files: list[Source] = [each for source in several for each in expand(source)]
@@ -328,10 +318,8 @@ def _without_copies(runs: Sequence[Run]) -> list[Run]:
 
 
 def identity_of(run: Run) -> object:
-    """A value that only this run has; None if it cannot be told from others.
-
-    For runs of torchcoll its start and cold calls; for imported ones their figures, if there are
-    enough.
+    """A value that only this run has: its start and cold calls, or the figures of an imported run;
+    None if they are too few.
     """
     if not run.source:
         start = run.header.get("start_utc")
@@ -376,14 +364,14 @@ def values_by_name(side: Side) -> dict[str, list[str]]:
 
 def values_of_facts(facts: Sequence[dict[str, str]]) -> dict[str, list[str]]:
     """The different values of each fact, in order, including those of runs that lack it."""
-    names = dict.fromkeys(name for fact in facts for name in fact)
-
-    def value(fact: dict[str, str], name: str) -> str:
+    values: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for fact in facts for name in fact):
         if name.isupper() or name in SETTINGS:
-            return value_of_fact(fact, name)
-        return fact.get(name, "unknown")
-
-    return {n: list(dict.fromkeys(value(fact, n) for fact in facts)) for n in names}
+            texts = [value_of_fact(fact, name) for fact in facts]
+        else:
+            texts = [fact.get(name, "unknown") for fact in facts]
+        values[name] = list(dict.fromkeys(texts))
+    return values
 
 
 def value_of_fact(facts: Mapping[str, str], name: str) -> str:

@@ -44,6 +44,7 @@ from torchcoll.questions.comparison.results import (
     tables_of,
 )
 from torchcoll.reading.inputs import Source
+from torchcoll.report.columns import value_text
 from torchcoll.stats.across_hardware import Profile, Start, profile, start
 from torchcoll.stats.differences import (
     Difference,
@@ -54,7 +55,6 @@ from torchcoll.stats.differences import (
     settings_of,
     taken_of,
     unknown_of,
-    value_text,
     ways_of,
 )
 from torchcoll.stats.filters import Condition, conditions

@@ -20,8 +20,8 @@ from torchcoll.core.units import (
     format_percent,
     format_ratio,
 )
+from torchcoll.report.columns import value_text
 from torchcoll.stats.across_hardware import unlike, unlike_ranks
-from torchcoll.stats.differences import value_text
 from torchcoll.stats.holm import holm, holm_levels
 from torchcoll.stats.matching import NAMES, Pair
 from torchcoll.stats.needed import SEARCH_RUNS, Target, asked, least_difference, smallest_difference
