@@ -43,10 +43,7 @@ TIME_LABELS = {
 
 @dataclass(frozen=True)
 class Option:
-    """One value of a selector: what plotly's ``update`` changes.
-
-    traces: for each attribute a value for each of ``indices``, the traces that change (None: all).
-    """
+    """One value of a selector: what plotly updates of the traces at ``indices`` (None: all)."""
 
     text: str
     traces: Mapping[str, Any] = field(default_factory=dict)
@@ -263,9 +260,7 @@ SCALES = Selector(
 
 
 def reduced(values: Sequence[float], most: int) -> list[int]:
-    """The indices of at most ``most`` values to draw: the smallest and the largest of each stretch
-    of neighbours, so that no outlier is lost.
-    """
+    """Indices of at most ``most`` values to draw: the extremes of each stretch of neighbours."""
     if len(values) <= most:
         return list(range(len(values)))
     each = -(-2 * len(values) // most)

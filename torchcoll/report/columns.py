@@ -204,10 +204,7 @@ def statistics_of(items: Iterable[Row | Case]) -> list[str]:
 
 
 def default_columns(items: Sequence[Any], without: Collection[str]) -> list[Column]:
-    """The columns of a table: first the dimensions that vary, then the measured values.
-
-    items: the Rows or Cases of the table. without: keys of columns that none of them has.
-    """
+    """The dimensions in which Rows or Cases vary, then the measured values but ``without``."""
     # A group always has a column: a Case names the rule, and each rule makes several sub-groups.
     keys = [
         name
@@ -253,10 +250,7 @@ def _named(columns: Iterable[Column], statistics: Sequence[str]) -> Iterator[Col
 
 
 def named_columns(names: Sequence[str]) -> list[Column]:
-    """The columns of ``--columns``, none of which is dropped on a narrow terminal.
-
-    names: fields of Row, or only ``all``. Raises UsageError for an unknown name.
-    """
+    """The columns of ``--columns``: names or ``all``. Raises UsageError for an unknown name."""
     if list(names) == ["all"]:
         names = ROW_FIELDS
     for name in names:

@@ -98,9 +98,7 @@ class Destination:
         self.file.flush()
 
     def console(self) -> Any:
-        """A rich console on a terminal; None elsewhere, and where rich is not installed: ranks must
-        run with torch alone. rich fails at a character that the terminal's encoding lacks.
-        """
+        """A rich console for a terminal in UTF-8 if rich is installed: ranks must do without it."""
         encoding = getattr(self.file, "encoding", None) or "utf-8"
         if not self.terminal or not encoding.lower().startswith("utf"):
             return None
@@ -132,9 +130,7 @@ def check_new(path: str | os.PathLike[str], what: str, force: bool = False) -> N
 def write_file(
     path: str | os.PathLike[str], content: str | bytes, what: str, force: bool = False
 ) -> None:
-    """Writes a new file, or with ``force`` replaces one: whole or not at all, and never through a
-    link. ``-`` is stdout. Raises UsageError where it cannot be, DiskFullError.
-    """
+    """Writes or (force) replaces a file as a whole, never through a link. ``-`` is stdout."""
     check_new(path, what, force)
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     if path == "-":

@@ -243,9 +243,7 @@ _NUMBERS = re.compile(r"[+-]?[\d.]+(?:e[+-]?\d+)?(?:,[+-]?[\d.]+(?:e[+-]?\d+)?)*
 
 
 def csv_text(runs: Sequence[Run], view: View, records: Records = ROWS) -> str:
-    """The rows of all runs as CSV in base units. The first column names the file if there are
-    several runs; the last ones name the run and its labels if no columns are chosen.
-    """
+    """The rows of all runs as CSV in base units, with the file of each if they are several."""
     names = [*(["file"] if len(runs) > 1 else []), *records.names(view)]
     if not view.columns:
         labels = dict.fromkeys(f"label_{one_line(k)}" for run in runs for k in run.labels)

@@ -128,9 +128,7 @@ def fit(heads: Sequence[Head], widths: Sequence[int], width: int) -> tuple[set[i
 
 
 def split_columns(heads: Sequence[Head], widths: Sequence[int], width: int) -> list[list[int]]:
-    """Divides the columns into tables that fit into ``width``, and returns the columns of each. A
-    column that is too wide for any table gets its own.
-    """
+    """The columns of each of the tables that fit into ``width``; a wide column has its own."""
     dropped, gap = fit(heads, widths, width)
     kept = [i for i in range(len(heads)) if i not in dropped]
     if sum(widths[i] + gap for i in kept) - gap <= width:
@@ -218,9 +216,7 @@ def rich_table(grid: Grid, gap: int = 2, widths: Sequence[int] | None = None) ->
 
 
 def _naming_rows(grid: Grid, width: int) -> Grid:
-    """The grid with ``repeat`` for as many of its first columns as it takes to name each row, if
-    half of the terminal has room for them.
-    """
+    """The grid, with ``repeat`` for as many first columns as it takes to name each row."""
     declared = [i for i, head in enumerate(grid.heads) if head.repeat] or [0]
     widths = grid.widths()
     for number in range(len(grid.heads)):

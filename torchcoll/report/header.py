@@ -112,9 +112,7 @@ def header_lines(
 
 
 def requested_cases(run: Run) -> Sequence[Case]:
-    """The cases that a run was asked to measure, with one size each, for the header of a file
-    without results. Returns () if the file does not have a usable spec.
-    """
+    """The cases that a run was asked to measure, with one size each; () without a usable spec."""
     if not run.header.get("spec"):
         return ()
     try:
@@ -168,9 +166,7 @@ def reported_reading(reported: Reported) -> str:
 
 
 def common_text(items: Sequence[Any]) -> str:
-    """Describes what Cases or Rows have in common, except ranks and backends:
-    ``all_reduce, float32, sum, out of place``.
-    """
+    """What Cases or Rows have in common: ``all_reduce, float32, sum, out of place``."""
     collectives = distinct_values(items, "collective")
     parts = [", ".join(collectives) if len(collectives) < 3 else f"{len(collectives)} collectives"]
     for name in ("dtype", "op", "root", "in_place"):

@@ -48,10 +48,7 @@ def runs_grids(
     named: Sequence[tuple[str, Answer]],
     over_ranks: str = "max",
 ) -> list[Grid]:
-    """The spread of each case over the runs.
-
-    rows_by_run: the rows of each run; named: its name and verdict.
-    """
+    """The spread of each case over the runs. named: of each run its name and verdict."""
     names = [name for name, _ in named]
     cases = _measured_cases(rows_by_run)
     rows = [row for rows in rows_by_run for row in rows]
@@ -104,9 +101,7 @@ def median_rows(rows_by_run: Sequence[Sequence[Row]]) -> tuple[list[Row], list[f
 
 
 def same_cases(runs: Sequence[Run], rows_by_run: Sequence[Sequence[Row]]) -> list[list[int]]:
-    """The runs by their places, those together that measured the same cases with the same labels
-    (``run`` aside), libraries and settings.
-    """
+    """The places of runs, grouped by what they measured, their labels and their settings."""
     groups: dict[str, list[int]] = {}
     for number, (run, rows) in enumerate(zip(runs, rows_by_run, strict=True)):
         cases = sorted({repr((_kind(row), row.size_bytes_requested)) for row in rows})

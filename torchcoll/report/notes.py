@@ -34,10 +34,7 @@ _MODES = "bimodal"  # placeholder: all bimodal rows share one footnote
 
 
 class Notes:
-    """Numbers the footnotes of a table in the order in which its rows refer to them.
-
-    Equal texts share a number. All bimodal rows share one footnote.
-    """
+    """Numbers the footnotes of a table, of which equal texts and all bimodal rows share one."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -55,10 +52,7 @@ class Notes:
         return "".join(f"[{number}]" for number in sorted(numbers))
 
     def marks(self, result: CaseResult, *more: str, times: Sequence[float] | None = None) -> str:
-        """The marks of all remarks about a result, and of ``more``.
-
-        times: its ``steady_times`` on the clock of the table in ns; None to compute them.
-        """
+        """The marks of all remarks about a result. times: its ``steady_times`` in ns."""
         texts = list(_result_notes(result))
         if not result.time_ns:  # modes and issue times need the samples of single calls
             return self.mark(*texts, *more)
@@ -171,10 +165,7 @@ def run_lines(run: Run, rows: Sequence[summary.Row], first_calls: bool = True) -
 
 
 def row_lines(rows: Sequence[summary.Row], first_calls: bool = True) -> list[str]:
-    """The lines that explain rows without marks: first calls, one rank, splits.
-
-    first_calls: whether a table has the column of first calls.
-    """
+    """The lines that explain rows without marks. first_calls: whether their column is shown."""
     slow = dict.fromkeys(one_line(row.statistic) for row in rows if row.slow_first)
     lines = [f"* first call over 3 times the {' or '.join(slow)}"] if first_calls and slow else []
     lines += [FLUSH_LINE] if any(row.buffer_reuse == "flush" for row in rows) else []
@@ -231,9 +222,7 @@ def footer_lines(notes: Sequence[str], runs: Sequence[Run]) -> list[str]:
 
 
 def note_lines(format: str, runs: Sequence[Run], notes: Sequence[str] = ()) -> list[str]:
-    """The lines that csv and json cannot hold and that are printed to stderr instead: the problems
-    of the files, and for csv also ``notes``, which are a field of json.
-    """
+    """What stderr gets for csv and json: the problems of files, and for csv also ``notes``."""
     lines = []
     if format in ("csv", "json"):
         problems = ((_run_name(run), text) for run in runs for text in run_problems(run))

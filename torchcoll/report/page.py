@@ -1,6 +1,4 @@
-"""A report as one document: sections of tables, with charts as HTML that needs no network, or with
-pictures as markdown.
-"""
+"""A report as one document: HTML with charts that needs no network, or markdown with pictures."""
 
 from __future__ import annotations
 
@@ -92,10 +90,7 @@ class Page:
 def shorten_repeated_caveats(
     sections: Sequence[Section], printed: Iterable[str] = ()
 ) -> list[Section]:
-    """The sections, in which a caveat and an answer stand in full at their first table alone.
-
-    printed: texts that stand above the sections.
-    """
+    """The sections, in which a text not yet ``printed`` stands in full only at its first table."""
     texts = set(printed)
 
     def line_once(line: str) -> str:

@@ -202,10 +202,7 @@ def rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
 
 
 def _hidden_excess(times: Sequence[int], two_slowest: Sequence[Sequence[int]]) -> float:
-    """How much slower this rank could be without being the slowest in most calls, as a share.
-
-    two_slowest: of each call, over all ranks.
-    """
+    """How much slower, as a share, this rank could be without being the slowest in most calls."""
     needed = sorted(
         (slowest[-1] if time_ns == slowest[0] else slowest[0]) / max(time_ns, 1) - 1
         for time_ns, slowest in zip(times, two_slowest, strict=True)

@@ -110,9 +110,7 @@ def reference_grid(run: Run, points: Sequence[PublishedFigure]) -> Grid:
 
 
 def _matching_row(rows: Sequence[Row], point: PublishedFigure) -> Row | None:
-    """The run's best row of the point's collective and size; of a peak, its best of all sizes.
-    Implausible rows are taken only if there is nothing else.
-    """
+    """The run's best row at the point's size, or of all for a peak; implausible ones come last."""
     candidates = [r for r in rows if r.collective == point.collective]
     if point.size_bytes is not None:
         candidates = [

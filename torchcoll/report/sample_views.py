@@ -92,9 +92,7 @@ def _call_values(result: CaseResult, clock: str | None) -> Iterator[dict[str, An
 def calls_in_order(
     result: CaseResult, clock: str | None
 ) -> Iterator[tuple[str, list[range], Matrix]]:
-    """Yields (kind, numbers of the calls of each sample, samples) in the order of the calls: cold,
-    warm-up, then of each batch its ramp-up and its steady calls.
-    """
+    """Kind, numbers of the calls of each sample, and samples, in the order of the calls."""
     number = 0
     for kind, samples in (("cold", result.cold_ns), ("warmup", result.warmup_ns)):
         count = max(map(len, samples), default=0)

@@ -3,9 +3,8 @@
 The values are taken for a first-order autoregressive process. The variance of their mean and the
 degrees of freedom of their scatter follow from its correlation, of which only an estimate exists:
 20 values with a correlation of 0.9 look like values with one of 0.6. The test therefore uses an
-upper bound of the correlation (99.5 %, at most ``HIGHEST``). Many series with the same correlation
-would make the bound tight, but not right where the values are something else, such as a slow drift
-below fast noise: they count as at most two. Standard library only: rank 0 of a training uses it.
+upper bound of the correlation (99.5 %, at most ``HIGHEST``). Many series count as at most two,
+because a slow drift below fast noise is alike in all. Standard library only: for rank 0.
 """
 
 from __future__ import annotations
@@ -69,9 +68,7 @@ def _least(correlation: float, count: int, length: float, series: int) -> float:
 
 
 def chance_of_mean(values: Sequence[float], correlation: float) -> float:
-    """Returns the probability (p, one-sided) of a mean of two or more values as high as this if the
-    true one is 0.
-    """
+    """Returns the one-sided p of a mean of two or more values, if the true mean is 0."""
     error, degrees = _error_of_mean(values, correlation)
     mean = fmean(values)
     if not error:

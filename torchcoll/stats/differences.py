@@ -58,75 +58,67 @@ class Difference:
 
 def differences_of(base: Side, new: Side) -> list[Difference]:
     """Every fact that both sides record and whose values differ."""
-    ours, theirs = values_by_name(base), values_by_name(new)
-    differences = [
-        Difference(name, tuple(a), tuple(b))
-        for name in dict.fromkeys([*ours, *theirs])
-        if (a := _values(ours, name)) and (b := _values(theirs, name)) and {*a} != {*b}
-    ]
-    return sorted(differences, key=lambda d: (_place(d.name), d.name))
+    facts = [fact for fact in _facts(base, new) if fact.base and fact.new]
+    return sorted((fact for fact in facts if {*fact.base} != {*fact.new}), key=_place)
 
 
 def unknown_of(base: Side, new: Side) -> list[str]:
     """Sentences on facts that only one side records, and on values that both sides withhold."""
-    ours, theirs = values_by_name(base), values_by_name(new)
-    withheld = [name for name in ours if MASK in ours[name] and MASK in theirs.get(name, ())]
-    lines = []
-    for side, names in zip((base, new), _unknown_names(base, new), strict=True):
-        if names:
-            lines.append(f"{side.name} does not tell {', '.join(names)}: it may differ")
-    if withheld:
+    alone = _recorded_by_one(base, new)
+    unknown = [(base, [f.name for f in alone if not f.base])]
+    unknown.append((new, [f.name for f in alone if not f.new]))
+    lines = [
+        f"{side.name} does not tell {', '.join(names)}: it may differ"
+        for side, names in unknown
+        if names
+    ]
+    if withheld := [f.name for f in _facts(base, new) if MASK in f.base and MASK in f.new]:
         lines.append(f"both sides withhold the value of {', '.join(withheld)}: it may differ")
     return lines
 
 
 def settings_of(base: Side, new: Side, pairs: Sequence[Pair]) -> list[Difference]:
     """Everything that differs: in the cases, in how they were measured, in the environments."""
-    ours, theirs = values_by_name(base), values_by_name(new)
-    names = dict.fromkeys(name for several in _unknown_names(base, new) for name in several)
-    alone = [Difference(n, tuple(_values(ours, n)), tuple(_values(theirs, n))) for n in names]
-    differences = [*differences_of(base, new), *alone]
-    differences.sort(key=lambda d: (_place(d.name), d.name))
-    cases = [d for d in [*dimensions_of(pairs), _libraries(pairs)] if d.base != d.new]
-    return [*cases, *ways_of(pairs), *differences]
-
-
-def _libraries(pairs: Sequence[Pair]) -> Difference:
     matched = [pair for pair in pairs if pair.matched]
     sides = ([m for p in matched for m in p.base], [m for p in matched for m in p.new])
     names = [sorted({m.row.library for m in items if m.row.library}) for items in sides]
-    return Difference("library", tuple(names[0]), tuple(names[1]))
+    library = Difference("library", tuple(names[0]), tuple(names[1]))
+    cases = [d for d in [*dimensions_of(pairs), library] if d.base != d.new]
+    facts = [*differences_of(base, new), *_recorded_by_one(base, new)]
+    return [*cases, *ways_of(pairs), *sorted(facts, key=_place)]
 
 
-def _unknown_names(base: Side, new: Side) -> tuple[list[str], list[str]]:
-    """The facts that base does not record and new does, and the reverse."""
+def _facts(base: Side, new: Side) -> list[Difference]:
+    """Every fact that a side records, with the values of both sides."""
     ours, theirs = values_by_name(base), values_by_name(new)
-    # A library belongs to its backend, and those are told apart elsewhere.
-    libraries = {
-        name
-        for side in (base, new)
-        for run in side.parts
-        for name in run.environment.get("libraries") or ()
-    }
-
-    def unknown(facts: dict[str, list[str]], others: dict[str, list[str]]) -> list[str]:
-        missing = [name for name in others if not _values(facts, name) and name not in libraries]
-        return [name for name in missing if not name.startswith("mapped ")]
-
-    return unknown(ours, theirs), unknown(theirs, ours)
+    names = dict.fromkeys([*ours, *theirs])
+    return [Difference(n, tuple(_values(ours, n)), tuple(_values(theirs, n))) for n in names]
 
 
-def _values(facts: dict[str, list[str]], name: str) -> list[str]:
-    # Of an imported file nearly nothing is known, a label is there or not, and a library belongs
-    # to its backend.
+def _recorded_by_one(base: Side, new: Side) -> list[Difference]:
+    """The facts that only one side records. A library belongs to its backend, and is none."""
+    parts = [*base.parts, *new.parts]
+    libraries = {name for run in parts for name in run.environment.get("libraries") or ()}
+    return [
+        fact
+        for fact in _facts(base, new)
+        if not (fact.base and fact.new)
+        and fact.name not in libraries
+        and not fact.name.startswith("mapped ")
+    ]
+
+
+def _values(facts: Mapping[str, list[str]], name: str) -> list[str]:
+    # Of an imported file nearly nothing is known, and a label is there or not.
     if name in facts or not name.isupper():
         return facts.get(name, ["none"] if name.startswith("label=") else [])
     value = value_of_fact(dict.fromkeys(facts, ""), name)
     return [] if value == NOT_KNOWN else [value]
 
 
-def _place(name: str) -> int:
-    return next((i for i, start in enumerate(_FIRST) if name.startswith(start)), len(_FIRST))
+def _place(fact: Difference) -> tuple[int, str]:
+    places = (i for i, start in enumerate(_FIRST) if fact.name.startswith(start))
+    return next(places, len(_FIRST)), fact.name
 
 
 def hidden_of(base: Side, new: Side, by: Sequence[str]) -> list[str]:
@@ -151,9 +143,7 @@ def varying_text(values: Mapping[str, Sequence[str]], without: Sequence[str] = (
 
 
 def kept_separate(runs: Iterable[tuple[int, Mapping[str, str]]]) -> list[str]:
-    """The facts that were varied on purpose among runs, given as (ranks, facts): variables,
-    settings and labels with several values at one number of ranks.
-    """
+    """The facts with several values at one number of ranks. runs: (ranks, facts) of each."""
     values: dict[tuple[int, str], set[str]] = {}
     facts = list(runs)
     names = dict.fromkeys(name for _, fact in facts for name in fact if _on_purpose(name))
@@ -168,13 +158,14 @@ def check_unmixed(base: Side, new: Side) -> None:
     expands ``compare many/*a* many/*b*`` to many files, of which only the first is BASE.
     """
     ours, theirs = (
-        [known_of(part) | {"ranks": str(part.ranks)} for part in side.parts] for side in (base, new)
+        [{n: [v] for n, v in known_of(run).items()} | {"ranks": [str(run.ranks)]} for run in runs]
+        for runs in (base.parts, new.parts)
     )
     names = {name for facts in (*ours, *theirs) for name in facts}.difference(_OF_THE_PLACE)
     # Labels say best what was meant, then variables.
     for name in sorted(names, key=lambda n: (not n.startswith("label="), not n.isupper(), n)):
-        base_values = {_stated(facts, name) for facts in ours} - {NOT_KNOWN}
-        values = [value for facts in theirs if (value := _stated(facts, name)) != NOT_KNOWN]
+        base_values = {value for facts in ours for value in _values(facts, name)}
+        values = [value for facts in theirs for value in _values(facts, name)]
         alike = sum(value in base_values for value in values)
         if not 0 < alike < len(values):
             continue
@@ -187,17 +178,8 @@ def check_unmixed(base: Side, new: Side) -> None:
         )
 
 
-def _stated(facts: Mapping[str, str], name: str) -> str:
-    if name.startswith("label="):
-        return facts.get(name, "none")
-    return value_of_fact(facts, name) if name.isupper() else facts.get(name, NOT_KNOWN)
-
-
 def hidden_among(runs: Sequence[Mapping[str, str]], separate: Sequence[str]) -> str:
-    """What differs among runs that are shown as one kind, given by their facts; '' if nothing.
-
-    separate: facts that keep kinds apart.
-    """
+    """What differs among runs that are shown as one kind, but for ``separate`` facts."""
     values = values_of_facts([dict(facts) for facts in runs])
     return varying_text(values, [*separate, *(f"label={name}" for name in _COUNTING)])
 

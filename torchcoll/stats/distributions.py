@@ -1,6 +1,4 @@
-"""The distributions and small estimators that the tests need, on scipy.special: ``scipy.stats``
-takes longer to import than most commands compute.
-"""
+"""Distributions on scipy.special: scipy.stats takes longer to import than commands compute."""
 
 from __future__ import annotations
 

@@ -52,10 +52,7 @@ def conditions(filter: str | Sequence[str]) -> list[Condition]:
 
 
 def keep_cases(runs: Sequence[Run], filter: str | Sequence[str]) -> list[Run]:
-    """The runs with only the cases that the filter selects, without runs that have no such case.
-
-    Raises UsageError for a bad condition, and if no run has such a case.
-    """
+    """The runs with the cases that the filter selects. Raises UsageError if there is none."""
     wanted = conditions(filter)
     if not wanted:
         return list(runs)

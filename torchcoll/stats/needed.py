@@ -63,9 +63,7 @@ def asked(threshold: float, tested: int, decided: int = 0, looks: bool = False) 
     return Target(threshold, LEVEL / max(tested - decided, 1), looks)
 
 
-def power(
-    what: Target, design: Design, runs: int, difference: numpy.ndarray, spread: numpy.ndarray
-) -> numpy.ndarray:
+def power(what: Target, design: Design, runs: int, difference: float, spread: float) -> float:
     """How often so many runs a side give the result that is true of this ``difference`` of
     logarithms and ``spread`` of one run: a difference beyond the threshold, the same within it.
 
@@ -73,20 +71,16 @@ def power(
     """
     degrees = design.degrees(runs)
     if degrees < 1 or runs < what.least:
-        return numpy.zeros(numpy.broadcast(difference, spread).shape)
+        return 0.0
     seen, weights = _chi(degrees)
-    away = numpy.abs(difference)[..., None]
-    error = design.error(runs) * numpy.asarray(spread)[..., None]
-    least = numpy.maximum(what.limit, what.t_differs(design, runs) * seen * error)
-    differs = special.ndtr((away - least) / error)
+    away, error = abs(difference), numpy.float64(design.error(runs) * spread)
+    if away > what.limit:
+        least = numpy.maximum(what.limit, what.t_differs(design, runs) * seen * error)
+        return float(special.ndtr((away - least) / error) @ weights)
     margin = what.t_same(design, runs) * seen
     inside = special.ndtr((what.limit - away) / error - margin)
-    inside = inside - special.ndtr((-what.limit - away) / error + margin)
-    same = numpy.maximum(inside, 0.0) @ weights
-    chances: numpy.ndarray = numpy.where(
-        numpy.abs(difference) > what.limit, differs @ weights, same
-    )
-    return chances
+    inside -= special.ndtr((-what.limit - away) / error + margin)
+    return float(numpy.maximum(inside, 0.0) @ weights)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -170,14 +164,11 @@ def _least_shown(what: Target, ratio: Ratio, error: float, spread: float) -> flo
 
 def runs_needed(what: Target, design: Design, difference: float, spread: float) -> int | None:
     """The least number of runs a side (of pairs) with POWER, or None for more than MOST_RUNS."""
-    truth = numpy.array([difference]), numpy.array([spread])
-    return _least(lambda runs: float(power(what, design, runs, *truth)[0]) >= POWER)
+    return _least(lambda runs: power(what, design, runs, difference, spread) >= POWER)
 
 
 def smallest_difference(what: Target, ratio: Ratio) -> float | None:
-    """The smallest change (0.05 is 5 %) that SEARCH_RUNS runs a side would show with SEARCH_POWER,
-    by noncentral t; None if the noise behind ``ratio`` is not known.
-    """
+    """The smallest change (0.05 is 5 %) that SEARCH_RUNS runs a side show with SEARCH_POWER."""
     if ratio.spread is None:
         return None
     degrees = ratio.design.degrees(SEARCH_RUNS)
@@ -187,9 +178,7 @@ def smallest_difference(what: Target, ratio: Ratio) -> float | None:
 
 
 def runs_to_bound(ratio: Ratio, threshold: float) -> int | None:
-    """Runs a side for which the 95 % interval of a ratio ends below 1 + ``threshold`` with POWER,
-    by noncentral t; None as in ``runs_needed``, and if the ratio itself is beyond.
-    """
+    """Runs a side for which a 95 % interval ends below 1 + ``threshold`` with POWER."""
     margin = math.log1p(threshold) - math.log(ratio.ratio)
     if ratio.spread is None or margin < NO_SPREAD:
         return None

@@ -89,9 +89,7 @@ class Ratio:
 
 
 def paired_ratio(base: Sequence[float], new: Sequence[float]) -> Ratio:
-    """The geometric mean of new / base over pairs, with Student's t on their logarithms; a pair
-    is a replicate. All figures are above 0. ``spread`` is that of one run of a pair.
-    """
+    """The geometric mean of new / base over pairs, with Student's t on their logarithms."""
     logs = numpy.log(new) - numpy.log(base)
     mean = float(logs.mean())
     if len(logs) < 2:
@@ -123,9 +121,7 @@ def ratio_of(
 
 
 def ratio_of_both(means: Ratio, other: Ratio) -> Ratio:
-    """The ratio of the means, with intervals that contain those of both models, and the larger p,
-    which is 1 if they disagree about the direction. Both have an interval.
-    """
+    """The ratio of the means, with an interval and a p that satisfy both models."""
     p_values = [ratio.p_value for ratio in (means, other) if ratio.p_value is not None]
     agree = (means.ratio > 1) == (other.ratio > 1)
     farther = max(means, other, key=lambda ratio: ratio.error or 0.0)

@@ -175,9 +175,7 @@ class Looks:
         self._same = numpy.zeros(0, bool)
 
     def look(self, cases: numpy.ndarray, seen: Seen, runs: int, most: int) -> Decided:
-        """Look after a round. cases: the numbers of the cases in ``seen``, which can be tested.
-        runs: of a side that count; most: at which it ends.
-        """
+        """Looks after a round. cases: the numbers of those in ``seen``; runs: that count."""
         number = int(cases.max(initial=-1)) + 1
         more = number - len(self._best)
         if more > 0:
@@ -239,8 +237,6 @@ def _draws(degrees: int) -> tuple[numpy.ndarray, ...]:
 
 
 def due(names: Sequence[str], kept: Mapping[str, int], number: int) -> list[str]:
-    """The sides that have too few runs that count for this round, in the order in which they start:
-    A B, then B A, then A B, ...
-    """
+    """The sides that lack runs for this round, in the order of starting: A B, B A, A B, ..."""
     order = names if number % 2 else list(reversed(names))
     return [name for name in order if kept[name] < number]

@@ -134,10 +134,7 @@ def side_faults(
     outliers: Sequence[float] = (),
     cut: Mapping[int, Collection[str]] | None = None,
 ) -> SideFaults:
-    """The faults of a side with so many runs.
-
-    cases: the name of each and its measurements in the runs of this side. cut: see ``cut_runs``.
-    """
+    """The faults of a side; cases: (name, its measurements in the runs of this side)."""
     by_kind: dict[str, tuple[set[int], list[str]]] = {}
     cases = list(cases)
     for name, items in cases:
@@ -160,9 +157,7 @@ def side_faults(
 
 
 def cut_runs(side: Side) -> dict[int, set[str]]:
-    """The collectives that each run of torchcoll was to measure which did not end well, by the
-    number of the run.
-    """
+    """The collectives that each run of torchcoll was to measure which did not end well."""
     return {
         number: set(run.header.get("spec", {}).get("collectives") or ())
         or {result.case.collective for result in run.results}

@@ -32,8 +32,9 @@ _ENVIRONMENT = "environment"  # of an imported file: "whole" if it has all varia
 SETTINGS = {"communicator_config": "default"}
 _TELLING = 3  # so many figures of an imported run make it one that cannot be another
 _REHEARSALS = "rehearsals: ranks shared a GPU, and no time means anything"
-_ONECCL_BENCHMARK = "oneCCL benchmark"  # as reading/oneccl.py names it
-_PUBLISHED = "a published table"  # as reading/plain.py names the source of a table
+TORCHCOLL = "torchcoll"
+ONECCL_BENCHMARK = "oneCCL benchmark"  # as reading/oneccl.py names it
+PUBLISHED = "a published table"  # as reading/plain.py names the source of a table
 
 
 @dataclass(frozen=True)
@@ -100,26 +101,12 @@ class Side(OneLine):
         return any(result.time_ns for result in self.results)
 
     @property
-    def reference(self) -> bool:
-        """Whether all figures were published, of a machine that is not here."""
-        return bool(self.runs) and all(run.source.get("tool") == _PUBLISHED for run in self.runs)
-
-    @property
-    def from_library_benchmark(self) -> bool:
-        """Whether oneCCL's own benchmark, which calls the library from C++, measured all of it."""
-        tools = [run.source.get("tool") for run in self.runs]
-        return bool(tools) and all(tool == _ONECCL_BENCHMARK for tool in tools)
-
-    @property
-    def through_torch(self) -> bool:
-        """Whether torchcoll itself measured all of it."""
-        return bool(self.runs) and not any(run.source for run in self.runs)
+    def tools(self) -> set[str]:
+        """The tools that measured the runs; PUBLISHED: nobody here did."""
+        return {str(run.source.get("tool")) if run.source else TORCHCOLL for run in self.runs}
 
     def traps(self, compared: Collection[str] = ()) -> list[str]:
-        """Settings of the runs that are traps for the backends of the cases.
-
-        compared: variables that differ between the sides, which are no traps.
-        """
+        """Settings that are traps for the backends, unless they are all ``compared``."""
         cases = [result.case for result in self.results]
         if self.only:
             dimension, value = self.only
@@ -213,9 +200,7 @@ def _published(reported: Reported) -> str:
 
 
 def reading_of(base: Side, new: Side, over_ranks: str | None) -> Reading:
-    """How samples are read: if a source has only means, as means too, over the ranks as in the
-    source, or over all of them if it does not say.
-    """
+    """How samples are read: as means if a source has only means, over the ranks as it says."""
     reported = [r.reported for s in (base, new) for r in s.results if r.reported and not r.time_ns]
     how = over_ranks or "max"
     if over_ranks is None and reported:
@@ -275,25 +260,16 @@ def side(
     return Side(name, runs, ", ".join(paths if len(paths) < 4 else [paths[0], "..."]))
 
 
-_NOT_A_SIDE = {
-    "NoneType": "torchcoll.run returns it on rank 0 alone.",
-    "Traffic": "torchcoll trace PATH --plot FILE draws a step of it, and "
-    "torchcoll.compare(traffic, traffic) compares two of them.",
-}
-
-
 def _several(name: str, sources: object) -> list[Source]:
     """Runs and paths, one or several. Raises UsageError for anything else."""
-    several: list[Any] = (
-        [sources]
-        if isinstance(sources, (str, os.PathLike)) or not isinstance(sources, Iterable)
-        else list(sources)
-    )
+    several: list[Any] = [sources]
+    if isinstance(sources, Iterable) and not isinstance(sources, (str, os.PathLike)):
+        several = list(sources)
     for source in several:
         if not isinstance(source, (Run, str, os.PathLike)):
-            kind = type(source).__name__
             expected = "a Run, a file, a folder, a glob, or a list of them"
-            raise UsageError(name or "side", kind, expected, _NOT_A_SIDE.get(kind, ""))
+            action = "torchcoll.run returns it on rank 0 alone." if source is None else ""
+            raise UsageError(name or "side", type(source).__name__, expected, action)
     return several
 
 
@@ -318,9 +294,7 @@ def _without_copies(runs: Sequence[Run]) -> list[Run]:
 
 
 def identity_of(run: Run) -> object:
-    """A value that only this run has: its start and cold calls, or the figures of an imported run;
-    None if they are too few.
-    """
+    """What only this run has: start and cold calls, or enough imported figures."""
     if not run.source:
         start = run.header.get("start_utc")
         return (start, repr([r.cold_ns for r in run.results])) if start else None

@@ -155,9 +155,7 @@ def _model(figures: Figures) -> Model:
 def least_squares(
     model: Model, logs: numpy.ndarray
 ) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
-    """Of logs [run][case...]: the effect of the side and the spread of one run [case...],
-    and the residuals [run][case...].
-    """
+    """The side's effect and the spread [case...], and residuals, of logs [run][case...]."""
     coefficients = numpy.tensordot(model.projection, logs, 1)
     rest = logs - numpy.tensordot(model.matrix, coefficients, 1)
     return coefficients[1], numpy.sqrt((rest**2).sum(axis=0) / model.degrees), rest

@@ -27,7 +27,7 @@ from torchcoll.stats.matching import NAMES, Pair
 from torchcoll.stats.needed import SEARCH_RUNS, Target, asked, least_difference, smallest_difference
 from torchcoll.stats.ratios import LEVEL, Ratio, exp, geometric
 from torchcoll.stats.side_faults import fault_runs
-from torchcoll.stats.sides import METRICS, Measured, Side
+from torchcoll.stats.sides import METRICS, PUBLISHED, Measured, Side
 from torchcoll.stats.statistics import (
     FEWEST,
     Figures,
@@ -405,7 +405,7 @@ def case_of(
     pair: Pair, figures: Figures, base: Side, new: Side, share: float | None = None
 ) -> Judged:
     """Judge a comparable case before the test. share: as in ``side_ratio``."""
-    if base.reference != new.reference:
+    if (base.tools == {PUBLISHED}) != (new.tools == {PUBLISHED}):
         return ratio_alone(figures, "reference, a published figure")
     if how := _measured_separately(pair, base, new):
         return ratio_alone(figures, how)
