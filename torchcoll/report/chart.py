@@ -7,7 +7,7 @@ Times are in seconds, because plotly names powers of a thousand (12 us is 0.0000
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -116,8 +116,11 @@ class Chart:
 
 def check_installed(library: str, what: str, extra: str) -> None:
     """Raises UnavailableError if ``what`` needs a library that is not installed."""
-    if importlib.util.find_spec(library) is None:
-        raise UnavailableError(what, "no library for it", library, install_text(extra))
+    try:
+        importlib.import_module(library)
+    except ImportError:
+        name = library.partition(".")[0]
+        raise UnavailableError(what, "no library for it", name, install_text(extra)) from None
 
 
 def plain(value: object) -> str:

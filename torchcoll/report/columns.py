@@ -178,13 +178,6 @@ def _yes_no(value: bool | None) -> str:
     return "-" if value is None else "yes" if value else "no"
 
 
-def value_text(name: str, value: Any) -> str:
-    """A value of a dimension: ``float32``, ``out of place``, ``-`` if there is none."""
-    if name == "in_place" and value is not None:
-        return "in place" if value else "out of place"
-    return "-" if value is None else one_line(value)
-
-
 def distinct_values(items: Collection[Any], name: str) -> list[Any]:
     """The distinct values that Cases or Rows have of a dimension, in order of appearance."""
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import shutil
 import sys
@@ -62,10 +63,15 @@ class Destination:
         for line in lines:
             self.write(self.wrapped(printable(line)) + "\n")
 
-    def lines_unwrapped(self, lines: Iterable[str]) -> None:
-        """Write each line whatever its width, such as the rows of a table."""
-        for line in lines:
-            self.write(printable(line) + "\n")
+    def lines_unwrapped(self, lines: Iterable[str], styles: Iterable[str] = ()) -> None:
+        """Write each line whatever its width, such as a row of a table, in a style of rich."""
+        console = self.console()
+        for line, style in itertools.zip_longest(lines, styles, fillvalue=""):
+            if console and style:
+                # rich cuts lines that do not fit; a line that the terminal wraps is still complete.
+                console.print(printable(line), style=style, soft_wrap=True)
+            else:
+                self.write(printable(line) + "\n")
 
     def styled(self, line: str, style: str, length: int | None = None) -> None:
         """Write a line, of which the first ``length`` characters (None: all) are in a style."""

@@ -58,11 +58,7 @@ def split_list(value: str | Sequence[Any] | None, what: str = "list") -> tuple[A
 
 @dataclass(frozen=True)
 class View:
-    """How samples are read and which columns are shown. Raises UsageError naming the flag.
-
-    limits: computes what a topology allows each row of a run. expected: adds to the rows what the
-    log of the library expects.
-    """
+    """How samples are read and which columns are shown. Raises UsageError naming the flag."""
 
     columns: tuple[str, ...] = ()  # names of Row fields; none: the default columns
     percentiles: tuple[float, ...] = ()
@@ -191,6 +187,9 @@ def run_object(
 ) -> dict[str, Any]:
     """One run with its rows, and what one must know to judge them."""
     judged = {"verdict": verdict.to_json()} if verdict else {}
+    rows = list(records.of(run, view))
+    if records is ROWS and not view.columns:
+        rows = [{**row, **origin} for row, origin in zip(rows, row_origins(run), strict=True)]
     return {
         "schema": SCHEMA,
         "run": {
@@ -208,16 +207,8 @@ def run_object(
             "problems": run_problems(run),
         },
         **judged,
-        "rows": _with_origins(run, view, records),
+        "rows": rows,
     }
-
-
-def _with_origins(run: Run, view: View, records: Records) -> list[dict[str, Any]]:
-    """The rows, with their origins if they are of cases and no columns are chosen."""
-    rows = list(records.of(run, view))
-    if records is not ROWS or view.columns:
-        return rows
-    return [{**row, **origin} for row, origin in zip(rows, row_origins(run), strict=True)]
 
 
 def _run_names(run: Run) -> dict[str, Any]:

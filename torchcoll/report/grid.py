@@ -1,19 +1,17 @@
 """A table of text cells (Grid), and how it is printed. Every view uses this layout.
 
-A Grid is printed with rich on a terminal, as aligned ASCII elsewhere, and as markdown by
-``markdown_text``. Cells are never cut. If the terminal is too narrow, whole columns are left out,
-the least important first, and a line below the table names them. Columns that may not be left out
-are continued in further tables below.
+Cells are never cut. If the terminal is too narrow, whole columns are left out, the least important
+first, and a line below the table names them. Columns that may not be left out are continued in
+further tables below.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torchcoll.core.answer import Answer
-from torchcoll.core.errors import printable
 from torchcoll.report.destination import Destination, TextWithoutAnswer
 
 T = TypeVar("T")
@@ -110,10 +108,8 @@ def grid_of_columns(
 
 
 def fit(heads: Sequence[Head], widths: Sequence[int], width: int) -> tuple[set[int], int]:
-    """The columns to leave out so that a table fits into a terminal of ``width``, and the gap
-    between columns, which shrinks from 2 blanks to 1 before any column is left out.
-
-    widths: of each column, in characters.
+    """The columns to leave out so that a table fits into ``width``, and the gap between columns,
+    which shrinks from 2 blanks to 1 before that. widths: of each column, in characters.
     """
     dropped: set[int] = set()
     while True:
@@ -165,10 +161,6 @@ def hidden_note(heads: Sequence[Head], dropped: set[int], width: int) -> str:
     return f"not shown in {width} columns: {names} (use a wider terminal, or --format json)"
 
 
-def align(text: str, head: Head, width: int) -> str:
-    return text.ljust(width) if head.left else text.rjust(width)
-
-
 def head_lines(heads: Sequence[Head], widths: Sequence[int], gap: int) -> Iterator[str]:
     """Yields the first line of the headings, and the second if any column has one."""
     for line_name in ("first", "second"):
@@ -194,25 +186,6 @@ def plain_lines(grid: Grid, gap: int = 2) -> Iterator[str]:
     template = row_template(grid.heads, widths, gap)
     for row in grid.rows:
         yield (template % tuple(row)).rstrip()
-
-
-def rich_table(grid: Grid, gap: int = 2, widths: Sequence[int] | None = None) -> Any:
-    """The table as a rich Table, whose cells are no markup, and padded: rich strips blanks."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    # One character of the gap is the divider of the box, which is a blank in this style.
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
-    widths = widths or grid.widths()
-    for head, width in zip(grid.heads, widths, strict=True):
-        titles = [align(text, head, width) for text in (head.first, head.second) if text]
-        table.add_column(Text("\n".join(titles)), no_wrap=True, min_width=width)
-    styles = grid.styles or [""] * len(grid.rows)
-    for row, style in zip(grid.rows, styles, strict=True):
-        cells = zip(map(printable, row), grid.heads, widths, strict=True)
-        table.add_row(*(Text(align(*cell)) for cell in cells), style=style)
-    return table
 
 
 def _naming_rows(grid: Grid, width: int) -> Grid:
@@ -260,18 +233,12 @@ def print_grid(grid: Grid, out: Destination) -> None:
     above = [*grid.above, *(legends(kept) if grid.rows else [])]
     out.lines(above)
     tables = split_columns(grid.heads, widths, out.width) if grid.rows else []
-    console = out.console()
     for number, columns in enumerate(tables):
         if number or above:
             out.write("\n")
-        shown = grid.only(columns)
-        if console:
-            needed = sum(shown.widths()) + gap * len(shown.heads)
-            # rich cuts lines that do not fit; a line that the terminal wraps is still complete.
-            console.width = max(console.width, needed)
-            console.print(rich_table(shown, gap))
-        else:
-            out.lines_unwrapped(plain_lines(shown, gap))
+        lines = list(plain_lines(grid.only(columns), gap))
+        heads = ["bold"] * (len(lines) - len(grid.rows))
+        out.lines_unwrapped(lines, [*heads, *grid.styles])
     if (below or grid.answer) and grid.rows:
         out.write("\n")
     out.lines(below)
@@ -293,10 +260,8 @@ def print_grids(
     out: Destination,
     over_all: Answer | None = None,
 ) -> None:
-    """Prints grids below their titles ('' for none), as text or markdown. Answers are printed
-    first, and again after the tables if these fill a screen.
-
-    over_all: printed in place of the answers of the grids.
+    """Prints grids below their titles ('' for none), as text or markdown. Their answers, or
+    ``over_all``, are printed first, and again after the tables if these fill a screen.
     """
     grids_of_all = [grid for _, grids in titled for grid in grids]
     answers = [over_all] if over_all else [grid.answer for grid in grids_of_all if grid.answer]

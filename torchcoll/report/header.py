@@ -1,7 +1,4 @@
-"""The lines above a table: what ran, on which ranks, what a time means, and the cost of start-up.
-
-Any field of a run may be missing, because files can be truncated or imported.
-"""
+"""The lines above a table. Truncated and imported files may lack any field of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Any
 
 from torchcoll.core import summary
 from torchcoll.core.backends import communicates
-from torchcoll.core.case import APIS, NATIVE, Case
+from torchcoll.core.case import APIS, NATIVE, Case, value_text
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.implementations import IMPLEMENTATIONS
@@ -24,7 +21,7 @@ from torchcoll.core.units import (
     plural,
     shorten,
 )
-from torchcoll.report.columns import distinct_values, statistics_of, value_text
+from torchcoll.report.columns import distinct_values, statistics_of
 
 _ALWAYS = ("collective", "size_bytes", "dtype", "op", "ranks", "backend", "concurrent")
 _PLAIN = ("collective", "dtype", "op", "backend", "in_place")
@@ -90,11 +87,10 @@ def header_lines(
     clocks: Iterable[str] = (),
     verbose: bool = False,
 ) -> list[str]:
-    """The lines above a table of Cases or Rows that can be printed before the first case has run.
+    """The lines above a table of Cases or Rows, which can be printed before the first case.
 
-    how: how times are combined over ranks, a key of ``_READINGS``; None for a table that shows each
-    rank. clocks: the clocks of the times. verbose: also print the duration of each phase of
-    start-up.
+    how: how times are combined over ranks; None for a table that shows each rank. clocks: of the
+    times. verbose: with the duration of each phase of start-up.
     """
     what = f"{program_text(run)}: {common_text(items)}".rstrip()
     lines = [what, f"{_backends(run, items)}; {ranks_text(run)}"]
@@ -146,7 +142,7 @@ def reported_text(run: Run) -> str:
     kinds: dict[tuple[object, ...], Reported] = {}
     for g in reported:
         kinds.setdefault((g.statistic, g.over_ranks, g.derived, g.one_cold_call), g)
-    texts = dict.fromkeys(map(reported_reading, kinds.values()))
+    texts = dict.fromkeys(map(summary.reported_reading, kinds.values()))
     derived = [g.derived for g in kinds.values()]
     how = "" if not any(derived) else "computed from the bandwidth; "
     how = how if all(derived) or not how else "some computed from the bandwidth; "
@@ -154,15 +150,6 @@ def reported_text(run: Run) -> str:
     if any(g.over_ranks == "unknown" for g in kinds.values()):
         source += " and does not say how ranks were combined"
     return f"time: {' or '.join(texts)}, as published ({how}{source})"
-
-
-def reported_reading(reported: Reported) -> str:
-    """Describes a published time: its statistic over calls and over ranks."""
-    recorded = reported.statistic != "unknown"
-    calls = f"{one_line(reported.statistic)} over calls" if recorded else "one figure per case"
-    calls = summary.COLD_CALL if reported.one_cold_call else calls
-    over = reported.over_ranks
-    return calls if over == "unknown" else f"{calls}, {one_line(over)} over ranks"
 
 
 def common_text(items: Sequence[Any]) -> str:
@@ -369,26 +356,9 @@ def first_lines(run: Run, how: str = "max", total: bool = True, verbose: bool = 
     readings = [
         f"{text} {format_ns(ns, 3)}" for text, key in costs if (ns := _phase(run, key)) is not None
     ]
-    parts = [f"a call: {', '.join(readings)}"] if readings else []
-    if shares := _shares(results):
-        parts.append(f"of the time of all cases: {shares}")
-    if parts:
-        lines.append(f"cost of measuring, {'; '.join(parts)}")
+    if readings:
+        lines.append(f"cost of measuring, a call: {', '.join(readings)}")
     return lines
-
-
-def _shares(results: Sequence[CaseResult]) -> str:
-    """The shares of the cases' wall time on rank 0 that measuring took; '' if not recorded."""
-    # Sub-groups run at the same time, so their results share one start and count once.
-    spent = list({r.start_ns: r.spent_ns for r in results if r.batches}.values())
-    total = sum(spent_in_case.get("case", 0) for spent_in_case in spent)
-    names = (("ramp-up calls", "ramp_up"), ("barriers", "barriers"), ("gathers", "gathers"))
-    if not total or not all(key in spent_in_case for spent_in_case in spent for _, key in names):
-        return ""
-    return ", ".join(
-        f"{text} {100 * sum(spent_in_case[key] for spent_in_case in spent) / total:.1f} %"
-        for text, key in names
-    )
 
 
 def _first_line(run: Run, firsts: Sequence[CaseResult], how: str, total: bool) -> str:

@@ -1,7 +1,4 @@
-"""Many files, or the many ranks of one: their spread and the slowest, in place of every table.
-
-A thousand files would be 22,000 lines, and the ranks of a case 4,096.
-"""
+"""Many files: the spread of each case in place of every table."""
 
 from __future__ import annotations
 
@@ -24,13 +21,11 @@ from torchcoll.core.units import (
     shorten_list,
 )
 from torchcoll.report.columns import distinct_values
-from torchcoll.report.formats import View
 from torchcoll.report.grid import Grid, Head
-from torchcoll.report.header import common_text, header_lines, kind_texts
-from torchcoll.report.notes import run_lines, runs_lines
-from torchcoll.report.ranks_view import WAITING, rank_values, ranks_answer
+from torchcoll.report.header import common_text, kind_texts
+from torchcoll.report.notes import runs_lines
 
-MOST_RUNS, MOST_RANKS = 20, 64  # more are shown in short
+MOST_RUNS = 20  # more are shown in short
 _MOST_CASES = 40  # rows; of more kinds and sizes the largest size of each
 _NAMED = 5  # of the slowest
 _ALL = "--all shows every table"
@@ -166,65 +161,3 @@ def _spread_grid(cases: Sequence[list[_Measured]], names: Sequence[str]) -> Grid
             ]
         )
     return Grid(heads, lines, below=below)
-
-
-def many_ranks_grids(run: Run, view: View) -> list[Grid]:
-    """Of each case the ranks' own times; then the ranks and hosts at both ends of them."""
-    entries = view.entries(run)
-    rows = [entry.row for entry in entries]
-    heads = [
-        Head("case", left=True, repeat=True),
-        Head("size", repeat=True),
-        Head("median", "rank"),
-        Head("shortest"),
-        Head("rank"),
-        Head("longest"),
-        Head("rank"),
-        Head("longest /", "median"),
-    ]
-    lines: list[list[str]] = []
-    ratios: dict[str, list[float]] = {}
-    hosts: dict[str, list[float]] = {}
-    titles = kind_texts([_kind(row) for row in rows], ("collective",))
-    values = [list(rank_values(run, entry)) for entry in entries]
-    for entry, ranks, title in zip(entries, values, titles, strict=True):
-        size = format_size(entry.row.size_bytes_requested) if entry.has_data else "-"
-        if not ranks:
-            lines.append([title, size, *["-"] * 6])
-            continue
-        middle = median([rank["median_ns"] for rank in ranks])
-        low, high = (end(ranks, key=lambda rank: rank["median_ns"]) for end in (min, max))
-        cells = [title, size, format_time(middle)]
-        for rank in (low, high):
-            cells += [format_time(rank["median_ns"]), str(rank["rank"])]
-        lines.append([*cells, format_ratio(high["median_ns"] / middle if middle else None)])
-        for rank in ranks if middle else ():
-            host, ratio = rank["host"] or "?", rank["median_ns"] / middle
-            ratios.setdefault(f"{rank['rank']} ({one_line(host)})", []).append(ratio)
-            hosts.setdefault(host, []).append(ratio)
-    above = [*header_lines(run, rows, None, distinct_values(rows, "clock")), WAITING]
-    above.append(f"{run.ranks} ranks in short ({_ALL}): each rank's own median")
-    ends = [_extremes_grid("rank", ratios)]
-    ends += [_extremes_grid("host", hosts)] if len(hosts) > 1 else []
-    below = run_lines(run, rows, first_calls=False)
-    answer = ranks_answer(run, entries, values)
-    last = Grid([], [], below=below, answer=answer)
-    return [Grid([], [], above=above), Grid(heads, lines), *ends, last]
-
-
-def _extremes_grid(what: str, ratios: dict[str, list[float]]) -> Grid:
-    """The longest and the shortest: in a collective that waits, who comes last waits least."""
-    middles = {name: median(ratios_of_name) for name, ratios_of_name in ratios.items()}
-    order = sorted(middles, key=lambda name: -middles[name])
-    long, short = order[:_NAMED], order[::-1][:_NAMED]
-    rows = [
-        [one_line(a), format_ratio(middles[a]), one_line(b), format_ratio(middles[b])]
-        for a, b in zip(long, short, strict=True)
-    ]
-    heads = [Head(f"{what}s with", "the longest", left=True), Head("ratio")]
-    heads += [Head(f"{what}s with", "the shortest", left=True), Head("ratio")]
-    return Grid(
-        heads,
-        rows,
-        above=[f"own time / that of the median rank, median over the cases of each {what}"],
-    )

@@ -23,11 +23,6 @@ SPLITS_LINE = (
     "bytes that a rank sends to itself count, but not in busbw: it is of the busiest rank"
 )
 
-FLUSH_LINE = (
-    "before every call, first calls included, each rank overwrites its caches and waits for the "
-    "others: neither is timed, but a rank that resumes late, as on busy cores, lengthens the call"
-)
-
 # bench/stopping.py does not call a median precise with fewer calls either.
 FEW_CALLS = 60
 _MODES = "bimodal"  # placeholder: all bimodal rows share one footnote
@@ -39,7 +34,6 @@ class Notes:
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._modes: dict[Case, Modes] = {}
-        self._with_ramp_up: dict[Case, tuple[int, int]] = {}  # case -> its calls, ramp-up calls
 
     @property
     def bimodal(self) -> int:
@@ -56,11 +50,8 @@ class Notes:
         texts = list(_result_notes(result))
         if not result.time_ns:  # modes and issue times need the samples of single calls
             return self.mark(*texts, *more)
-        times, ramp_up = _judged_times(result, times)
-        if modes := two_modes(times):
+        if modes := two_modes(_judged_times(result, times)):
             self._modes[result.case] = modes
-            if ramp_up:
-                self._with_ramp_up[result.case] = (len(times) - ramp_up, ramp_up)
             texts.append(_MODES)
         return self.mark(*texts, *_host_bound_notes(result), *more)
 
@@ -72,25 +63,15 @@ class Notes:
         ]
 
     def _bimodal_text(self) -> str:
-        """The footnote of all bimodal rows: ``bimodal in 8 rows: 14 to 45 % of the calls ...``.
-
-        Of one row also the times of both clusters; of several they would describe no row.
-        """
-        modes, with_ramp_up = [*self._modes.values()], [*self._with_ramp_up.values()]
+        """The footnote of all bimodal rows, with the times of both clusters if it is one row."""
+        modes = [*self._modes.values()]
         shares = sorted(mode.share for mode in modes)
         share = " to ".join(dict.fromkeys(f"{100 * end:.0f}" for end in (shares[0], shares[-1])))
         if len(modes) > 1:
-            text = f"bimodal in {len(modes)} rows: {share} % of the calls of each form a slower "
-            text += "cluster"
-            if with_ramp_up:
-                text += f"; ramp-up calls count in rows of fewer than {FEW_CALLS} calls"
-            return text
-        of = "the calls"
-        if with_ramp_up:
-            calls, ramp_up = with_ramp_up[0]
-            of = f"{counted(calls, 'call')} and {counted(ramp_up, 'ramp-up call')}"
+            each = f"{share} % of the calls of each form a slower cluster"
+            return f"bimodal in {len(modes)} rows: {each}"
         slow, fast = _time_range(modes[0].slow), _time_range(modes[0].fast)
-        return f"bimodal: {share} % of {of} take {slow}, the others {fast}"
+        return f"bimodal: {share} % of the calls take {slow}, the others {fast}"
 
 
 def _result_notes(result: CaseResult) -> Iterable[str]:
@@ -102,30 +83,19 @@ def _result_notes(result: CaseResult) -> Iterable[str]:
         yield f"wrong on {ranks} {format_ranges(check.wrong_ranks)}"
     if check is not None and check.tolerance_ulp:
         yield f"values within {check.tolerance_ulp} ulp count as correct"
-    if medians := summary.position_medians(result):
-        low, high = (format_ns(ns, 3) for ns in (min(medians), max(medians)))
-        calls = len(summary.steady_times(result, summary.default_clock(result))) // len(medians)
-        yield (
-            f"the median of each of the {len(medians)} positions of the hot ranks: {low} to {high} "
-            f"(about {counted(calls, 'call')} each)"
-        )
     yield from (one_line(text) for text in result.warnings)
 
 
-def _judged_times(result: CaseResult, times: Sequence[float] | None) -> tuple[Sequence[float], int]:
-    """The times in ns in which two modes are looked for, and how many of them are ramp-up calls.
-
-    A period is a mean over calls of both modes, so back-to-back calls have no such times. Fewer
-    than FEW_CALLS steady calls are joined by the ramp-up calls: both modes occur in them too.
-    """
+def _judged_times(result: CaseResult, times: Sequence[float] | None) -> Sequence[float]:
+    """The times in ns in which two modes are looked for: periods are means of both."""
     clock = summary.default_clock(result)
     if summary.has_period(result, clock):
-        return (), 0
+        return ()
     times = summary.steady_times(result, clock) if times is None else times
-    if not 0 < len(times) < FEW_CALLS or not result.ramp_up_ns:
-        return times, 0
-    ramp_up = [*summary.over_ranks(result.ramp_up_ns)]
-    return [*ramp_up, *times], len(ramp_up)
+    if not 0 < len(times) < FEW_CALLS:
+        return times
+    # Both modes occur in the ramp-up calls too.
+    return [*summary.over_ranks(result.ramp_up_ns), *times]
 
 
 def _host_bound_notes(result: CaseResult) -> Iterable[str]:
@@ -168,7 +138,6 @@ def row_lines(rows: Sequence[summary.Row], first_calls: bool = True) -> list[str
     """The lines that explain rows without marks. first_calls: whether their column is shown."""
     slow = dict.fromkeys(one_line(row.statistic) for row in rows if row.slow_first)
     lines = [f"* first call over 3 times the {' or '.join(slow)}"] if first_calls and slow else []
-    lines += [FLUSH_LINE] if any(row.buffer_reuse == "flush" for row in rows) else []
     if any(row.ranks == 1 for row in rows):
         lines.append(summary.ONE_RANK)
     lines += [text] if (text := summary.nothing_sent(rows)) else []
@@ -178,10 +147,7 @@ def row_lines(rows: Sequence[summary.Row], first_calls: bool = True) -> list[str
 
 
 def stop_text(row: summary.Row) -> str:
-    """Why a case ended: ``precision of 60 calls in 2.1 ms``, ``limit of 1000 calls``, ``time``.
-
-    The precision is that of the calls made, and does not bound what a longer run would measure.
-    """
+    """Why a case ended: ``precision of 60 calls in 2.1 ms``, ``limit of 1000 calls``, ``time``."""
     if row.stop == "precision":
         took = "" if row.steady_ns is None else f" in {format_ns(row.steady_ns, 2)}"
         return f"precision of {row.calls} calls{took}"

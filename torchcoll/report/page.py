@@ -60,9 +60,7 @@ class TitledGrids:
 
 @dataclass
 class Section:
-    """commands: what prints the same in a terminal. pictures: of markdown. charts: of HTML. folded:
-    tables are closed at first.
-    """
+    """commands print the same; pictures are for markdown, charts for HTML; folded: closed."""
 
     title: str
     texts: list[str] = field(default_factory=list)
@@ -75,8 +73,8 @@ class Section:
 
 @dataclass
 class Page:
-    """cases: those that points of the charts lead to, by key. run_commands: of each run the command
-    that prints its calls, '' without a file. reloads: a browser reads the page again and again.
+    """cases: by the keys of points of charts. run_commands: print the calls of each run, '' without
+    a file. reloads: a browser reads the page again and again.
     """
 
     title: str
@@ -121,11 +119,7 @@ def shorten_repeated_caveats(
 
 
 def html_text(page: Page) -> str:
-    """The whole page, with its charts, style and scripts in it.
-
-    Every text is escaped. By its content security policy only the scripts of the page and plotly
-    run, and nothing is fetched. Raises UnavailableError without jinja2.
-    """
+    """The page, which may fetch nothing and run only its own scripts. Raises UnavailableError."""
     check_installed("jinja2", "report", "report")
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -170,23 +164,15 @@ def _json_text(page: Page, groups: Sequence[ChartGroup]) -> str:
 
 
 def _chart_json(chart: Chart) -> dict[str, Any]:
-    selectors = [
+    values = {name: getattr(chart, name) for name in ("title", "traces", "layout", "key")}
+    values["selectors"] = [
         {
-            "label": selector.label,
-            "options": [
-                {"text": option.text, "arguments": option.arguments} for option in selector.options
-            ],
+            "label": s.label,
+            "options": [{"text": o.text, "arguments": o.arguments} for o in s.options],
         }
-        for selector in chart.selectors
+        for s in chart.selectors
     ]
-    return {
-        "title": chart.title,
-        "traces": chart.traces,
-        "layout": chart.layout,
-        "selectors": selectors,
-        "caption": [line if line.isprintable() else printable(line) for line in chart.caption],
-        "key": chart.key,
-    }
+    return values | {"caption": list(map(_shown, chart.caption))}
 
 
 def _shown(value: Any) -> Any:

@@ -48,7 +48,7 @@ def literal(text: object) -> str:
 
 def new_figure(rows: int, columns: int, shared: bool = False) -> tuple[Figure, Any]:
     """A figure and its panels; shared: all have one scale. Raises UnavailableError."""
-    check_installed("matplotlib", "picture", "plot")
+    check_installed("matplotlib.figure", "picture", "plot")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(_WIDTH, _HEIGHT * rows), layout="constrained")

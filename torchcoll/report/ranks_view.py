@@ -38,6 +38,8 @@ RANK_FIELDS = (
     *("longer_than_fastest_ns", "longest_share", "shortest_share"),
 )
 _MOST_CASES = 3  # are shown: those whose ranks differ most
+_MOST_RANKS = 64  # of a table; of more the extremes are shown
+_EXTREMES = 8
 SLOW_EXCESS = 0.1  # of the other ranks' time: below, no rank is called slow
 _OFTEN = 0.75  # of calls, and of cases, in which the slow rank is the one
 
@@ -46,9 +48,8 @@ _OFTEN = 0.75  # of calls, and of cases, in which the slow rank is the one
 class ConsistentRank:
     """A rank that is slower, or later, than its peers in most calls of most cases.
 
-    late: its own times are the shortest, as of a rank that arrives last. calls: the share of calls
-    in which that is so. excess: the longer over the shorter median time of this rank and the
-    fastest peer, less 1. Both are medians over ``cases``.
+    late: its times are the shortest, as of a rank that arrives last. calls: the share of calls.
+    excess: of the longer median, its or the fastest peer's, over the shorter. Medians over cases.
     """
 
     rank: int
@@ -69,8 +70,10 @@ def ranks_grids(run: Run, view: View, every: bool = False) -> list[Grid]:
     )
     failed = {n for n, entry in enumerate(entries) if not entry.result.is_right}
     shown = sorted({*order[:_MOST_CASES], *failed}) if not every else range(len(entries))
-    grids = [_ranks_grid(entries[n], values[n]) for n in shown]
+    grids = [_ranks_grid(entries[n], values[n], every) for n in shown]
     notes = [WAITING]
+    if run.ranks > _MOST_RANKS and not every:
+        notes.append(f"the {_EXTREMES} ranks at each end, of {run.ranks} (--all shows every rank)")
     if len(shown) < len(entries):
         notes.append(
             f"the {len(shown)} cases whose ranks differ most, of {len(entries)} (--all shows every "
@@ -210,8 +213,12 @@ def _hidden_excess(times: Sequence[int], two_slowest: Sequence[Sequence[int]]) -
     return max(0.0, needed[math.ceil(_OFTEN * len(needed)) - 1])
 
 
-def _ranks_grid(entry: Entry, ranks: Sequence[dict[str, Any]]) -> Grid:
+def _ranks_grid(entry: Entry, ranks: Sequence[dict[str, Any]], every: bool) -> Grid:
     result, row = entry.result, entry.row
+    least = min((rank["median_ns"] for rank in ranks), default=0)
+    if len(ranks) > _MOST_RANKS and not every:
+        ordered = sorted(ranks, key=lambda rank: rank["median_ns"])
+        ranks = [*ordered[:_EXTREMES], *ordered[-_EXTREMES:]]
     heads = [
         Head("rank", repeat=True),
         Head("host", left=True),
@@ -220,7 +227,6 @@ def _ranks_grid(entry: Entry, ranks: Sequence[dict[str, Any]]) -> Grid:
         Head("above the", "fastest rank"),
         Head("slowest in", "% of calls"),
     ]
-    least = min((rank["median_ns"] for rank in ranks), default=0)
     rows = [
         [
             str(rank["rank"]),

@@ -1,8 +1,4 @@
-"""Published figures beside a run: ``show --reference``.
-
-A point is one bandwidth from elsewhere with a status. It is never a side of a test: one figure has
-no spread.
-"""
+"""Published figures beside a run (``show --reference``). They have no spread to test by."""
 
 from __future__ import annotations
 

@@ -7,11 +7,11 @@ from itertools import accumulate
 from typing import Any
 
 from torchcoll.core import summary
-from torchcoll.core.case import DIMENSIONS
+from torchcoll.core.case import DIMENSIONS, value_text
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Matrix, Run
 from torchcoll.core.units import format_ns, format_time
-from torchcoll.report.columns import Entry, distinct_values, value_text
+from torchcoll.report.columns import Entry, distinct_values
 from torchcoll.report.formats import Records, View
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import first_lines, header_lines

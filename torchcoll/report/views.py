@@ -11,17 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchcoll.core.case import DIMENSIONS
+from torchcoll.core.case import DIMENSIONS, value_text
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line, unknown
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.run_facts import facts_of
-from torchcoll.core.summary import COLD_CALL, PERIOD, Row, median
+from torchcoll.core.summary import COLD_CALL, PERIOD, Row, median, reported_reading
 from torchcoll.core.units import format_bandwidth, format_ns, format_size, format_time
-from torchcoll.report.columns import distinct_values, value_text
+from torchcoll.report.columns import distinct_values
 from torchcoll.report.formats import View
 from torchcoll.report.grid import Grid, Head
-from torchcoll.report.header import NOT_ALIGNED, common_text, header_lines, reported_reading
+from torchcoll.report.header import NOT_ALIGNED, common_text, header_lines
 from torchcoll.report.notes import differences, row_lines, runs_lines
 
 KEYS = (*DIMENSIONS, "label", "label=KEY", "file")

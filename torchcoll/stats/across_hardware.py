@@ -99,33 +99,23 @@ def _hardware(run: Run) -> dict[str, str]:
 
 def profile(side: Side, items: Collection[Sequence[Measured]]) -> Profile:
     """The profile of one side in one table; ``items``: its runs of each size, ascending."""
-    points = [
-        (
-            ok[0].row.size_bytes,
-            geometric(m.row.median_ns for m in ok),
-            geometric(m.row.busbw_gbps for m in ok),
-        )
-        for runs in items
-        if (ok := [m for m in runs if m.row.is_right])
-    ]
-    timed = [(size_bytes, ns) for size_bytes, ns, _ in points if ns]
-    bandwidths = [(size_bytes, gbps) for size_bytes, _, gbps in points if gbps]
-    best, best_bytes = max(((gbps, size) for size, gbps in bandwidths), default=(None, None))
-    reach = [size_bytes for size_bytes, gbps in bandwidths if best and gbps >= _HALF * best]
-    half = min(reach, default=None)
-    below = [size_bytes for size_bytes, _ in bandwidths if half and size_bytes < half]
-    backends = {m.result.case.backend for runs in items for m in runs}
-    begun = start(side, backends)
-    floor = min(timed, default=None)
+    right = [rows for runs in items if (rows := [m.row for m in runs if m.row.is_right])]
+    times = {rows[0].size_bytes: geometric(row.median_ns for row in rows) for rows in right}
+    busbw = {rows[0].size_bytes: geometric(row.busbw_gbps for row in rows) for rows in right}
+    speeds = [(gbps, size) for size, gbps in busbw.items() if gbps]
+    best, best_bytes = max(speeds, default=(None, None))
+    half = min((size for gbps, size in speeds if best and gbps >= _HALF * best), default=None)
+    floor = min((size for size, ns in times.items() if ns), default=None)
+    begun = start(side, {m.result.case.backend for runs in items for m in runs})
     return Profile(
-        tuple(sorted({m.row.ranks for runs in items for m in runs} - {0})),
-        best,
-        best_bytes,
-        max((size_bytes for size_bytes, _ in bandwidths), default=None),
-        half,
-        max(below, default=None),
-        floor[0] if floor else None,
-        floor[1] if floor and floor[0] != half else None,
-        begun.first_call_ns if begun else None,
-        begun.first_result_ns if begun else None,
+        ranks=tuple(sorted({m.row.ranks for runs in items for m in runs} - {0})),
+        best_gbps=best,
+        best_bytes=best_bytes,
+        largest_bytes=max((size for _, size in speeds), default=None),
+        half_bytes=half,
+        below_bytes=max((size for _, size in speeds if half and size < half), default=None),
+        floor_bytes=floor,
+        floor_ns=times[floor] if floor is not None and floor != half else None,
+        first_call_ns=begun.first_call_ns if begun else None,
+        first_result_ns=begun.first_result_ns if begun else None,
     )

@@ -25,10 +25,8 @@ Segments = Sequence[Sequence[float]]
 
 
 def correlation_bounds(series: Sequence[Segments]) -> list[float]:
-    """Returns an upper bound of the correlation of neighbouring values for each series.
-
-    - series: at least two, of segments of at least four values. Their sum is 0 at any time, so that
-      one of them says nothing new.
+    """Returns an upper bound of the correlation of neighbouring values for each of two or more
+    series of segments of at least four values, whose sum is 0 at any time.
     """
     count = sum(map(len, series[0]))
     length = count / len(series[0])
@@ -77,10 +75,7 @@ def chance_of_mean(values: Sequence[float], correlation: float) -> float:
 
 
 def detectable_mean(values: Sequence[float], correlation: float, error: float) -> float:
-    """Returns the mean above 0 that ``chance_of_mean`` finds 9 times in 10, given this scatter.
-
-    - error: the p from which on a mean counts as above 0.
-    """
+    """Returns the mean that ``chance_of_mean`` finds below the p ``error`` 9 times in 10."""
     of_mean, degrees = _error_of_mean(values, correlation)
     low, high = 0.0, 1e6
     while high - low > 1e-3 * high:

@@ -6,20 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchcoll.core.backends import NCCL, ONECCL, of_family
+from torchcoll.core.case import value_text
 from torchcoll.core.errors import UsageError
 from torchcoll.core.variables import MASK
-from torchcoll.report.columns import value_text
+from torchcoll.stats import sides
 from torchcoll.stats.matching import Pair
-from torchcoll.stats.sides import (
-    NOT_KNOWN,
-    SETTINGS,
-    Measured,
-    Side,
-    known_of,
-    value_of_fact,
-    values_by_name,
-    values_of_facts,
-)
 
 # Told first: what an upgrade changes. Then the variables and the rest, by name.
 _FIRST: tuple[str, ...] = (
@@ -56,13 +47,13 @@ class Difference:
         return f"{self.name}: {_several(self.base)} -> {_several(self.new)}{where}"
 
 
-def differences_of(base: Side, new: Side) -> list[Difference]:
+def differences_of(base: sides.Side, new: sides.Side) -> list[Difference]:
     """Every fact that both sides record and whose values differ."""
     facts = [fact for fact in _facts(base, new) if fact.base and fact.new]
     return sorted((fact for fact in facts if {*fact.base} != {*fact.new}), key=_place)
 
 
-def unknown_of(base: Side, new: Side) -> list[str]:
+def unknown_of(base: sides.Side, new: sides.Side) -> list[str]:
     """Sentences on facts that only one side records, and on values that both sides withhold."""
     alone = _recorded_by_one(base, new)
     unknown = [(base, [f.name for f in alone if not f.base])]
@@ -77,25 +68,25 @@ def unknown_of(base: Side, new: Side) -> list[str]:
     return lines
 
 
-def settings_of(base: Side, new: Side, pairs: Sequence[Pair]) -> list[Difference]:
+def settings_of(base: sides.Side, new: sides.Side, pairs: Sequence[Pair]) -> list[Difference]:
     """Everything that differs: in the cases, in how they were measured, in the environments."""
     matched = [pair for pair in pairs if pair.matched]
-    sides = ([m for p in matched for m in p.base], [m for p in matched for m in p.new])
-    names = [sorted({m.row.library for m in items if m.row.library}) for items in sides]
+    both = ([m for p in matched for m in p.base], [m for p in matched for m in p.new])
+    names = [sorted({m.row.library for m in items if m.row.library}) for items in both]
     library = Difference("library", tuple(names[0]), tuple(names[1]))
     cases = [d for d in [*dimensions_of(pairs), library] if d.base != d.new]
     facts = [*differences_of(base, new), *_recorded_by_one(base, new)]
     return [*cases, *ways_of(pairs), *sorted(facts, key=_place)]
 
 
-def _facts(base: Side, new: Side) -> list[Difference]:
+def _facts(base: sides.Side, new: sides.Side) -> list[Difference]:
     """Every fact that a side records, with the values of both sides."""
-    ours, theirs = values_by_name(base), values_by_name(new)
+    ours, theirs = sides.values_by_name(base), sides.values_by_name(new)
     names = dict.fromkeys([*ours, *theirs])
     return [Difference(n, tuple(_values(ours, n)), tuple(_values(theirs, n))) for n in names]
 
 
-def _recorded_by_one(base: Side, new: Side) -> list[Difference]:
+def _recorded_by_one(base: sides.Side, new: sides.Side) -> list[Difference]:
     """The facts that only one side records. A library belongs to its backend, and is none."""
     parts = [*base.parts, *new.parts]
     libraries = {name for run in parts for name in run.environment.get("libraries") or ()}
@@ -112,8 +103,8 @@ def _values(facts: Mapping[str, list[str]], name: str) -> list[str]:
     # Of an imported file nearly nothing is known, and a label is there or not.
     if name in facts or not name.isupper():
         return facts.get(name, ["none"] if name.startswith("label=") else [])
-    value = value_of_fact(dict.fromkeys(facts, ""), name)
-    return [] if value == NOT_KNOWN else [value]
+    value = sides.value_of_fact(dict.fromkeys(facts, ""), name)
+    return [] if value == sides.NOT_KNOWN else [value]
 
 
 def _place(fact: Difference) -> tuple[int, str]:
@@ -121,11 +112,11 @@ def _place(fact: Difference) -> tuple[int, str]:
     return next(places, len(_FIRST)), fact.name
 
 
-def hidden_of(base: Side, new: Side, by: Sequence[str]) -> list[str]:
+def hidden_of(base: sides.Side, new: sides.Side, by: Sequence[str]) -> list[str]:
     """Sentences on what varies among the runs of one side: their ratio is over a mixture."""
     lines = []
     for side in (base, new):
-        varying = varying_text(values_by_name(side), [*by, "label=run"])
+        varying = varying_text(sides.values_by_name(side), [*by, "label=run"])
         if text := hidden_note(varying, f"the runs of {side.name}"):
             lines.append(f"{text} (--by NAME keeps them apart)")
     return lines
@@ -149,19 +140,18 @@ def kept_separate(runs: Iterable[tuple[int, Mapping[str, str]]]) -> list[str]:
     names = dict.fromkeys(name for _, fact in facts for name in fact if _on_purpose(name))
     for ranks, fact in facts:
         for name in names:
-            values.setdefault((ranks, name), set()).add(value_of_fact(fact, name))
+            values.setdefault((ranks, name), set()).add(sides.value_of_fact(fact, name))
     return [n for n in names if any(len(v) > 1 for (_, name), v in values.items() if name == n)]
 
 
-def check_unmixed(base: Side, new: Side) -> None:
-    """Raises UsageError if some runs of ``new`` are like ``base`` and others are not: the shell
-    expands ``compare many/*a* many/*b*`` to many files, of which only the first is BASE.
-    """
-    ours, theirs = (
-        [{n: [v] for n, v in known_of(run).items()} | {"ranks": [str(run.ranks)]} for run in runs]
-        for runs in (base.parts, new.parts)
-    )
-    names = {name for facts in (*ours, *theirs) for name in facts}.difference(_OF_THE_PLACE)
+def check_unmixed(base: sides.Side, new: sides.Side) -> None:
+    """Raises UsageError if the shell expanded NEW to runs of both sides."""
+    runs = [
+        {"ranks": [str(run.ranks)]} | {n: [v] for n, v in sides.known_of(run).items()}
+        for run in (*base.parts, *new.parts)
+    ]
+    ours, theirs = runs[: len(base.parts)], runs[len(base.parts) :]
+    names = {name for facts in runs for name in facts}.difference(_OF_THE_PLACE)
     # Labels say best what was meant, then variables.
     for name in sorted(names, key=lambda n: (not n.startswith("label="), not n.isupper(), n)):
         base_values = {value for facts in ours for value in _values(facts, name)}
@@ -180,14 +170,14 @@ def check_unmixed(base: Side, new: Side) -> None:
 
 def hidden_among(runs: Sequence[Mapping[str, str]], separate: Sequence[str]) -> str:
     """What differs among runs that are shown as one kind, but for ``separate`` facts."""
-    values = values_of_facts([dict(facts) for facts in runs])
+    values = sides.values_of_facts([dict(facts) for facts in runs])
     return varying_text(values, [*separate, *(f"label={name}" for name in _COUNTING)])
 
 
 def _on_purpose(name: str) -> bool:
     if name.startswith("label="):
         return name.removeprefix("label=") not in _COUNTING
-    return name.isupper() or name in SETTINGS
+    return name.isupper() or name in sides.SETTINGS
 
 
 def dimensions_of(pairs: Sequence[Pair]) -> list[Difference]:
@@ -234,7 +224,7 @@ def taken_of(pairs: Sequence[Pair]) -> list[str]:
 
 def _several(values: Sequence[str]) -> str:
     few = values if len(values) < 6 else [*values[:4], f"... ({len(values)} values)"]
-    return ", ".join(few) or NOT_KNOWN
+    return ", ".join(few) or sides.NOT_KNOWN
 
 
 def ways_of(pairs: Sequence[Pair]) -> list[Difference]:
@@ -256,7 +246,7 @@ def ways_of(pairs: Sequence[Pair]) -> list[Difference]:
     return differences
 
 
-def _ways(item: Measured) -> dict[str, str]:
+def _ways(item: sides.Measured) -> dict[str, str]:
     """How a case was measured; '' is unknown. Equal runs differ in the number of ramp-up calls."""
     result = item.result
     calls = str(result.reported.calls or "") if result.reported else item.iters

@@ -1,8 +1,8 @@
 """Which cases of two sides are the same: matched on what they have in common.
 
-A dimension of which the sides share no value is what is being compared, where it may be (a
-backend), or it keeps them apart (a dtype). One that a source does not tell matches everything:
-where only some runs do not tell, and the others have one value, they are taken for it.
+A dimension of which the sides share no value is what is compared (a backend), or it keeps them
+apart (a dtype). One that a source does not tell matches everything: if only some runs do not tell
+and the rest have one value, they are taken for it.
 """
 
 from __future__ import annotations
@@ -158,13 +158,13 @@ def _pairs(
     pairs = []
     for (common, size_bytes), (ours, theirs) in groups_by_case.items():
         # What one side has in several kinds is compared in each of them, never pooled.
-        pairs += [
-            Pair(
-                dict(common), size_bytes, b, n, (dict(own_b), dict(own_n)), _taken(alone, [*b, *n])
-            )
-            for own_b, b in (ours or {(): []}).items()
-            for own_n, n in (theirs or {(): []}).items()
-        ]
+        for own_b, b in (ours or {(): []}).items():
+            for own_n, n in (theirs or {(): []}).items():
+                taken = [
+                    each for each in alone.items() if any(_unstated(m, each[0]) for m in b + n)
+                ]
+                own = (dict(own_b), dict(own_n))
+                pairs.append(Pair(dict(common), size_bytes, b, n, own, tuple(taken)))
     return pairs
 
 
@@ -185,10 +185,6 @@ def _only_known(name: str, items: Sequence[Measured]) -> Any:
     values = {value_of(m, name) for m in items if not _unstated(m, name)}
     some = any(_unstated(m, name) for m in items)
     return values.pop() if some and len(values) == 1 and name not in _OF_SAMPLES else None
-
-
-def _taken(alone: Mapping[str, Any], items: Sequence[Measured]) -> Key:
-    return tuple((n, value) for n, value in alone.items() if any(_unstated(m, n) for m in items))
 
 
 def _is_free(name: str, base: Sequence[Measured], new: Sequence[Measured]) -> bool:

@@ -123,9 +123,8 @@ def least_difference(what: Target, ratio: Ratio) -> float:
 def _least_shown(what: Target, ratio: Ratio, error: float, spread: float) -> float:
     """The bound of Student's t given that the test has shown a difference in its direction.
 
-    With ``off`` the estimate less the truth, and ``radius`` = sqrt(off^2 + degrees x error^2), the
-    direction off / radius depends neither on the radius nor on the noise: the radius is taken as it
-    is, and the test only limits the direction.
+    The direction off / radius, with ``off`` the estimate less the truth, depends neither on the
+    radius nor on the noise: the test only limits the direction.
     """
     difference, degrees = abs(math.log(ratio.ratio)), ratio.degrees
     if what.looks:

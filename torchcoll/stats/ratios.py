@@ -1,9 +1,7 @@
 """Ratios of runs on logarithms: Student's t, and pairs.
 
-The replicate is the run: each gives one figure. Calls of one run are no replicates: with them,
-identical systems differ four times in five. Logarithms, because noise is a share of the duration.
-stats/statistics.py has the model with the order of the runs, stats/needed.py how many runs a result
-takes.
+The replicate is the run: with calls as replicates, identical systems differ four times in five.
+Logarithms, because noise is a share of the duration.
 """
 
 from __future__ import annotations

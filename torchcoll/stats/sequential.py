@@ -38,9 +38,7 @@ _DRAWS = 200  # of that chance: right to 0.03
 
 @dataclass(frozen=True)
 class Seen:
-    """What the linear model says of each case after a round: the difference of the logarithms, its
-    standard error on so many degrees of freedom, and the spread of the logarithm of one run.
-    """
+    """The linear model after a round: difference of logarithms, its error, spread of one run."""
 
     difference: numpy.ndarray
     error: numpy.ndarray
@@ -50,8 +48,7 @@ class Seen:
     @property
     def information(self) -> numpy.ndarray:
         """1 / the variance of the difference, for a noise of 1: half the runs of a side."""
-        share: numpy.ndarray = self.spread / self.error
-        return share**2
+        return numpy.asarray((self.spread / self.error) ** 2)
 
 
 def _shrinkage(information: numpy.ndarray) -> numpy.ndarray:
@@ -68,8 +65,7 @@ def evidence(t: numpy.ndarray, degrees: numpy.ndarray, information: numpy.ndarra
     """
     r, squared = _shrinkage(information), t**2 / degrees
     logs = numpy.log(r) / 2 - (degrees + 1) / 2 * numpy.log((1 + r * squared) / (1 + squared))
-    values: numpy.ndarray = numpy.exp(numpy.minimum(logs, 700.0))  # the next overflows
-    return values
+    return numpy.asarray(numpy.exp(numpy.minimum(logs, 700.0)))  # the next overflows
 
 
 def least_t(degrees: numpy.ndarray, information: numpy.ndarray, level: float) -> numpy.ndarray:
@@ -78,14 +74,12 @@ def least_t(degrees: numpy.ndarray, information: numpy.ndarray, level: float) ->
     most = (1 / (level * numpy.sqrt(r))) ** (2 / (degrees + 1))
     room = 1 - most * r
     squared = numpy.where(room > 0, (most - 1) / numpy.maximum(room, NO_SPREAD**2), numpy.inf)
-    thresholds: numpy.ndarray = numpy.sqrt(squared * degrees)
-    return thresholds
+    return numpy.asarray(numpy.sqrt(squared * degrees))
 
 
 def half_width(seen: Seen, level: float = LEVEL) -> numpy.ndarray:
     """Half the width of the interval that holds the truth at every look, but for ``level``."""
-    width: numpy.ndarray = least_t(seen.degrees, seen.information, level) * seen.error
-    return width
+    return numpy.asarray(least_t(seen.degrees, seen.information, level) * seen.error)
 
 
 _NODES = 300
@@ -96,9 +90,8 @@ _FAR = 8.0  # deviations, beyond which nothing is
 def bounds(most: int) -> tuple[float, ...]:
     """What a normal deviate must pass with FIRST_LOOK, ... ``most`` runs to call a case the same.
 
-    The error LEVEL is spent as ln(1 + (e - 1) n / most): alike at early and at late looks (Pocock's
-    type). Source: C. Jennison and B. W. Turnbull, Group Sequential Methods (2000), 7.2, and 19.2
-    for the integration from look to look.
+    The error LEVEL is spent as ln(1 + (e - 1) n / most), by Pocock's type. Source: C. Jennison and
+    B. W. Turnbull, Group Sequential Methods (2000), 7.2, and 19.2 for the integration.
     """
     rounds = range(FIRST_LOOK, most + 1)
     spent = [LEVEL * math.log1p((math.e - 1) * n / most) for n in rounds]
@@ -130,8 +123,7 @@ def bound_at(runs: int, most: int) -> float:
 def shown_same(seen: Seen, limit: float, bound: float) -> numpy.ndarray:
     """Whether both one-sided tests against -limit and limit pass ``bound``."""
     room = (limit - abs(seen.difference)) / seen.error
-    shown: numpy.ndarray = room >= special.stdtrit(seen.degrees, special.ndtr(bound))
-    return shown
+    return numpy.asarray(room >= special.stdtrit(seen.degrees, special.ndtr(bound)))
 
 
 @dataclass(frozen=True)
@@ -151,8 +143,7 @@ class Decided:
 
     @property
     def decided(self) -> numpy.ndarray:
-        mask: numpy.ndarray = (self.differs != 0) | self.same
-        return mask
+        return numpy.asarray((self.differs != 0) | self.same)
 
     @property
     def futile(self) -> bool:
@@ -162,11 +153,7 @@ class Decided:
 
 
 class Looks:
-    """All looks of one ``versus``. A case whose ratio crosses the threshold is open again.
-
-    same_most: the runs a side over which the error of 'same' is spent. It stays as it is when runs
-    are added.
-    """
+    """The looks of a ``versus``. same_most: runs a side over which the error of 'same' is spent."""
 
     def __init__(self, threshold: float, same_most: int) -> None:
         self.limit = math.log1p(threshold)
@@ -228,9 +215,7 @@ class Looks:
 
 @functools.lru_cache(maxsize=256)
 def _draws(degrees: int) -> tuple[numpy.ndarray, ...]:
-    """Upper shares of a chi squared, two normal deviates and a chi squared of so many degrees; the
-    same in every process, so that a folder that is read again stops at the same run.
-    """
+    """The same draws in every process: a folder that is read again stops at the same run."""
     rng = numpy.random.default_rng(0)
     first_noise, other = rng.standard_normal((2, _DRAWS))
     return rng.uniform(size=_DRAWS), first_noise, other, rng.chisquare(degrees, _DRAWS)

@@ -15,7 +15,7 @@ from torchcoll.core import summary
 from torchcoll.core.display import OneLine
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import doubted, doubts_of
-from torchcoll.core.result import CaseResult, Reported, Run, run_numbers
+from torchcoll.core.result import CaseResult, Run, run_numbers
 from torchcoll.core.run_facts import facts_of
 from torchcoll.core.units import parse_utc
 from torchcoll.libraries.known_variables import NCCL_CHOICES
@@ -65,7 +65,7 @@ class Reading:
     def of(self, result: CaseResult) -> str:
         """How the figure of a case was computed from calls and ranks, as far as it is known."""
         if not result.time_ns and result.reported:
-            return _published(result.reported)
+            return summary.reported_reading(result.reported)
         has_period = summary.has_period(result, summary.default_clock(result))
         return self._text(summary.PERIOD if has_period else "median")
 
@@ -190,15 +190,6 @@ def start_of(run: Run) -> float | None:
         return None
 
 
-def _published(reported: Reported) -> str:
-    """How a figure was computed from calls and ranks, as far as its source says."""
-    readings = ((reported.statistic, "over calls"), (reported.over_ranks, "over ranks"))
-    if reported.one_cold_call:
-        return f"{summary.COLD_CALL}, {reported.over_ranks} over ranks"
-    recorded = [f"{reading} {what}" for reading, what in readings if reading != "unknown"]
-    return ", ".join(recorded if len(recorded) == len(readings) else [*recorded, "as published"])
-
-
 def reading_of(base: Side, new: Side, over_ranks: str | None) -> Reading:
     """How samples are read: as means if a source has only means, over the ranks as it says."""
     reported = [r.reported for s in (base, new) for r in s.results if r.reported and not r.time_ns]
@@ -247,10 +238,7 @@ def side(
     collective: str | None = None,
     ranks: int | None = None,
 ) -> Side:
-    """A side made of a Run, a file, a folder, a glob, or several of them.
-
-    collective, ranks: of output that does not record them. Raises UsageError, UnreadableError.
-    """
+    """A side made of a Run, a file, a folder, a glob, or several. Raises UsageError."""
     several = _several(name, sources)
     files: list[Source] = [each for source in several for each in expand(source)]
     if not files:
@@ -294,7 +282,7 @@ def _without_copies(runs: Sequence[Run]) -> list[Run]:
 
 
 def identity_of(run: Run) -> object:
-    """What only this run has: start and cold calls, or enough imported figures."""
+    """What only this run has: start and cold calls, or enough imported figures; or None."""
     if not run.source:
         start = run.header.get("start_utc")
         return (start, repr([r.cold_ns for r in run.results])) if start else None
@@ -351,8 +339,7 @@ def values_of_facts(facts: Sequence[dict[str, str]]) -> dict[str, list[str]]:
 def value_of_fact(facts: Mapping[str, str], name: str) -> str:
     """A variable, setting or label of a run; ``unset``; ``not known`` if the file cannot say.
 
-    NCCL's log names every variable of NCCL_CHOICES that is set. A file that names one variable of
-    NCCL therefore would name the others too, and so would one with the whole environment.
+    NCCL's log names every variable of NCCL_CHOICES that is set, so one variable tells of all.
     """
     if name in facts:
         return facts[name]

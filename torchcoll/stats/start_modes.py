@@ -39,9 +39,8 @@ def start_modes(cases: Sequence[Figures], more_is_faster: bool = False) -> Start
     fast = parted(factors[order].tolist(), _LEAST)
     if fast is None:
         return None
-    factor = math.exp(
-        float(numpy.median(factors[order[fast:]]) - numpy.median(factors[order[:fast]]))
-    )
+    middles = [float(numpy.median(factors[part])) for part in (order[:fast], order[fast:])]
+    factor = math.exp(middles[1] - middles[0])
     slow = [runs[place][0] for place in order[fast:]]
     counts = slow.count(0), slow.count(1)
     sizes = sum(side == 0 for side, _ in runs), sum(side == 1 for side, _ in runs)

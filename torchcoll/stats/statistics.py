@@ -28,15 +28,7 @@ from dataclasses import dataclass
 import numpy
 from scipy import special
 
-from torchcoll.stats.ratios import (
-    NO_SPREAD,
-    ONE_NOISE,
-    ORDERED,
-    Ratio,
-    exp,
-    ratio_of,
-    ratio_of_both,
-)
+from torchcoll.stats import ratios
 
 OUTLIER_LEVEL = 0.01  # with which a comparison without any outlier loses a run
 MOST_OUTLIERS = 2  # more are no outliers, but what the machine does
@@ -90,9 +82,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Outlier:
-    """A run that is like no other. Medians over the cases: factor, by how much its figures are off
-    the model of the others; t, its deleted residual as a normal deviate, whose limit is ``limit``.
-    """
+    """A run whose figures are ``factor`` off the model of the others, with t beyond the limit."""
 
     run: tuple[int, int]
     factor: float
@@ -163,14 +153,13 @@ def least_squares(
 
 def noise_share(model: Model, rest: numpy.ndarray) -> numpy.ndarray:
     """[case...]: the new side's variance as a share of both sides' sum; half of it unless known."""
-    first_variance, two = (
+    base, new = (
         (rest[model.sides == side] ** 2).sum(axis=0)
-        / max(float(model.free[model.sides == side].sum()), NO_SPREAD)
+        / max(float(model.free[model.sides == side].sum()), ratios.NO_SPREAD)
         for side in (0, 1)
     )
-    return numpy.where(
-        first_variance + two > 0, two / numpy.maximum(first_variance + two, NO_SPREAD**3), 0.5
-    )
+    both = base + new
+    return numpy.where(both > 0, new / numpy.maximum(both, ratios.NO_SPREAD**3), 0.5)
 
 
 def side_error(
@@ -212,7 +201,7 @@ def deleted_residuals(
     their 1 - leverages without it; else on that of all others.
     """
     runs = len(model.sides)
-    alone = model.free < NO_SPREAD
+    alone = model.free < ratios.NO_SPREAD
     free = numpy.where(alone, 1.0, model.free)
     noise = numpy.ones((runs, runs))
     if own_side:
@@ -228,7 +217,7 @@ def deleted_residuals(
     off = numpy.where(alone, 0.0, rest / free)
     squares = numpy.tensordot(noise, rest**2, 1) - 2 * off * numpy.tensordot(shift, rest, 1)
     squares = numpy.maximum(squares + off**2 * squared, 0.0) / degrees
-    t = off / numpy.maximum(numpy.sqrt(squares / free), NO_SPREAD)
+    t = off / numpy.maximum(numpy.sqrt(squares / free), ratios.NO_SPREAD)
     return numpy.copysign(special.ndtri(special.stdtr(degrees, -abs(t))), t), off
 
 
@@ -250,7 +239,7 @@ def outlier_limit(runs: int) -> float:
     return -float(special.ndtri(OUTLIER_LEVEL / 2 / runs))
 
 
-def side_ratio(figures: Figures, share: float | None = None) -> Ratio:
+def side_ratio(figures: Figures, share: float | None = None) -> ratios.Ratio:
     """new / base at one run number, or ``ratio_of_both`` if drift and side cannot be told apart.
 
     share: ``common_share`` of the comparison; None takes the case's own. With one run on a side,
@@ -260,7 +249,7 @@ def side_ratio(figures: Figures, share: float | None = None) -> Ratio:
     if inflation(_model(figures)) <= MOST_INFLATED or not ratio.error:
         return ratio
     means = _ratio_by_model(dataclasses.replace(figures, order=None), share)
-    return ratio_of_both(means, ratio) if means.error else ratio
+    return ratios.ratio_of_both(means, ratio) if means.error else ratio
 
 
 def inflation(model: Model) -> float:
@@ -269,7 +258,7 @@ def inflation(model: Model) -> float:
     return model.error / math.sqrt(sum(1 / count for count in counts)) if all(counts) else 1.0
 
 
-def _ratio_by_model(figures: Figures, share: float | None) -> Ratio:
+def _ratio_by_model(figures: Figures, share: float | None) -> ratios.Ratio:
     """By ordinary least squares on the logarithms."""
     model, logs = _model(figures), numpy.log(figures.values)
     if figures.testable and model.degrees > 0:
@@ -277,23 +266,23 @@ def _ratio_by_model(figures: Figures, share: float | None) -> Ratio:
         spread = float(one_noise)
         noise = float(noise_share(model, rest)) if share is None else share
         error, degrees = (float(value) for value in side_error(model, rest, noise))
-        if spread > NO_SPREAD and error > NO_SPREAD:
+        if spread > ratios.NO_SPREAD and error > ratios.NO_SPREAD:
             # Of as many runs a side the error is that of the mean of both variances.
             free = [float(model.free[model.sides == side].sum()) for side in (0, 1)]
             if min(free) > _LEAST_FREE:
                 squares = [(rest[model.sides == side] ** 2).sum() for side in (0, 1)]
                 spread = math.sqrt((squares[0] / free[0] + squares[1] / free[1]) / 2)
-            design = ORDERED if model.in_order else ONE_NOISE
+            design = ratios.ORDERED if model.in_order else ratios.ONE_NOISE
             shared = 1 / (2 * (noise**2 + (1 - noise) ** 2))
             design = dataclasses.replace(design, degrees_share=shared)
-            return ratio_of(float(effect), error, degrees, spread, design)
+            return ratios.ratio_of(float(effect), error, degrees, spread, design)
     return plain_ratio(figures)
 
 
-def plain_ratio(figures: Figures) -> Ratio:
+def plain_ratio(figures: Figures) -> ratios.Ratio:
     """Of the geometric means, whenever they were measured. Both sides have a run at least."""
     base, new = (numpy.log(figures.of(side)) for side in (0, 1))
-    return Ratio(exp(float(new.mean() - base.mean())))
+    return ratios.Ratio(ratios.exp(float(new.mean() - base.mean())))
 
 
 def outliers(cases: Sequence[Figures]) -> list[Outlier]:
@@ -348,5 +337,7 @@ def _candidates(cases: Sequence[Figures]) -> dict[tuple[int, int], Outlier]:
     candidates = {}
     for run, arrays in deviates.items():
         t, off = numpy.median(numpy.concatenate(arrays, axis=1), axis=1)
-        candidates[run] = Outlier(run, exp(float(off)), float(t), outlier_limit(len(deviates)))
+        candidates[run] = Outlier(
+            run, ratios.exp(float(off)), float(t), outlier_limit(len(deviates))
+        )
     return candidates

@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, overload
 
 from torchcoll.core.answer import Answer
+from torchcoll.core.case import value_text
 from torchcoll.core.display import Displayed, as_one_line
 from torchcoll.core.errors import (
     UnavailableError,
@@ -44,7 +45,6 @@ from torchcoll.questions.comparison.results import (
     tables_of,
 )
 from torchcoll.reading.inputs import Source
-from torchcoll.report.columns import value_text
 from torchcoll.stats.across_hardware import Profile, Start, profile, start
 from torchcoll.stats.differences import (
     Difference,

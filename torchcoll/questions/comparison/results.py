@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torchcoll.core.case import value_text
 from torchcoll.core.display import OneLine, as_one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE, LIKELY
 from torchcoll.core.result import EXPECTED_STATUSES
@@ -20,7 +21,6 @@ from torchcoll.core.units import (
     format_percent,
     format_ratio,
 )
-from torchcoll.report.columns import value_text
 from torchcoll.stats.across_hardware import unlike, unlike_ranks
 from torchcoll.stats.holm import holm, holm_levels
 from torchcoll.stats.matching import NAMES, Pair

@@ -77,7 +77,7 @@ def page_of(
     UsageError for choices that do not exist, UnavailableError without plotly, or without matplotlib
     if not inline.
     """
-    check_installed("plotly" if inline else "matplotlib", "report", "report")
+    check_installed("plotly" if inline else "matplotlib.figure", "report", "report")
     recognise = [*functions_of("answers", "recognises")]
     others = [argument for argument in arguments if any(of(argument) for of in recognise)]
     files = [argument for argument in arguments if argument not in others]

@@ -328,18 +328,11 @@ def _titled_grids(
 
     if view.startswith(_PIVOT):
         return [("", pivot_grids(runs, readings, view.removeprefix(_PIVOT), metric))], None
-    from torchcoll.report.many import (
-        MOST_RANKS,
-        MOST_RUNS,
-        many_ranks_grids,
-        runs_grids,
-        same_cases,
-    )
+    from torchcoll.report.many import MOST_RUNS, runs_grids, same_cases
 
     def make(run: Run) -> list[Grid]:
         if view == "ranks":
-            short = run.ranks > MOST_RANKS and not every
-            return many_ranks_grids(run, readings) if short else ranks_grids(run, readings, every)
+            return ranks_grids(run, readings, every)
         if view == "calls":
             return calls_grids(run, readings)
         if by_collective and _compares_collectives(run):
