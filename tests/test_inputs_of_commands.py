@@ -51,8 +51,7 @@ READERS = {
 OTHERS = {"run", "doctor", "versus", "bisect", "matrix", "replay"}
 # What some commands can use.
 USABLE = {
-    "headless.jsonl": {"show", "show --reference", "check", "convert", "report", "postmortem"}
-    | {"nightly", "collect"},
+    "headless.jsonl": {"show", "check", "convert", "report", "postmortem"} | {"nightly", "collect"},
     "capture.jsonl": {"show", "report", "postmortem", "trace", "gradients", "plan"},
     "store.sqlite": {
         "report",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from torchcoll.core.backends import communicates
 from torchcoll.core.collectives import COLLECTIVES, DTYPES, OPS, Layout, busbw_gbps
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.units import format_size
 
 if TYPE_CHECKING:
@@ -733,3 +733,10 @@ def mesh_of(group: Ranks, ranks: int) -> tuple[Ranks, ...]:
         for offset in range(step)
     )
     return subgroups if group in subgroups else ()
+
+
+def value_text(name: str, value: Any) -> str:
+    """A value of a dimension: ``float32``, ``out of place``, ``-`` if there is none."""
+    if name == "in_place" and value is not None:
+        return "in place" if value else "out of place"
+    return "-" if value is None else one_line(value)

@@ -17,7 +17,7 @@ from typing import Any
 from torchcoll.core.backends import communicates
 from torchcoll.core.case import Case, count_samples, split_batch, with_settings
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_of
-from torchcoll.core.errors import choice
+from torchcoll.core.errors import choice, one_line
 from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.result import LAST_TO_ARRIVE, CaseResult, Matrix, Reported, Run, run_numbers
 
@@ -210,25 +210,13 @@ def batches_of(result: CaseResult, samples: Matrix) -> list[tuple[int, int]]:
     return [(0, length)]
 
 
-def position_medians(result: CaseResult, clock: str | None = None) -> list[float]:
-    """The median time in ns of the steady calls at each position of uneven blocks that move on from
-    call to call (``rotating:K``); [] for other blocks, or if a sample is the mean of several calls.
-
-    Call k of each batch is at position k modulo their number (bench/measure.py).
-    """
-    splits = result.case.splits or ""
-    if "rotating:" not in splits or result.calls_per_sample > 1 or not result.time_ns:
-        return []
-    from torchcoll.core.splits import split_weights
-
-    positions = split_weights(splits, result.ranks).positions
-    clock = clock or default_clock(result)
-    times = steady_times(result, clock)
-    samples: list[list[float]] = [[] for _ in range(positions)]
-    for first, last in batches_of(result, result.time_ns[str(clock)]):
-        for index in range(first, last):
-            samples[(index - first) % positions].append(times[index])
-    return [median(sample) for sample in samples] if all(samples) else []
+def reported_reading(reported: Reported) -> str:
+    """Describes a published time: its statistic over calls and over ranks."""
+    recorded = reported.statistic != "unknown"
+    calls = f"{one_line(reported.statistic)} over calls" if recorded else "one figure per case"
+    calls = COLD_CALL if reported.one_cold_call else calls
+    over = reported.over_ranks
+    return calls if over == "unknown" else f"{calls}, {one_line(over)} over ranks"
 
 
 def over_ranks_of(result: CaseResult, how: str) -> str | None:

@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import overload
 
 from torchcoll.core.answer import Answer
+from torchcoll.core.case import value_text
 from torchcoll.core.display import Displayed, as_one_line
 from torchcoll.core.errors import (
     UnavailableError,
@@ -52,7 +53,6 @@ from torchcoll.stats.differences import (
     settings_of,
     taken_of,
     unknown_of,
-    value_text,
     ways_of,
 )
 from torchcoll.stats.filters import Condition, conditions

@@ -18,7 +18,7 @@ from torchcoll.stats.differences import differences_of
 from torchcoll.stats.distributions import two_sample_p
 from torchcoll.stats.ratios import LEVEL
 from torchcoll.stats.side_faults import SideFaults, entries_of
-from torchcoll.stats.sides import UNSET
+from torchcoll.stats.sides import ONECCL_BENCHMARK, TORCHCOLL, UNSET
 from torchcoll.stats.statistics import FEWEST
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def direct_notes(comparison: Comparison) -> list[str]:
     """Says that oneCCL's own benchmark measured one side, and torchcoll the other."""
     sides = (comparison.base, comparison.new)
     for direct, through_torch in (sides, sides[::-1]):
-        if direct.from_library_benchmark and through_torch.through_torch:
+        if direct.tools == {ONECCL_BENCHMARK} and through_torch.tools == {TORCHCOLL}:
             return [
                 f"{one_line(direct.name)} calls oneCCL from C++, {one_line(through_torch.name)} "
                 "goes through torch.distributed, which added about 9 us a call to ccl on 2 cores"

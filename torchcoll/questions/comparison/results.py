@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torchcoll.core.case import value_text
 from torchcoll.core.display import OneLine, as_one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE, LIKELY
 from torchcoll.core.result import EXPECTED_STATUSES
@@ -20,13 +21,12 @@ from torchcoll.core.units import (
     format_ratio,
 )
 from torchcoll.stats.across_hardware import unlike, unlike_ranks
-from torchcoll.stats.differences import value_text
 from torchcoll.stats.holm import holm, holm_levels
 from torchcoll.stats.matching import NAMES, Pair
 from torchcoll.stats.needed import SEARCH_RUNS, Target, asked, least_difference, smallest_difference
 from torchcoll.stats.ratios import LEVEL, Ratio, exp, geometric
 from torchcoll.stats.side_faults import fault_runs
-from torchcoll.stats.sides import METRICS, Measured, Side
+from torchcoll.stats.sides import METRICS, PUBLISHED, Measured, Side
 from torchcoll.stats.statistics import (
     FEWEST,
     Figures,
@@ -396,7 +396,7 @@ def case_of(
     pair: Pair, figures: Figures, base: Side, new: Side, share: float | None = None
 ) -> Judged:
     """Judge a comparable case before the test. share: as in ``side_ratio``."""
-    if base.reference != new.reference:
+    if (base.tools == {PUBLISHED}) != (new.tools == {PUBLISHED}):
         return ratio_alone(figures, "reference, a published figure")
     if how := _measured_separately(pair, base, new):
         return ratio_alone(figures, how)

@@ -31,6 +31,7 @@ from torchcoll.questions.page.page_draft import PageDraft, answers_of, short_nam
 from torchcoll.questions.show.recipe import recipe_of
 from torchcoll.questions.show.show import has_pairs, table_grid, title_of
 from torchcoll.reading.inputs import Material, read_material
+from torchcoll.report.chart import check_installed
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.report.header import case_text
@@ -41,10 +42,8 @@ from torchcoll.report.page import (
     PageCase,
     Section,
     TitledGrids,
-    check_charts_available,
     shorten_repeated_caveats,
 )
-from torchcoll.report.pictures import check_pictures_available
 from torchcoll.stats.filters import keep_cases
 
 _OPEN = 3  # runs up to which their tables are open
@@ -67,10 +66,7 @@ def page_of(
     not state. Raises UnreadableError where there is nothing to report, UsageError for choices that
     do not exist, UnavailableError without plotly, or without matplotlib if not inline.
     """
-    if inline:
-        check_charts_available()
-    else:
-        check_pictures_available()
+    check_installed("plotly" if inline else "matplotlib.figure", "report", "report")
     recognise = [*functions_of("answers", "recognises")]
     others = [argument for argument in arguments if any(of(argument) for of in recognise)]
     files = [argument for argument in arguments if argument not in others]

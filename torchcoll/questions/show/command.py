@@ -31,10 +31,7 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--reference",
         metavar="FILE",
-        help=(
-            "show the bandwidths of a file of points (results/points.json) or of "
-            "another run next to these"
-        ),
+        help="show the bandwidths of a file of points (results/points.json) next to these",
     )
     add("--format", default="table", help="table (default), markdown, csv or json")
     add(
@@ -163,23 +160,12 @@ def _shown(options: argparse.Namespace) -> ExitCode:
         show_published(runs, options.format)
         return ExitCode.OK
     if options.reference and runs:
-        from torchcoll.report.reference import (
-            figures_of_run,
-            is_points,
-            load_points,
-            show_reference,
-        )
+        from torchcoll.report.reference import load_points, show_reference
 
         if options.format not in ("table", "markdown"):
             expected = "one of table, markdown with --reference"
             raise UsageError("format", options.format, expected)
-        if is_points(options.reference):
-            points = load_points(options.reference)
-        else:
-            points = [
-                point for run in load_all([options.reference]) for point in figures_of_run(run)
-            ]
-        show_reference(runs, points, options.format)
+        show_reference(runs, load_points(options.reference), options.format)
         return ExitCode.OK
     show(*runs, **_choices(options))
     for text in note_lines(options.format, runs):

@@ -77,11 +77,13 @@ def table_grid(
     how, clocks = view.over_ranks, distinct_values(rows, "clock")
     verdict = verdict or judge(run, rows=rows if view.usual else None)
     above = header_lines(run, rows or requested_cases(run), how, clocks, view.verbose)
-    below = notes.lines(footnotes, view.verbose) if "verified" in keys else reason_lines(rows)
+    below = reason_lines(rows)
+    if "verified" in keys:
+        below = notes.lines() if footnotes else []
     below += [] if rows else ["no case has ended"]
     below += limit_lines(entries)
     below += published_lines(run, rows) if view.usual else []
-    below += run_lines(run, rows, footnotes and "first_call_ns" in keys, view.verbose)
+    below += run_lines(run, rows, footnotes and "first_call_ns" in keys)
     ran = [entry for entry in entries if entry.result.time_ns]
     if view.clock and (without := sum(view.clock not in e.result.time_ns for e in ran)):
         below.append(f"{without} of {len(ran)} cases have no {view.clock} clock")
@@ -320,18 +322,11 @@ def _titled_grids(
 
     if view.startswith(_PIVOT):
         return [("", pivot_grids(runs, readings, view.removeprefix(_PIVOT), metric))], None
-    from torchcoll.report.many import (
-        MOST_RANKS,
-        MOST_RUNS,
-        many_ranks_grids,
-        runs_grids,
-        same_cases,
-    )
+    from torchcoll.report.many import MOST_RUNS, runs_grids, same_cases
 
     def make(run: Run) -> list[Grid]:
         if view == "ranks":
-            short = run.ranks > MOST_RANKS and not every
-            return many_ranks_grids(run, readings) if short else ranks_grids(run, readings, every)
+            return ranks_grids(run, readings, every)
         if view == "calls":
             return calls_grids(run, readings)
         if by_collective and _compares_collectives(run):
