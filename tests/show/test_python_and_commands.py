@@ -89,9 +89,7 @@ def test_traffic_is_no_side(folder, make):
         make(folder)
     text = str(error.value)
     assert got(error_tail("Traffic", "a Run, a file, a folder")) in text
-    assert (
-        "torchcoll.compare(traffic, traffic)" in text and "torchcoll trace PATH --plot FILE" in text
-    )
+    assert "torchcoll.compare(traffic, traffic)" in text and "torchcoll trace PATH shows" in text
 
 
 @pytest.mark.parametrize("others", [(), (".",)])

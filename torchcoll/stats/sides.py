@@ -287,7 +287,7 @@ def side(
 
 _NOT_A_SIDE = {
     "NoneType": "torchcoll.run returns it on rank 0 alone.",
-    "Traffic": "torchcoll trace PATH --plot FILE draws a step of it, and "
+    "Traffic": "torchcoll trace PATH shows its steps, and "
     "torchcoll.compare(traffic, traffic) compares two of them.",
 }
 

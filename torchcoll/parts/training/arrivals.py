@@ -25,12 +25,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from functools import cached_property
 from statistics import fmean
 
 from torchcoll.core.answer import CANNOT_TELL, CERTAIN, PROBABLY, Answer, nothing_found
-from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group
 from torchcoll.core.units import counted, format_ns, format_ranges
 from torchcoll.parts.training.ledger import NO_CLOCK, Ledger
@@ -114,17 +112,6 @@ class RankArrival:
 
 
 @dataclass(frozen=True)
-class WaitPair:
-    """``waiter`` waited for ``last`` in ``calls`` calls. Times in ns."""
-
-    waiter: int
-    last: int
-    calls: int
-    total_ns: int
-    median_ns: float
-
-
-@dataclass(frozen=True)
 class HostArrival:
     """What the ranks of one host caused: ``last`` of ``calls`` calls, and waiting in ns."""
 
@@ -134,24 +121,6 @@ class HostArrival:
     calls: int
     caused_ns: int
     caused_share: float
-
-
-@dataclass(frozen=True)
-class Third:
-    """A third of the calls of all groups: who caused most waiting in it.
-
-    - when: its bounds, as times, steps or numbers of calls.
-    - wait_ns: the waiting of all ranks; transfer_ns: the sum of the shortest times.
-    """
-
-    name: str
-    when: str
-    calls: int
-    rank: int | None
-    caused_share: float
-    last_share: float
-    wait_ns: int
-    transfer_ns: int
 
 
 @dataclass
@@ -170,9 +139,7 @@ class Arrivals:
     wait_ns: int
     transfer_ns: int
     ranks: list[RankArrival]
-    pairs: list[WaitPair]
     hosts: list[HostArrival]
-    thirds: list[Third]
     unsplit: dict[str, int] = field(default_factory=dict)
     marked: bool = False
     step_ns: float | None = None
@@ -296,7 +263,6 @@ class SplitCall:
     - last: None for a tie.
     - waits_ns: each other rank -> how long it waited; {} for a tie.
     - transfer_ns: the shortest time of its ranks.
-    - logged_ns: when the lowest rank wrote it down, since 1970; None if unknown.
     """
 
     group: str
@@ -305,7 +271,6 @@ class SplitCall:
     last: int | None
     waits_ns: Mapping[int, int]
     transfer_ns: int
-    logged_ns: int | None = None
 
     @cached_property
     def wait_ns(self) -> int:
@@ -352,9 +317,7 @@ def split_ledger(ledger: Ledger) -> SplitTraffic:
         waits = {} if last is None else {r: ns for r, ns in entry.waits_ns.items() if r != last}
         order = (-1 if first.step is None else first.step, first.sequence)
         transfer_ns = entry.transfer_ns or 0
-        calls.append(
-            SplitCall(entry.group, joined.members, order, last, waits, transfer_ns, first.logged_ns)
-        )
+        calls.append(SplitCall(entry.group, joined.members, order, last, waits, transfer_ns))
     step_ns = steps.duration_ns if steps.marked else None
     return SplitTraffic(calls, unsplit, participants, ledger.traffic.groups, step_ns)
 
@@ -371,13 +334,10 @@ def find_arrivals(ledger: Ledger) -> Arrivals | None:
     )
 
 
-def arrivals_of(
-    split_calls: SplitTraffic, host_of: Mapping[int, str], brief: bool = False
-) -> Arrivals | None:
+def arrivals_of(split_calls: SplitTraffic, host_of: Mapping[int, str]) -> Arrivals | None:
     """Who came last to these calls; None as in ``find_arrivals``.
 
     - host_of: rank -> host, where known.
-    - brief: the ranks alone, without pairs, hosts and thirds of the time.
     """
     every = split_calls.calls
     if not every and NO_CLOCK not in split_calls.unsplit:
@@ -402,9 +362,7 @@ def arrivals_of(
         sum(call.wait_ns for call in every),
         sum(call.transfer_ns for call in every),
         ranks,
-        [] if brief else _pairs(every),
-        [] if brief else _hosts(every, host_of),
-        [] if brief else _time_thirds(split),
+        _hosts(every, host_of),
         dict(split_calls.unsplit),
         any(call.order[0] >= 0 for call in every),
         split_calls.step_ns,
@@ -635,18 +593,6 @@ def _doubt(
     return ""
 
 
-def _pairs(calls: Iterable[SplitCall]) -> list[WaitPair]:
-    waits: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for call in calls:
-        for waiter, wait in call.waits_ns.items():
-            waits[waiter, call.last or 0].append(wait)
-    pairs = [
-        WaitPair(waiter, last, len(each), sum(each), median(each))
-        for (waiter, last), each in waits.items()
-    ]
-    return sorted(pairs, key=lambda pair: (-pair.total_ns, pair.waiter, pair.last))
-
-
 def _hosts(calls: Sequence[SplitCall], hosts: Mapping[int, str]) -> list[HostArrival]:
     """[] unless the ranks are on several hosts."""
     if len(set(hosts.values())) < 2:
@@ -660,56 +606,3 @@ def _hosts(calls: Sequence[SplitCall], hosts: Mapping[int, str]) -> list[HostArr
         share = caused / total if total else 0.0
         rows.append(HostArrival(host, ranks, len(was_last), len(decided), caused, share))
     return sorted(rows, key=lambda row: (-row.caused_ns, row.host))
-
-
-def _time_thirds(split: Mapping[str, Sequence[SplitCall]]) -> list[Third]:
-    """[] for fewer than three calls in each group."""
-    parts: list[list[SplitCall]] = [[], [], []]
-    for calls in split.values():
-        for number, call in enumerate(calls):
-            parts[3 * number // len(calls)].append(call)
-    if not all(parts) or max(map(len, split.values())) < len(parts):
-        return []
-    rows = []
-    for name, calls in zip(_THIRDS, parts, strict=True):
-        caused: Counter[int] = Counter()
-        last: Counter[int] = Counter()
-        for call in calls:
-            if call.last is not None:
-                caused[call.last] += call.wait_ns
-                last[call.last] += 1
-        total, decided = sum(caused.values()), sum(last.values())
-        rank = max(caused, key=lambda each: caused[each], default=None)
-        rows.append(
-            Third(
-                name,
-                _bounds(calls),
-                len(calls),
-                rank,
-                caused[rank] / total if rank is not None and total else 0.0,
-                last[rank] / decided if rank is not None else 0.0,
-                total,
-                sum(call.transfer_ns for call in calls),
-            )
-        )
-    return rows
-
-
-def _bounds(calls: Sequence[SplitCall]) -> str:
-    """From when to when the calls were: by the clock, else by steps, else by their numbers."""
-    # Of the calls of one rank: the clocks of hosts differ.
-    rank = min(min(call.members) for call in calls)
-    stamps = [call.logged_ns for call in calls if call.logged_ns and rank in call.members]
-    if stamps:
-        try:
-            first, last = (
-                datetime.fromtimestamp(ns / 1e9, timezone.utc) for ns in (min(stamps), max(stamps))
-            )
-            return f"written {first:%Y-%m-%d %H:%M:%S} to {last:%H:%M:%S}Z"
-        except (ValueError, OverflowError, OSError):
-            pass
-    steps = [call.order[0] for call in calls]
-    if min(steps) >= 0 and max(steps) > 0:
-        return f"steps {min(steps)} to {max(steps)}"
-    numbers = [call.order[1] for call in calls]
-    return f"calls {min(numbers)} to {max(numbers)}"

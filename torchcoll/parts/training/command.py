@@ -21,7 +21,6 @@ from torchcoll.core.errors import ExitCode, UsageError, choice, tell
 from torchcoll.core.units import counted, parse_ranks
 
 if TYPE_CHECKING:
-    from torchcoll.core.traffic import Traffic
     from torchcoll.machine.launcher import Launch
 
 _MACHINE = "NAME|FILE"
@@ -206,88 +205,69 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("-o", "--output", metavar="FILE", help="write everything as one traffic file")
     add(
+        "--view",
+        metavar="LIST",
+        help="more tables: calls, modules, ranks, time, or all",
+    )
+    add(
         "--step",
         metavar="N",
-        help=(
-            "show one step, counted from 0, or typical (the one of median "
-            "duration): computing, exposed, idle, waits, late ranks, critical path"
-        ),
+        help="of this step alone, counted from 0 (default: of the steady steps)",
     )
-    add("--plot", metavar="FILE", help="that step as a picture too (.png, .svg, .pdf)")
     add(
         "--perfetto",
         metavar="FILE",
         help="all steps on all ranks as a trace for Perfetto or chrome://tracing, on one clock",
     )
-    add("--force", action="store_true", help="replace the picture and the trace")
+    add("--force", action="store_true", help="replace the trace for Perfetto")
     add("--format", default="table", help="table (default), markdown, csv or json")
 
 
-_TYPICAL = "typical"
 _DIGITS = 10
 
 
 def run_trace(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.parts.training.traffic_show import show_traffic
+    from torchcoll.parts.training.traffic_show import VIEWS, show_traffic
     from torchcoll.reading.traces import read_jobs, read_traffic
     from torchcoll.report.destination import check_new, write_file
-    from torchcoll.report.formats import FORMATS
-    from torchcoll.report.pictures import check_path
+    from torchcoll.report.formats import FORMATS, split_list
 
     choice(options.format, "format", FORMATS)
-    number = None
-    if options.step is not None and options.step != _TYPICAL:
+    views = split_list(options.view, "view")
+    for name in views:
+        choice(name, "view", (*VIEWS, "all"))
+    views = VIEWS if "all" in views else views
+    step = None
+    if options.step is not None:
         text = options.step
         if not (text.isascii() and text.isdigit() and len(text) < _DIGITS):
-            raise UsageError("step", text, f"a number from 0 on, or {_TYPICAL}")
-        number = int(text)
-    if options.plot:
-        check_path(options.plot, options.force)
+            raise UsageError("step", text, "a number from 0 on")
+        step = int(text)
     if options.perfetto:
         check_new(options.perfetto, "perfetto", options.force)
-    if options.step is None and not (options.output or options.plot or options.perfetto):
+    if not (options.output or options.perfetto):
         jobs = read_jobs(options.files)
-        show_traffic(jobs, options.format, arrivals=True)
-        _tell_problems(jobs, options.format)
-        return ExitCode.OK
-    traffic = read_traffic(options.files)
+    else:
+        jobs = [read_traffic(options.files)]
     if options.output:
         # The new file is complete, so problems of the files that were read must be noted in it.
-        kept = [*traffic.notes, *traffic.problems]
-        dataclasses.replace(traffic, notes=kept).save(options.output)
+        kept = [*jobs[0].notes, *jobs[0].problems]
+        dataclasses.replace(jobs[0], notes=kept).save(options.output)
         tell(f"written: {options.output}")
     if options.perfetto:
         from torchcoll.parts.training.ledger import Ledger
-        from torchcoll.parts.training.step_show import traffic_trace
+        from torchcoll.parts.training.perfetto import traffic_trace
 
-        text, clocks = traffic_trace(Ledger(traffic))
+        text, clocks = traffic_trace(Ledger(jobs[0]))
         write_file(options.perfetto, text, "perfetto", options.force)
         tell(f"torchcoll: trace: {options.perfetto}")
         for note in clocks:
             tell(f"torchcoll: note: {note}")
-    if options.step is None and not options.plot:
-        show_traffic([traffic], options.format, arrivals=True)
-    else:
-        from torchcoll.parts.training.ledger import Ledger
-        from torchcoll.parts.training.step_show import show_step
-        from torchcoll.parts.training.whole_step import whole_step
-
-        step = whole_step(Ledger(traffic), number)
-        if options.plot:
-            from torchcoll.parts.training.step_show import draw_step
-
-            draw_step(step, options.plot)
-            tell(f"torchcoll: picture: {options.plot}")
-        show_step(step, options.format)
-    _tell_problems([traffic], options.format)
-    return ExitCode.OK
-
-
-def _tell_problems(jobs: Sequence[Traffic], format: str) -> None:
-    """Print the problems of the files on stderr, where the format has no place for them."""
+    show_traffic(jobs, options.format, views=views, step=step)
     for problem in (problem for job in jobs for problem in job.problems):
-        if format in ("csv", "json"):
+        if options.format in ("csv", "json"):
             tell(f"torchcoll: warning: {problem}")
+    return ExitCode.OK
 
 
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -483,7 +463,7 @@ COMMANDS = {
         "training",
         examples=(
             "torchcoll trace traffic/",
-            "torchcoll trace profile.json --step typical",
+            "torchcoll trace profile.json --view ranks",
         ),
     ),
     "gradients": SubCommand(
