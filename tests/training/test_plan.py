@@ -416,10 +416,6 @@ def test_layouts_are_compared(capsys):
             error_text("parallel", "dp", "one of --parallel, --compare and --find"),
         ),
         ("gpt2 --ranks 8 --dtype fp7", error_text("dtype", "fp7", "one of")),
-        (
-            "mixtral-8x7b --ranks 8 --capacity-factor 0",
-            error_text("capacity-factor", "0", "a number above 0"),
-        ),
         ("gpt2 --ranks 8..2", error_text("ranks", "8..2", "from above 0, and not down")),
         ("gpt2 --ranks 4 --step-ms 0", error_text("step-ms", "0", "a number above 0")),
         ("gpt2 --ranks 4 --step-ms x", error_text("step-ms", "x", "a number")),

@@ -327,8 +327,6 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", metavar="NAME", help="of the parameters (default: the config's, or bfloat16)")
     add("--param-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
     add("--reduce-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
-    add("--ring", action="store_true", help="cp sends keys and values around a ring")
-    add("--capacity-factor", metavar="F", help="of the experts (default: no token is dropped)")
     add("--format", default="table", help="table (default), markdown, csv or json")
     add("--plot", metavar="FILE", help="a picture over ranks too (.png, .svg, .pdf)")
     add("--force", action="store_true", help="replace the picture")
@@ -371,12 +369,9 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
         "machine": options.machine,
         "mfu": number("mfu"),
         "step_ms": number("step_ms"),
-        "measured": options.measured,
         "dtype": options.dtype,
         "param_dtype": options.param_dtype,
         "reduce_dtype": options.reduce_dtype,
-        "ring": options.ring,
-        "capacity_factor": number("capacity_factor"),
     }
     if options.compare is not None or options.find:
         for name, value in (("parallel", options.parallel), ("compare", options.compare)):
@@ -384,6 +379,8 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
                 raise UsageError(name, value, "one of --parallel, --compare and --find")
         if len(ranks) > 1:
             raise UsageError("ranks", options.ranks, "one number to compare layouts on")
+        if options.measured is not None:
+            raise UsageError("measured", options.measured, "one layout: --parallel")
         layouts = options.compare or "find"
         comparison = compare_plans(
             options.model,
@@ -397,7 +394,9 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     if options.memory_gb is not None:
         expected = "--compare or --find too: the limit excludes layouts"
         raise UsageError("memory-gb", options.memory_gb, expected)
-    result = make_plan(options.model, options.parallel, ranks=ranks or None, **arguments)
+    result = make_plan(
+        options.model, options.parallel, ranks=ranks or None, measured=options.measured, **arguments
+    )
     show_training_plans([result], options.format)
     if options.plot:
         write_charts(plan_pictures(result), options.plot)
@@ -486,8 +485,8 @@ COMMANDS = {
             "torchcoll plan llama-3-70b --ranks 512 --find --machine 8xH100",
         ),
         option_groups={
-            "model": "--batch --dtype --param-dtype --reduce-dtype --capacity-factor",
-            "layout": "--parallel --ranks --compare --find --memory-gb --ring",
+            "model": "--batch --dtype --param-dtype --reduce-dtype",
+            "layout": "--parallel --ranks --compare --find --memory-gb",
             "machine": "--machine --mfu --step-ms --measured",
             "output": "--format --plot --force",
         },

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from torchcoll.core.collectives import find_dtype
 from torchcoll.core.traffic import TrafficCall
@@ -65,7 +65,6 @@ from torchcoll.parts.training.layouts import (
     ZERO2,
     Batch,
     BlockCalls,
-    LayerOptions,
     ParallelLayout,
     block_calls,
 )
@@ -113,13 +112,16 @@ class TrainingOptions:
 
     - dtype: of the parameters. param_dtype, reduce_dtype: of what is computed and sent, and of the
       gradients that are reduced; '' for dtype.
-    - layers: how the layers compute; its dtype is that of the activations.
     """
 
     dtype: str
     param_dtype: str = ""
     reduce_dtype: str = ""
-    layers: LayerOptions = field(default_factory=lambda: LayerOptions("bfloat16"))
+
+    @property
+    def activations(self) -> str:
+        """The dtype of the activations."""
+        return self.param_dtype or self.dtype
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,9 @@ class StagePlan:
         active = sum(architecture.active_elements(b) for blocks in chunks for b in blocks)
         self.active = (active or 1.0) * batch.micro_batches
         self.calls = {
-            (block.kind, block.moe): block_calls(architecture, block, layout, batch, options.layers)
+            (block.kind, block.moe): block_calls(
+                architecture, block, layout, batch, options.activations
+            )
             for blocks in chunks
             for block in blocks
         }
@@ -297,7 +301,7 @@ class StagePlan:
     def _between_stages(self, what: str) -> SentCall:
         split = self.layout.tp if self.layout.sequence_parallel else 1
         tokens = self.batch.tokens_each / self.layout.cp / split
-        itemsize = find_dtype(self.options.layers.dtype).itemsize
+        itemsize = find_dtype(self.options.activations).itemsize
         size_bytes = math.ceil(tokens * self.architecture.hidden * itemsize)
         return SentCall("pp", "sendrecv", size_bytes, what, OTHER_MICRO_BATCHES)
 

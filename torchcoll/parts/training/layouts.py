@@ -22,10 +22,10 @@ Calls of tensor, sequence, context and expert parallelism: sizes are those of nc
   (``loss_parallel``): three all_reduce of a float32 for each token.
 - Context parallelism: torch's ring attention
   (torch/distributed/tensor/experimental/_context_parallel/_attention.py, _templated_ring_attention
-  and _templated_ring_attention_backward): by default one all_gather of keys and values in each
-  pass, or with the ring cp - 1 sends; the gradients of keys and values go around the ring in
-  float32, cp sends. A send is an all_to_all_single there, of which all goes to the next rank
-  (permute_tensor of torch/distributed/_functional_collectives.py).
+  and _templated_ring_attention_backward): one all_gather of keys and values in
+  each pass, as is the default; the gradients of keys and values go around the ring in float32, cp
+  sends. A send is an all_to_all_single there, of which all goes to the next rank (permute_tensor of
+  torch/distributed/_functional_collectives.py).
 - Expert parallelism (torchtitan/models/common/token_dispatcher.py, AllToAllTokenDispatcher):
   all_to_all of the numbers of tokens, of the tokens to their experts, and of the results back; in
   the backward pass the last two again. Tokens are taken as spread evenly over the experts.
@@ -376,20 +376,6 @@ def parse_batch(text: str) -> Batch:
 
 
 @dataclass(frozen=True)
-class LayerOptions:
-    """How the layers compute.
-
-    - dtype: of the activations.
-    - ring: context parallelism sends keys and values around a ring.
-    - capacity: capacity factor of the experts; None: no token is dropped or padded.
-    """
-
-    dtype: str
-    ring: bool = False
-    capacity: float | None = None
-
-
-@dataclass(frozen=True)
 class BlockCalls:
     """The blocking calls of a block, outside of its experts and inside of them."""
 
@@ -405,10 +391,13 @@ def block_calls(
     block: ModelBlock,
     layout: ParallelLayout,
     batch: Batch,
-    options: LayerOptions,
+    dtype: str,
 ) -> BlockCalls:
-    """Returns the calls of one micro-batch in a block, in their order."""
-    itemsize = find_dtype(options.dtype).itemsize
+    """Returns the calls of one micro-batch in a block, in their order.
+
+    - dtype: of the activations.
+    """
+    itemsize = find_dtype(dtype).itemsize
     tokens = batch.tokens_each / layout.cp
     act = math.ceil(tokens * architecture.hidden * itemsize)
     tp, sp, megatron = layout.tp > 1, layout.sequence_parallel, layout.data == ZERO1
@@ -434,8 +423,8 @@ def block_calls(
         backward = (*again, scatter if sp else reduce)
         return BlockCalls((*before, loss, loss, loss), backward, (), (), norms)
     halves = ((gather, scatter) if sp else (reduce,)) if tp else ()
-    keys_forward, keys_backward = _keys(architecture, layout, batch, options)
-    routed, routed_backward = _experts(architecture, layout, batch, options)
+    keys_forward, keys_backward = _keys(architecture, layout, batch, dtype)
+    routed, routed_backward = _experts(architecture, layout, batch, dtype)
     routed_here = bool(routed) and block.moe
     # Without routed experts on other ranks, the feed-forward block is split like any other.
     dense = halves if not routed_here or architecture.shared_experts else ()
@@ -459,32 +448,29 @@ def block_calls(
 
 
 def _keys(
-    architecture: Architecture, layout: ParallelLayout, batch: Batch, options: LayerOptions
+    architecture: Architecture, layout: ParallelLayout, batch: Batch, dtype: str
 ) -> tuple[tuple[SentCall, ...], tuple[SentCall, ...]]:
     """Returns the calls of context parallelism in the attention of a layer, of both passes."""
     if layout.cp < 2:
         return (), ()
     elements = batch.tokens_each * architecture.key_columns / layout.tp / layout.cp
-    local = math.ceil(elements * find_dtype(options.dtype).itemsize)
+    local = math.ceil(elements * find_dtype(dtype).itemsize)
     what = "keys and values"
     part = "the attention of another part"
     kept = [SentCall("cp", _GATHERED, local * layout.cp, what, "the attention of its own part")]
-    if options.ring:
-        kept = [SentCall("cp", _SENT, local, what, part)] * (layout.cp - 1)
     gradient = SentCall("cp", _SENT, math.ceil(4 * elements), "their gradients", part)
     return tuple(kept), (*kept, *[gradient] * layout.cp)
 
 
 def _experts(
-    architecture: Architecture, layout: ParallelLayout, batch: Batch, options: LayerOptions
+    architecture: Architecture, layout: ParallelLayout, batch: Batch, dtype: str
 ) -> tuple[tuple[SentCall, ...], tuple[SentCall, ...]]:
     """Returns the calls around the routed experts of a layer, of both passes."""
     if layout.ep < 2:
         return (), ()
     split = layout.tp if layout.sequence_parallel else 1
     visits = batch.tokens_each / layout.cp / split * architecture.top_k
-    visits *= 1.0 if options.capacity is None else options.capacity
-    itemsize = find_dtype(options.dtype).itemsize
+    itemsize = find_dtype(dtype).itemsize
     columns = architecture.expert_input or architecture.hidden
     size_bytes = math.ceil(visits * columns * itemsize)
     numbers = SentCall("ep", _EXCHANGED, 8 * architecture.experts, "numbers of tokens", BLOCKS)

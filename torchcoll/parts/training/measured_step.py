@@ -39,7 +39,6 @@ from torchcoll.parts.curves.predictor import Ends, PlannedCalls, sum_of
 from torchcoll.parts.training.joined import LATE, may_end_late
 from torchcoll.parts.training.ledger import Ledger, blocks
 from torchcoll.parts.training.projection import Correction, PlannedRow, PlannedStep
-from torchcoll.parts.training.steps import find_steps
 from torchcoll.stats.distributions import t_quantile
 
 # A collective that took less than this share of its plan, because its calls ended with the calls
@@ -267,18 +266,6 @@ def match_kinds(rows: Sequence[PlannedRow], captured: Mapping[CallKind, int]) ->
             if count:
                 matches.append((row, kind, count))
     return matches
-
-
-def matched_share(planned: PlannedStep, traffic: Traffic) -> float:
-    """Returns the share of the calls of a steady step, planned or captured, that are in both."""
-    steps = find_steps(traffic)
-    best = 0.0
-    for rank, by_step in steps.at.items():
-        indices = by_step.get(steps.steady[-1] if steps.steady else 0, ())
-        captured = _count(_kind(traffic, traffic.calls[rank][index]) for index in indices)
-        matched = sum(count for _, _, count in match_kinds(planned.rows, captured))
-        best = max(best, matched / max(1, planned.calls, sum(captured.values())))
-    return best
 
 
 def _rank_step(

@@ -129,7 +129,7 @@ def _token_bytes(stage: StagePlan) -> float:
     """The tokens of a micro-batch on a rank of cp; for types of 4 bytes twice as many, as the
     bytes of activations are those of 16-bit types.
     """
-    itemsize = find_dtype(stage.options.layers.dtype).itemsize
+    itemsize = find_dtype(stage.options.activations).itemsize
     return stage.batch.tokens_each / stage.layout.cp * itemsize / 2
 
 
@@ -174,8 +174,7 @@ def _layer_bytes(stage: StagePlan, block: ModelBlock) -> float:
     if block.moe:
         # Each visit of an expert keeps its input and output, and three tensors of the expert's
         # columns, as gated feed-forward blocks do.
-        capacity = stage.options.layers.capacity
-        visits = stage.architecture.top_k * (1.0 if capacity is None else capacity)
+        visits = stage.architecture.top_k
         whole += 2.0 * hidden * visits
         split += 3.0 * visits * stage.architecture.expert_columns
     whole, split = 2 * whole, 2 * split  # bytes of a token

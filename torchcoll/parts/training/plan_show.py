@@ -42,11 +42,6 @@ _CAUSES = (
 _FACTORS = "factor: measured over planned time, with its 90 % interval"
 
 
-def measured_grids(measured: MeasuredStep, changes: Grid) -> list[Grid]:
-    """Returns the tables of a measured step, with what it changes in the plan."""
-    return [_causes(measured), _factors(measured), changes]
-
-
 def _causes(measured: MeasuredStep) -> Grid:
     planned = measured.planned_ns[0]
     rows: list[tuple[str, float | None]] = [
@@ -126,7 +121,7 @@ def _factors(measured: MeasuredStep) -> Grid:
     )
 
 
-def step_changes(before: PlannedStep, after: PlannedStep) -> Grid:
+def _changes(before: PlannedStep, after: PlannedStep) -> Grid:
     """Returns what the correction changes in a planned step."""
     rows = [
         (name, old, new)
@@ -148,27 +143,6 @@ def step_changes(before: PlannedStep, after: PlannedStep) -> Grid:
 
 def _interval(ends: Ends) -> str:
     return f"{format_ns(ends[1], 3)} to {format_ns(ends[2], 3)}"
-
-
-def order_changes(before: Sequence[tuple[str, float]], after: Sequence[tuple[str, float]]) -> Grid:
-    """Returns the order of layouts by their cost before and after the correction.
-
-    - before, after: (name, cost in ns).
-    """
-    first, second = (sorted(rows, key=lambda row: row[1]) for rows in (before, after))
-    places = {name: place for place, (name, _) in enumerate(first, 1)}
-    costs = dict(before)
-    return make_grid(
-        [
-            (Head("layout", left=True), lambda row: row[1][0]),
-            (Head("planned"), lambda row: format_ns(costs[row[1][0]], 3)),
-            (Head("place"), lambda row: str(places[row[1][0]])),
-            (Head("corrected"), lambda row: format_ns(row[1][1], 3)),
-            (Head("place"), lambda row: str(row[0])),
-        ],
-        list(enumerate(second, 1)),
-        above=["what changes"],
-    )
 
 
 def correction_text(measured: MeasuredStep) -> str:
@@ -240,7 +214,7 @@ def _forms(projection: Plan) -> Forms:
             grids.append(_over_ranks(kind, steps))
     measured, before = projection.measured, projection.uncorrected
     if measured is not None and before is not None:
-        grids += measured_grids(measured, step_changes(before, projection.step))
+        grids += [_causes(measured), _factors(measured), _changes(before, projection.step)]
     all_notes = [*projection.notes, *(measured.notes if measured else ())]
     notes = Grid([], [], below=list(map(one_line, all_notes)), answer=plan_answer(projection))
     # csv has the rows of the step and the steps over ranks; its column ``table`` tells them apart.
