@@ -54,10 +54,6 @@ def _causes(measured: MeasuredStep) -> Grid:
     ]
     steps = counted(measured.steps, "steady step")
     layout = f"{measured.layout}, " if measured.layout else ""
-    overlapped = []
-    if measured.overlapped_ns is not None:
-        share = format_signed(measured.overlapped_ns)
-        overlapped = [f"{share} of slower is in calls that overlap with computation"]
     return make_grid(
         [
             (Head("communication", left=True), lambda row: row[0]),
@@ -74,7 +70,7 @@ def _causes(measured: MeasuredStep) -> Grid:
                 f"{counted(measured.ranks, 'rank')}, {steps}"
             )
         ],
-        below=[_CAUSES, *overlapped, *map(one_line, describe_unmatched(measured))],
+        below=[_CAUSES, *map(one_line, describe_unmatched(measured))],
     )
 
 
@@ -177,7 +173,11 @@ def measured_object(measured: MeasuredStep) -> dict[str, Any]:
         "gap_ns": correction.gap_ns,
         "blocking": sorted(correction.blocking),
         "matched": [dataclasses.asdict(row) for row in measured.matched],
-        "unmatched": [dataclasses.asdict(row) for row in measured.unmatched],
+        "unmatched": [
+            {"where": where, **kind._asdict(), "calls": calls}
+            for where, kinds in measured.unmatched.items()
+            for kind, calls in kinds.items()
+        ],
     }
 
 

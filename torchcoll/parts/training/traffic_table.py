@@ -170,7 +170,7 @@ class RankTimes:
     wait_ns: float | None
 
 
-class _RankSteps:
+class RankSteps:
     """The times of one rank in each of its steps.
 
     A call that ends after its step counts in the next one from there on. A call whose end was only
@@ -247,11 +247,11 @@ class _RankSteps:
         )
 
 
-def _find_exposed(ledger: Ledger, ranks: Sequence[_RankSteps]) -> Exposed:
+def _find_exposed(ledger: Ledger, ranks: Sequence[RankSteps]) -> Exposed:
     """Returns the exposed communication of the steady steps."""
     steps = ledger.steps
     unknown = sum(rank.unknown(step) for rank in ranks for step in steps.steady)
-    total_ns = steps.reduce(_most(_RankSteps.exposed_ns, ranks))
+    total_ns = steps.reduce(_most(RankSteps.exposed_ns, ranks))
     total_ns = total_ns if total_ns or not unknown else None
     return Exposed(
         total_ns,
@@ -262,7 +262,7 @@ def _find_exposed(ledger: Ledger, ranks: Sequence[_RankSteps]) -> Exposed:
 
 
 def _most(
-    figure: Callable[[_RankSteps, int], int | None], ranks: Sequence[_RankSteps]
+    figure: Callable[[RankSteps, int], int | None], ranks: Sequence[RankSteps]
 ) -> Callable[[int], int | None]:
     """Returns a function of a step: the figure of the rank with the most; None if none has it."""
 
@@ -417,7 +417,7 @@ def summarise_traffic(ledger: Ledger) -> TrafficTable:
     if len(traffic.calls) < traffic.ranks and any(row.median_ns is not None for row in rows):
         some = f"{len(traffic.calls)} of {traffic.ranks} ranks"
         notes.append(f"times are of {some}: the slowest may be another")
-    ranks = [_RankSteps(ledger, rank) for rank in traffic.calls]
+    ranks = [RankSteps(ledger, rank) for rank in traffic.calls]
     told = all(rank.in_flight_ns(step) is not None for rank in ranks for step in steps.steady)
     return TrafficTable(
         rows,
@@ -426,9 +426,9 @@ def summarise_traffic(ledger: Ledger) -> TrafficTable:
         steps.marked,
         "mean" if steps.varying else "median",
         steps.duration_ns,
-        steps.reduce(_most(_RankSteps.computing_ns, ranks)),
-        steps.reduce(_most(_RankSteps.in_flight_ns, ranks)) if told else None,
-        steps.reduce(_most(_RankSteps.wait_ns, ranks)),
+        steps.reduce(_most(RankSteps.computing_ns, ranks)),
+        steps.reduce(_most(RankSteps.in_flight_ns, ranks)) if told else None,
+        steps.reduce(_most(RankSteps.wait_ns, ranks)),
         [rank.times() for rank in ranks],
         _find_exposed(ledger, ranks),
         notes,
