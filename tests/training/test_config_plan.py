@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 
 import pytest
 import torch
@@ -318,52 +317,6 @@ def test_groups_of_a_layout_call_at_once():
         for row in step.rows:
             expected = 1000 + factor * row.size_bytes
             assert row.prediction.time_ns == pytest.approx(expected, rel=0.01), (layout, row)
-            assert row.at_once == (1 if factor == 1 else 2)
-            assert row.measured_at_once == (factor == 3)
-
-
-def test_a_plan_says_which_groups_are_taken_as_if_alone(tmp_path):
-    """Two groups at once were measured, four were not: a plan that grows says so, each once."""
-    machine = machine_of_groups()
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(llama_config()))
-
-    def notes(parallel, machine=machine, compare=None, **options):
-        options |= {"batch": "1x8", "machine": machine, "dtype": "float32"}
-        if compare is not None:
-            return torchcoll.compare_plans(config, compare, **options).notes
-        return torchcoll.plan(config, parallel, **options).notes
-
-    def alone(notes):
-        return [note for note in notes if note.endswith("taken as if alone")]
-
-    taken = "groups at once were not measured; taken as if alone"
-    assert alone(notes("dp=2,tp=2")) == []
-    grown = notes("dp=2,tp=2", ranks=[4, 8])
-    assert alone(grown) == [f"tp on 8 ranks: 4 {taken}", f"dp on 8 ranks: 2 {taken}"]
-    assert alone(notes(None, ranks=4, compare="dp,dp+tp=2")) == []
-    # FSDP2's collectives were measured neither at once nor alone: half an all_reduce.
-    compared = alone(notes(None, ranks=4, compare="dp+tp=2,fsdp+tp=2"))
-    assert compared == [f"fsdp on 4 ranks: 2 {taken}"]
-    assert alone(notes(None, ranks=4, compare="dp,fsdp")) == []
-    # Where no calls at once were measured, all are alone.
-    of_one = fit_model(
-        [run(*(measured(1000 + size, size_bytes=size) for size in (1 << n for n in range(2, 20))))]
-    ).model
-    one = notes("dp=2,tp=2", of_one)
-    assert alone(one) == []
-    # What the calls are measured with is said of those that it is true of.
-    (bound,) = [note for note in one if "a lower bound" in note]
-    assert bound.startswith("calls as they are alone: a lower bound")
-    (bound,) = [note for note in notes("dp=2,tp=2") if "a lower bound" in note]
-    assert "alone" not in bound
-    (bound,) = [note for note in grown if "a lower bound" in note]
-    assert bound.startswith("calls of tp, dp as all groups make them at once, other calls alone: ")
-    # A call that is larger than those of groups at once.
-    larger = alone(notes("dp=2,tp=2", machine_of_groups(1 << 11)))
-    assert larger == [
-        "dp on 4 ranks: 2 groups at once were not measured with calls as large; taken as if alone"
-    ]
 
 
 def test_stages_share_the_layers():

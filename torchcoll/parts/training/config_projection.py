@@ -27,7 +27,6 @@ from torchcoll.parts.training.projection import (
     Computation,
     Plan,
     PlannedStep,
-    at_once_notes,
     finish,
     place_group,
     planned_step,
@@ -364,7 +363,6 @@ def _comparison_notes(
         f"{states}; {_activations_note(architecture)}",
         *dict.fromkeys(note for row in rows for note in computing_notes(row.step, row.layout)),
         *(machine.notes() if machine is not None else ["--machine NAME or FILE gives the times"]),
-        *at_once_notes([row.step for row in rows]),
     ]
     if machine is not None:
         notes.append(UNCORRECTED)

@@ -230,17 +230,13 @@ def _forms(projection: Plan) -> Forms:
         "machine": projection.machine or None,
         "depends": projection.depends or None,
         "concurrent": projection.concurrent or None,
-        "lower_bound": projection.lower_bound,
         "compute_ns": projection.compute_ns,
         "step": _step(projection.step),
         "memory": vars(projection.step.memory) if projection.step.memory else None,
         "rows": rows,
         "weak": over_ranks[WEAK],
         "strong": over_ranks[STRONG],
-        "stops": {
-            kind: dict(zip(("value", "low", "high"), projection.scaling_limit(kind), strict=True))
-            for kind in (WEAK, STRONG)
-        },
+        "stops": {kind: projection.scaling_limit(kind) for kind in (WEAK, STRONG)},
         "measured": measured_object(measured) if measured else None,
         "uncorrected": _step(before) if before else None,
         "notes": all_notes,
@@ -263,19 +259,16 @@ def plan_answer(projection: Plan) -> Answer:
         low, high = (format_ns(end, 3) for end in step.comm_ns[1:])
         text = f"how long a step{of_subject} on {setup} communicates is only a guess"
         return Answer(one_line(f"{text}, {low} to {high}. {MORE_DATA}"), "doubt")
-    # Not "at least", which the low end of an interval would contradict.
-    shared = projection.lower_bound
-    longer = ", or longer where calls and computation share cores" * shared
     texts: list[str] = []
     concurrent = f" concurrent with {projection.concurrent}" if projection.concurrent else ""
-    comm = f"takes {_ends(step.comm_ns)}{' alone' * shared}{concurrent}"
+    comm = f"takes {_ends(step.comm_ns)}{concurrent}"
     if step.exposed_ns and step.step_ns and projection.compute_ns:
         parts = [f"{format_ns(projection.compute_ns, 3)} of computation"]
         if step.idle_ns:
             parts.append(f"{format_ns(step.idle_ns, 3)} of waiting for other pipeline stages")
         hidden = f"{_ends(step.exposed_ns)} of communication that computation does not hide"
         text = (
-            f"a step{of_subject} on {setup} takes {format_ns(step.step_ns[0], 3)}{longer}: "
+            f"a step{of_subject} on {setup} takes {format_ns(step.step_ns[0], 3)}: "
             f"{', '.join(parts)} and {hidden}"
         )
         if step.compute is not None and step.compute.assumed:
@@ -291,20 +284,15 @@ def plan_answer(projection: Plan) -> Answer:
         texts.append(projection.depends)
     kinds = [kind for kind in (WEAK, STRONG) if getattr(projection, kind)]
     for kind in kinds:
-        at, by_low, by_high = projection.scaling_limit(kind)
-        last = getattr(projection, kind)[-1].ranks
+        at, last = projection.scaling_limit(kind), getattr(projection, kind)[-1].ranks
         if projection.compute_ns is None:
             texts.append(f"{kind} scaling: not known without --step-ms")
-            continue
-        limit = f"{kind} scaling: on up to {last} ranks"
-        if at:
-            limit = f"{kind} scaling stops at {at} ranks"
-        if (by_low, by_high) != (at, at):
-            ends = [f"beyond {last}" if end is None else str(end) for end in (by_high, by_low)]
-            limit += f" (by the ends of the 90 % intervals: {' to '.join(ends)})"
-        texts.append(limit)
+        elif at:
+            texts.append(f"{kind} scaling stops at {at} ranks")
+        else:
+            texts.append(f"{kind} scaling: on up to {last} ranks")
     judged = kinds and projection.compute_ns is not None
-    stops = any(projection.scaling_limit(kind)[0] for kind in kinds)
+    stops = any(map(projection.scaling_limit, kinds))
     return Answer(
         one_line(text),
         ("doubt" if stops else "good") if judged else "",
@@ -441,7 +429,6 @@ def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:
             (Head("low", drop=2), of("comm_ns", 1)),
             (Head("high", drop=2), of("comm_ns", 2)),
             (Head("exposed"), of("exposed_ns")),
-            (Head("hidden", drop=1), of("hidden_ns")),
             (Head("step"), of("step_ns")),
             (Head("faster", "than first"), faster),
             (
