@@ -73,8 +73,6 @@ class RankArrival:
     - small: it is late more often than chance, but another rank waited for it for less than 1 % of
       the time that the ranks of the group were in collectives of any group.
     - after: the rank for which it waited in another group, which explains that it is late.
-    - doubt: a group in which it may have waited for a rank that was not recorded, as the others of
-      this group did not; '' for none.
     - detectable_ns: the delay in a step that would have been found 9 times in 10; None if unknown.
     """
 
@@ -93,7 +91,6 @@ class RankArrival:
     undecided: bool = False
     small: bool = False
     after: int | None = None
-    doubt: str = ""
     ties: int = 0
     detectable_ns: float | None = None
 
@@ -131,6 +128,7 @@ class Arrivals:
       had the shortest time, so that none counts as last.
     - marked: whether the calls belong to steps; step_ns: the duration of one, None if unknown.
     - unsplit: why others are not among them -> their number.
+    - unrecorded: whether ranks of some group were not recorded.
     - ranks: the most waiting caused first.
     """
 
@@ -141,6 +139,7 @@ class Arrivals:
     ranks: list[RankArrival]
     hosts: list[HostArrival]
     unsplit: dict[str, int] = field(default_factory=dict)
+    unrecorded: bool = False
     marked: bool = False
     step_ns: float | None = None
 
@@ -235,8 +234,8 @@ class Arrivals:
         details = []
         if rank.ties:
             details.append(f"no single rank was last in {rank.ties} of these calls")
-        if rank.doubt:
-            details.append(f"unless it waited for an unrecorded rank of group {rank.doubt}")
+        if self.unrecorded:
+            details.append("unless it waited for a rank that was not recorded")
         when = f" in the {rank.when}" if rank.when else ""
         return Answer(
             _name(rank),
@@ -283,14 +282,14 @@ class SplitTraffic:
 
     - calls: in the order of the lowest rank.
     - unsplit: reason -> number of calls.
-    - participants: groups with unrecorded ranks -> their recorded ranks.
+    - unrecorded: whether ranks of some group were not recorded.
     - groups: by name, as the traffic has them.
     - step_ns: the duration of a step; None if unknown.
     """
 
     calls: list[SplitCall]
     unsplit: Counter[str]
-    participants: dict[str, set[int]]
+    unrecorded: bool = False
     groups: Mapping[str, Group] = field(default_factory=dict)
     step_ns: float | None = None
 
@@ -300,12 +299,11 @@ def split_ledger(ledger: Ledger) -> SplitTraffic:
     steps = ledger.steps
     steady = set(steps.steady) if steps.marked else None
     unsplit: Counter[str] = Counter()
-    participants: dict[str, set[int]] = defaultdict(set)
+    unrecorded = False
     calls = []
     for entry in ledger.every:
         joined, first = entry.joined, entry.first
-        if len(joined.members) != len(joined.calls):
-            participants[entry.group] |= joined.calls.keys()
+        unrecorded |= len(joined.calls) < len(joined.members)
         # A call that no step could tell about anyway has that reason first.
         reason = entry.reason
         if reason in ("", NO_CLOCK) and steady is not None and first.step not in steady:
@@ -319,7 +317,7 @@ def split_ledger(ledger: Ledger) -> SplitTraffic:
         transfer_ns = entry.transfer_ns or 0
         calls.append(SplitCall(entry.group, joined.members, order, last, waits, transfer_ns))
     step_ns = steps.duration_ns if steps.marked else None
-    return SplitTraffic(calls, unsplit, participants, ledger.traffic.groups, step_ns)
+    return SplitTraffic(calls, unsplit, unrecorded, ledger.traffic.groups, step_ns)
 
 
 def find_arrivals(ledger: Ledger) -> Arrivals | None:
@@ -349,12 +347,8 @@ def arrivals_of(split_calls: SplitTraffic, host_of: Mapping[int, str]) -> Arriva
         group_calls.sort(key=lambda call: call.order)
     ranks = [row for g, calls in split.items() for row in _rank_rows(g, calls, host_of)]
     ranks = _with_followers(_judged(ranks, split), split)
-    participants = split_calls.participants
-    ranks = [_replaced(row, doubt=_doubt(row, ranks, split, participants)) for row in ranks]
-    labels = _labels(split_calls.groups, [*split, *participants])
-    ranks = [
-        _replaced(row, group=labels[row.group], doubt=labels.get(row.doubt, "")) for row in ranks
-    ]
+    labels = _labels(split_calls.groups, split)
+    ranks = [_replaced(row, group=labels[row.group]) for row in ranks]
     ranks.sort(key=lambda row: (-row.caused_ns, row.rank))
     return Arrivals(
         len(every),
@@ -364,6 +358,7 @@ def arrivals_of(split_calls: SplitTraffic, host_of: Mapping[int, str]) -> Arriva
         ranks,
         _hosts(every, host_of),
         dict(split_calls.unsplit),
+        split_calls.unrecorded,
         any(call.order[0] >= 0 for call in every),
         split_calls.step_ns,
     )
@@ -567,30 +562,6 @@ def _with_followers(
         ends_elsewhere = seen and start not in seen
         marked.append(_replaced(row, after=causes[start][1]) if ends_elsewhere else row)
     return marked
-
-
-def _doubt(
-    row: RankArrival,
-    rows: Sequence[RankArrival],
-    split: Mapping[str, Sequence[SplitCall]],
-    participants: Mapping[str, set[int]],
-) -> str:
-    """The group with unrecorded ranks that may explain that a rank is late.
-
-    participants: of groups with unrecorded ranks, those that were recorded. A group in which all of
-    ``row.group`` take part delays them alike, and one delays all of its ranks: if another of them
-    is not late elsewhere, it is no explanation.
-    """
-    if not row.late:
-        return ""
-    members = set(split[row.group][0].members)
-    for group, ranks in participants.items():
-        if group in split or row.rank not in ranks or members <= ranks:
-            continue
-        others = {each.rank for each in rows if each.rank in ranks and each.group != group}
-        if others <= {each.rank for each in rows if each.late}:
-            return group
-    return ""
 
 
 def _hosts(calls: Sequence[SplitCall], hosts: Mapping[int, str]) -> list[HostArrival]:

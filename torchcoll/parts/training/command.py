@@ -104,11 +104,6 @@ def replay_arguments(parser: argparse.ArgumentParser) -> None:
         help="how many times to play the step (default %(default)s)",
     )
     add(
-        "--compute",
-        action="store_true",
-        help="sleep between calls as long as the training computed",
-    )
-    add(
         "--shrink",
         action="store_true",
         help="on fewer ranks than captured: the first ranks play what is left of their groups",
@@ -134,7 +129,6 @@ def run_replay(options: argparse.Namespace) -> int:
 
 def _replay(options: argparse.Namespace, launch: Launch) -> int:
     from torchcoll.bench.main import import_torch
-    from torchcoll.bench.watchdog import print_error
     from torchcoll.core.case import fingerprint
     from torchcoll.core.spec import Spec
 
@@ -157,7 +151,7 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
         from torchcoll.bench.recorder import Recorder
 
         recorder = Recorder(file.emit)
-    asked = [spec.to_json(), options.file, options.steps, options.compute, options.shrink]
+    asked = [spec.to_json(), options.file, options.steps, options.shrink]
     what = SessionOptions(
         spec,
         launch,
@@ -169,24 +163,19 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
 
     try:
         result = play(
-            torch,
-            what,
-            lambda: Traffic.load(options.file),
-            options.steps,
-            options.compute,
-            options.shrink,
+            torch, what, lambda: Traffic.load(options.file), options.steps, options.shrink
         )
         if result is not None and file.writer:
             from torchcoll.questions.show.show import show
 
-            lost, unmoved = file.replace_if_removed(), file.writer.there()
+            lost = not file.writer.there()
             result.write(file.writer)
             result.path = file.path
-            if unmoved:
+            if not lost:
                 tell(f"traffic file: {file.path}")
             show(result, format=options.format)
             if lost:
-                print_error(f"torchcoll: error: {lost}", launch.rank, speaks=True)
+                tell(f"torchcoll: error: traffic file {file.path}: removed or moved while playing")
                 return ExitCode.FAILED
     finally:
         file.close()

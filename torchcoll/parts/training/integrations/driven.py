@@ -37,7 +37,7 @@ class DrivenCapture:
     def __init__(
         self,
         folder: str | os.PathLike[str],
-        steps: int | None,
+        steps: int | None = STEPS,
         start: int = 0,
         every: int = 1,
         metrics: str | os.PathLike[str] | None = None,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
-from torchcoll.parts.training.integrations.driven import STEPS, DrivenCapture, base_class
+from torchcoll.parts.training.integrations.driven import DrivenCapture, base_class
 
 _HOOKS = ("on_train_start", "on_train_batch_end", "on_train_end", "on_exception")
 # Both packages have the same code. The one that is already imported comes first.
@@ -17,26 +16,16 @@ _Base = base_class(_MODULES, "Callback", _HOOKS)
 
 
 class LightningCapture(_Base):  # type: ignore[misc,valid-type]
-    """Captures ``steps`` steps of a Trainer (None: all of them) into ``folder``.
+    """Captures 50 steps of a Trainer, or as ``steps`` says, into ``folder``.
 
     A step is an optimiser step. With accumulate_grad_batches it has several backward passes.
 
-    - start: number of steps before the first captured one.
-    - every, metrics: as in ``torchcoll.capture``. With ``every`` the ``steps`` captured steps are
-      one in ``every`` of the training. With ``metrics`` rank 0 prints which rank the others wait
-      for.
+    The arguments are those of DrivenCapture.
     """
 
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        steps: int | None = STEPS,
-        start: int = 0,
-        every: int = 1,
-        metrics: str | os.PathLike[str] | None = None,
-    ) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
-        self._capture = DrivenCapture(folder, steps, start, every, metrics)
+        self._capture = DrivenCapture(*args, **kwargs)
         self._seen = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
