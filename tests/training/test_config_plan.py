@@ -19,7 +19,7 @@ from torchcoll.parts.training.config_plan import (
     plan_config,
     stage_blocks,
 )
-from torchcoll.parts.training.config_projection import Setting, compare_layouts, project_config
+from torchcoll.parts.training.config_projection import PlanSetting, compare_layouts, project_config
 from torchcoll.parts.training.layouts import parse_batch, parse_layout
 from torchcoll.parts.training.projection import dominant
 from torchcoll.parts.training.sent_by_wrappers import (
@@ -313,7 +313,7 @@ def test_groups_of_a_layout_call_at_once():
     machine = machine_of_groups()
     architecture, batch = parse_config(llama_config(), "x"), parse_batch("1x8")
     for layout, factor in (("dp=2", 1), ("dp=2,tp=2", 3)):
-        step = Setting(machine, architecture, batch, FP32, None).step(parse_layout(layout))
+        step = PlanSetting(machine, architecture, batch, FP32, None).step(parse_layout(layout))
         for row in step.rows:
             expected = 1000 + factor * row.size_bytes
             assert row.prediction.time_ns == pytest.approx(expected, rel=0.01), (layout, row)
@@ -502,7 +502,7 @@ def test_layouts_that_do_not_fit_get_more_micro_batches():
     layouts = [parse_layout(text) for text in ("fsdp=2,tp=8,sp", "fsdp=16")]
 
     def compared(memory_bytes):
-        setting = Setting(None, architecture, parse_batch("8x1x8192"), BF16, None)
+        setting = PlanSetting(None, architecture, parse_batch("8x1x8192"), BF16, None)
         rows = compare_layouts(setting, layouts, memory_bytes).rows
         return {row.layout.name: row for row in rows}
 
@@ -519,7 +519,7 @@ def test_layouts_that_do_not_fit_get_more_micro_batches():
 def test_over_ranks_without_a_machine():
     architecture = parse_config(llama_config(), "x")
     layout, batch = parse_layout("fsdp=4"), parse_batch("1x8")
-    projection = project_config(Setting(None, architecture, batch, FP32, None), layout, [4, 8])
+    projection = project_config(PlanSetting(None, architecture, batch, FP32, None), layout, [4, 8])
     assert [step.ranks for step in projection.weak] == [4, 8]
     assert projection.step.comm_ns is projection.step.step_ns is None
     # A ring sends 3/4 of each: the parameters twice (but the root's once), and the gradients.
@@ -532,7 +532,7 @@ def test_over_ranks_without_a_machine():
 def test_comparison_keeps_the_tokens_and_begins_with_the_pareto_set():
     architecture = parse_config(llama_config(), "x")
     layouts = [parse_layout(text) for text in ("dp=8", "fsdp=8", "zero1=8", "fsdp=4,tp=2")]
-    setting = Setting(None, architecture, parse_batch("1x8"), FP32, None)
+    setting = PlanSetting(None, architecture, parse_batch("1x8"), FP32, None)
     comparison = compare_layouts(setting, layouts)
     assert "64 tokens in a step" in comparison.what
     best = [row for row in comparison.rows if row.pareto]

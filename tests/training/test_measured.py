@@ -6,7 +6,6 @@ import importlib
 import json
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import made_models
 import made_runs
@@ -32,7 +31,6 @@ from torchcoll.parts.training.captured_plan import plan_traffic
 from torchcoll.parts.training.measured_step import CallKind, match_kinds, measure_step
 from torchcoll.parts.training.projection import (
     Computation,
-    CorrectedMachine,
     Correction,
     PlannedRow,
     corrected,
@@ -212,8 +210,8 @@ def test_a_collective_without_time_of_its_own_takes_the_factor_of_all(model):
     result = measured(traffic, model)
     assert set(result.correction.factors) == {"all_gather"}
     assert any(note.startswith("reduce_scatter ended with") for note in result.notes)
-    machine = CorrectedMachine(model, result.correction)
-    corrected_ns = machine.predict("reduce_scatter", GATHERED, 2).time_ns
+    kind = ("reduce_scatter", GATHERED, 2)
+    corrected_ns = result.correction.of(model.predict(*kind), *kind).time_ns
     assert corrected_ns == pytest.approx(2 * SCATTER_NS, rel=1e-3)
 
 
@@ -358,13 +356,11 @@ def test_a_capture_of_cpus_does_not_pass_for_a_fitted_model_of_gpus():
 
 def test_other_collectives_take_the_factor_of_all(model):
     result = measured(captured(slower_ns=MS), model)
-    machine = CorrectedMachine(model, result.correction)
     factor = result.correction.factor[0]
     plain = model.predict("all_reduce", 1 << 16, 2)
-    found = machine.predict("all_reduce", 1 << 16, 2)
+    found = result.correction.of(plain, "all_reduce", 1 << 16, 2)
     assert found.time_ns == pytest.approx(factor * plain.time_ns)
     assert found.high_ns / found.time_ns > plain.high_ns / plain.time_ns
-    assert not machine.on_cpu(["all_reduce"])
 
 
 @pytest.fixture(scope="module")
@@ -450,12 +446,10 @@ def test_calls_without_durations_give_no_factor(model):
 )
 def test_a_corrected_time_has_the_errors_of_factor_and_machine(size_bytes, ranks, variances):
     """The machine is right within 2 times, half of it common; so is the factor, which is 3."""
-    machine = SimpleNamespace(predict=lambda *_: Prediction(100.0, 50.0, 200.0, "", 0.5))
     sizes = {("all_reduce", 2): frozenset({1024})}
     ends = (3.0, 1.5, 6.0)
-    corrected = CorrectedMachine(
-        machine, Correction(ends, ends, {"all_reduce": ends}, sizes, 0.0, frozenset())
-    )
-    time_ns, low_ns, high_ns, *_ = corrected.predict("all_reduce", size_bytes, ranks)
+    correction = Correction(ends, ends, {"all_reduce": ends}, sizes, 0.0, frozenset())
+    predicted = Prediction(100.0, 50.0, 200.0, "", 0.5)
+    time_ns, low_ns, high_ns, *_ = correction.of(predicted, "all_reduce", size_bytes, ranks)
     wide = 2 ** math.sqrt(variances)
     assert (time_ns, low_ns, high_ns) == pytest.approx((300, 300 / wide, 300 * wide))

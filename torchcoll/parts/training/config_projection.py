@@ -25,6 +25,7 @@ from torchcoll.parts.training.layouts import (
 from torchcoll.parts.training.projection import (
     UNCORRECTED,
     Computation,
+    Correction,
     Plan,
     PlannedStep,
     finish,
@@ -38,11 +39,12 @@ UNSURE = 0.1
 
 
 @dataclass(frozen=True)
-class Setting:
+class PlanSetting:
     """What is planned, apart from the layout.
 
     - batch: of a data-parallel rank.
     - computing: how long a step computes; None if unknown.
+    - correction: of the times, by a measured step; None without one.
     """
 
     machine: Predictor | None
@@ -50,6 +52,7 @@ class Setting:
     batch: Batch
     options: TrainingOptions
     computing: Computing | None
+    correction: Correction | None = None
 
     def step(self, layout: ParallelLayout, share: float = 1.0) -> PlannedStep:
         """Returns a step on a layout, with a share of the batch. Raises UsageError for a layout
@@ -68,11 +71,18 @@ class Setting:
         if self.computing is not None:
             compute = self.computing.on(self.architecture, layout, batch).times(share)
         return planned_step(
-            self.machine, plan.program, groups, layout.ranks, layout.degrees, compute, plan.memory
+            self.machine,
+            plan.program,
+            groups,
+            layout.ranks,
+            layout.degrees,
+            compute,
+            plan.memory,
+            self.correction,
         )
 
 
-def project_config(setting: Setting, layout: ParallelLayout, ranks: Sequence[int]) -> Plan:
+def project_config(setting: PlanSetting, layout: ParallelLayout, ranks: Sequence[int]) -> Plan:
     """Returns a plan of a model.
 
     - ranks: numbers of ranks; the data-parallel degree grows with them. The step is on the
@@ -106,6 +116,7 @@ def project_config(setting: Setting, layout: ParallelLayout, ranks: Sequence[int
         projection,
         setting.machine,
         lambda other: replace(setting, machine=other).step(layout),
+        setting.correction is not None,
     )
 
 
@@ -275,7 +286,7 @@ def _equal_batches(layouts: Sequence[ParallelLayout], batch: Batch) -> list[list
 
 
 def compare_layouts(
-    setting: Setting,
+    setting: PlanSetting,
     layouts: Sequence[ParallelLayout],
     memory_bytes: float | None = None,
     search: bool = False,

@@ -29,7 +29,7 @@ from torchcoll.parts.training.config_plan import TrainingOptions
 from torchcoll.parts.training.config_projection import (
     Computing,
     LayoutComparison,
-    Setting,
+    PlanSetting,
     compare_layouts,
     project_config,
 )
@@ -42,7 +42,7 @@ from torchcoll.parts.training.layouts import (
     parse_layouts,
 )
 from torchcoll.parts.training.measured_step import MeasuredStep, measure_step
-from torchcoll.parts.training.projection import Computation, CorrectedMachine, Plan, PlannedStep
+from torchcoll.parts.training.projection import Computation, Correction, Plan, PlannedStep
 from torchcoll.reading.inputs import load_traffic
 
 DEFAULT_BATCH = "1x8192"
@@ -92,13 +92,13 @@ def plan(
         predictor = None if machine is None else as_machine(machine)
         computing = _computing(predictor, None, step_ms)
 
-        def plan_again(machine: Predictor | None, computing: Computing | None) -> Plan:
+        def plan_again(computing: Computing | None, correction: Correction | None = None) -> Plan:
             given_ns = None if computing is None else computing.step_ns
             compute = None if given_ns is None else Computation((given_ns,) * 3)
-            return plan_traffic(machine, traffic, counts, compute)
+            return plan_traffic(predictor, traffic, counts, compute, correction)
 
         if measured is None:
-            return plan_again(predictor, computing)
+            return plan_again(computing)
         captured, predictor = _load_measured(measured, predictor)
         there = plan_traffic(predictor, traffic, [captured.ranks], None).step
         return _corrected(predictor, computing, captured, there, "", "the planned step", plan_again)
@@ -119,8 +119,8 @@ def plan(
         setting.step(on_captured),
         on_captured.name,
         f"--batch {setting.batch.text}",
-        lambda machine, computing: project_config(
-            replace(setting, machine=machine, computing=computing), layout, counts
+        lambda computing, correction: project_config(
+            replace(setting, computing=computing, correction=correction), layout, counts
         ),
     )
 
@@ -189,7 +189,7 @@ def _setting(
     mfu: float | None,
     step_ms: float | None,
     dtypes: Mapping[str, str | None],
-) -> Setting:
+) -> PlanSetting:
     if not isinstance(model, str | os.PathLike):
         expected = "a config.json, the name of a model, MODULE:FACTORY, or a capture"
         raise UsageError("model", type(model).__name__, expected)
@@ -202,7 +202,9 @@ def _setting(
     kept, computed, reduced = (find_dtype(name).name if name else "" for name in dtypes.values())
     kept = kept or find_dtype(architecture.dtype or "bfloat16").name
     options = TrainingOptions(kept, computed, reduced)
-    return Setting(predictor, architecture, _parse_batch(batch, architecture), options, computing)
+    return PlanSetting(
+        predictor, architecture, _parse_batch(batch, architecture), options, computing
+    )
 
 
 # FLOP/s of one GPU for dense matrices of 16 bits, by the data sheets.
@@ -283,13 +285,13 @@ def _corrected(
     there: PlannedStep,
     layout: str,
     taken: str,
-    plan_again: Callable[[Predictor | None, Computing | None], Plan],
+    plan_again: Callable[[Computing | None, Correction | None], Plan],
 ) -> Plan:
     """Returns a plan that a captured step corrects.
 
     - there: the planned step on the captured ranks, with the layout of this name.
     - taken: the batch that the captured step is taken to have: its calls need not show the batch.
-    - plan_again: returns the plan with another machine, and another computation.
+    - plan_again: returns the plan with another computation, and a correction.
     """
     given_ns, peak = (computing.step_ns, computing.peak) if computing else (None, None)
     measured = measure_step(there, captured, layout, given_ns)
@@ -305,9 +307,9 @@ def _corrected(
         action = "Capture a step of the batch that is planned."
         raise UsageError("step_ms", f"{given_ns / 1e6:g}", expected, action)
     measured = _with_other_hardware(measured, machine)
-    corrected = plan_again(CorrectedMachine(machine, measured.correction), computing)
+    corrected = plan_again(computing, measured.correction)
     corrected.measured = measured
-    corrected.uncorrected = plan_again(machine, computing).step
+    corrected.uncorrected = plan_again(computing, None).step
     return corrected
 
 

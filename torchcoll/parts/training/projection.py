@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,6 @@ from torchcoll.parts.curves.predictor import (
     WIDEST,
     Ends,
     PlannedCalls,
-    PredictedCase,
     Prediction,
     Predictor,
     sum_of,
@@ -70,79 +69,23 @@ class Correction:
     gap_ns: float
     blocking: frozenset[str]
 
-
-class CorrectedMachine:
-    """``machine`` whose predictions are corrected by a measured step; see Predictor.
-
-    The times of a collective take the factor that was measured for it; other collectives take that
-    of all calls, without FSDP2's copies. Calls like those measured (collective, number of ranks and
-    size) have the error of the factor alone. Where only the size differs, by an octave at most, the
-    error of the machine's law that is independent between sizes comes on top, and for all other
-    calls its whole error.
-    """
-
-    def __init__(self, machine: Predictor, correction: Correction) -> None:
-        self.machine, self.correction = machine, correction
-
-    @property
-    def name(self) -> str:
-        return self.machine.name
-
-    @property
-    def intervals(self) -> str:
-        return self.machine.intervals
-
-    @property
-    def measured(self) -> str:
-        return self.machine.measured
-
-    @property
-    def ranks_per_host(self) -> float | None:
-        return self.machine.ranks_per_host
-
-    def predict(
-        self, collective: str, size_bytes: int, ranks: int, hosts: int | None = None
-    ) -> Prediction:
-        prediction = self.machine.predict(collective, size_bytes, ranks, hosts)
-        return self._corrected(prediction, collective, size_bytes, ranks)
-
-    def predict_at_once(
-        self, collective: str, size_bytes: int, ranks: int, groups: int, hosts: int | None = None
-    ) -> Prediction | None:
-        prediction = self.machine.predict_at_once(collective, size_bytes, ranks, groups, hosts)
-        return prediction and self._corrected(prediction, collective, size_bytes, ranks)
-
-    def _corrected(
+    def of(
         self, prediction: Prediction, collective: str, size_bytes: int, ranks: int
     ) -> Prediction:
-        factor = self.correction.factors.get(collective, self.correction.others)
-        sizes = self.correction.sizes.get((collective, ranks), frozenset())
+        """Returns the corrected prediction of a call.
+
+        The time takes the factor that was measured for its collective; other collectives take that
+        of all calls, without FSDP2's copies. Calls like those measured (collective, number of ranks
+        and size) have the error of the factor alone. Where only the size differs, by an octave at
+        most, the error of the machine's law that is independent between sizes comes on top, and for
+        all other calls its whole error.
+        """
+        factor = self.factors.get(collective, self.others)
+        sizes = self.sizes.get((collective, ranks), frozenset())
         if size_bytes in sizes:
             return corrected(prediction, factor, 0.0, 0.0)
         near = bool(sizes) and min(sizes) / 2 <= size_bytes <= 2 * max(sizes)
         return corrected(prediction, factor, 0.0 if near else 1.0, 1.0)
-
-    def cases(self, collective: str | None = None) -> Sequence[PredictedCase]:
-        return self.machine.cases(collective)
-
-    def check_collectives(self, collectives: Iterable[str]) -> None:
-        self.machine.check_collectives(collectives)
-
-    def concurrent_work(self, collectives: Iterable[str]) -> str:
-        return self.machine.concurrent_work(collectives)
-
-    def on_cpu(self, collectives: Iterable[str]) -> bool:
-        """False: the times are those of calls beside computation, and no lower bound."""
-        return False
-
-    def notes(self) -> list[str]:
-        return self.machine.notes()
-
-    def alternatives(self) -> list[tuple[str, Predictor]]:
-        return [
-            (text, CorrectedMachine(machine, self.correction))
-            for text, machine in self.machine.alternatives()
-        ]
 
 
 def corrected(prediction: Prediction, factor: Ends, common: float, rest: float) -> Prediction:
@@ -390,6 +333,7 @@ def planned_step(
     degrees: Mapping[str, int],
     compute: Computation | None,
     memory: Memory | None = None,
+    correction: Correction | None = None,
 ) -> PlannedStep:
     """Returns the times of one step. Raises UsageError for calls that cannot be predicted.
 
@@ -415,6 +359,10 @@ def planned_step(
                     sent.collective, sent.size_bytes, group.ranks, at_once, group.hosts
                 )
             prediction = prediction or _predict_alone(machine, sent, group)
+            if correction is not None:
+                prediction = correction.of(
+                    prediction, sent.collective, sent.size_bytes, group.ranks
+                )
             predictions[sent] = prediction
         row = PlannedRow(
             sent.group,
@@ -454,9 +402,9 @@ def planned_step(
         for name, group in groups.items()
     }
     gaps_ns = 0.0
-    if isinstance(machine, CorrectedMachine):
-        program = program.waiting_for(machine.correction.blocking)
-        gaps_ns = machine.correction.gap_ns * sum(row.calls for row in rows)
+    if correction is not None:
+        program = program.waiting_for(correction.blocking)
+        gaps_ns = correction.gap_ns * sum(row.calls for row in rows)
     step = tuple(program.step_ns(times_at(end), passes[end], lanes) + gaps_ns for end in range(3))
     idle = tuple(program.idle_ns(times_at(end), passes[end]) for end in range(3))
     exposed = [max(0.0, step[end] - compute.ns[end] - idle[end]) for end in range(3)]
@@ -515,11 +463,15 @@ def place_group(name: str, ranks: int, apart: int, machine: Predictor | None) ->
 
 
 def finish(
-    projection: Plan, machine: Predictor | None, step_on: Callable[[Predictor], PlannedStep]
+    projection: Plan,
+    machine: Predictor | None,
+    step_on: Callable[[Predictor], PlannedStep],
+    corrected_by_step: bool,
 ) -> Plan:
     """Adds what the step depends on, notes on the limits, and removes what would be a guess.
 
     - step_on: returns the step of the projection on another machine.
+    - corrected_by_step: whether a measured step corrects the times.
     """
     if machine is None:
         projection.notes.append("--machine NAME or FILE gives the times; --machine list, the names")
@@ -528,7 +480,7 @@ def finish(
     projection.depends = _depends(
         projection.step, [(text, step_on(other)) for text, other in machine.alternatives()]
     )
-    return _add_notes(projection, machine)
+    return _add_notes(projection, machine, corrected_by_step)
 
 
 def _depends(step: PlannedStep, alternatives: Sequence[tuple[str, PlannedStep]]) -> str:
@@ -561,7 +513,7 @@ def dominant(step: PlannedStep) -> tuple[str, float]:
     return name, weights[name] / (sum(weights.values()) or 1.0)
 
 
-def _add_notes(projection: Plan, machine: Predictor) -> Plan:
+def _add_notes(projection: Plan, machine: Predictor, corrected_by_step: bool) -> Plan:
     """Adds notes on the limits of the machine and removes the steps that would be guesses."""
     guesses = sorted(
         {step.ranks for step in (*projection.weak, *projection.strong) if step.only_a_guess}
@@ -589,7 +541,7 @@ def _add_notes(projection: Plan, machine: Predictor) -> Plan:
             f"{count} of {len(every)} times are extrapolated, and their "
             f"intervals are wider: {farthest}"
         )
-    if isinstance(machine, CorrectedMachine):
+    if corrected_by_step:
         projection.notes.append(
             "each time is the machine's, corrected by the factor that the capture has for its "
             "collective, or for all calls"
