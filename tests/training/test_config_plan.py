@@ -25,11 +25,9 @@ from torchcoll.parts.training.projection import dominant
 from torchcoll.parts.training.sent_by_wrappers import (
     Parameter,
     assign_buckets,
-    deepspeed_buckets,
 )
 from torchcoll.parts.training.step_program import (
     BACKWARD,
-    BLOCKS,
     FORWARD,
     BeginCall,
     Idle,
@@ -201,72 +199,6 @@ def test_zero1_closes_buckets_of_40_million_elements():
     assert calls[0].size_bytes == 4 * 128256 * 4096
     assert all(call.size_bytes >= 160_000_000 for call in calls)
     assert sum(call.size_bytes for call in calls) == pytest.approx(4 * 8_030_261_248, rel=1e-6)
-
-
-def test_deepspeed_reduces_one_bucket_and_gathers_all_parameters():
-    """Elements: embedding and head 512 each, two layers of 2720, a norm of 16: 6480; on 4 ranks
-    that is a multiple of 2 x 4, on 7 ranks 6482 = 463 x 14.
-    """
-    for layout, padded in (("zero1-deepspeed=4", 6480), ("zero2-deepspeed=7", 6482)):
-        calls = sent(plan(llama_config(), layout, options=BF16))
-        assert [(c.collective, c.size_bytes, c.overlaps) for c in calls] == [
-            ("all_reduce", 2 * 6480, BLOCKS),
-            ("all_reduce", 1, BLOCKS),  # overflow
-            ("all_reduce", 4, BLOCKS),  # the norm
-            ("all_gather", 2 * padded, BLOCKS),
-        ]
-    options = TrainingOptions("float16", "", "float32")
-    calls = sent(plan(llama_config(), "zero2-deepspeed=4", options=options))
-    assert [call.size_bytes for call in calls] == [4 * 6480, 1, 4, 2 * 6480]
-    calls = sent(plan(llama_config(), "zero1-deepspeed=4", options=FP32))
-    assert [call.size_bytes for call in calls] == [4 * 6480, 4, 4 * 6480]
-
-
-@pytest.mark.parametrize(
-    ("layout", "reductions", "computed"),
-    [
-        ("zero1-deepspeed=4", 1, 1),  # computed: share of the backward pass before the first call
-        ("zero1-deepspeed=4,overlap", 1, 1),
-        ("zero2-deepspeed=4", 3, 1 / 3),
-        ("zero2-deepspeed=4,overlap", 3, 1 / 3),
-    ],
-)
-def test_deepspeed_zero2_reduces_in_each_micro_batch(layout, reductions, computed):
-    planned = plan(llama_config(), layout, "3x1x8")
-    assert len([c for c in sent(planned) if c.what == "gradients"]) == reductions
-    acts = planned.program.acts
-    before = acts[: next(n for n, act in enumerate(acts) if isinstance(act, BeginCall))]
-    shares = [act.share for act in before if isinstance(act, PassWork) and act.phase == BACKWARD]
-    assert sum(shares) == pytest.approx(computed)
-
-
-def test_deepspeed_closes_a_bucket_before_the_gradient_that_is_too_much():
-    sizes = {"a": 10, "b": 15, "c": 5, "d": 5, "e": 25}
-    parameters = [Parameter(name, (n,), "bfloat16", 2) for name, n in sizes.items()]
-    registered = parameters[::-1]
-
-    def buckets(ranks, limit):
-        planned = deepspeed_buckets(parameters, ranks, registered, limit)
-        return [(bucket.elements, "".join(bucket.names)) for bucket in planned]
-
-    assert buckets(2, 30) == [(30, "abc"), (30, "de")]
-    assert buckets(2, 29) == [(25, "ab"), (10, "cd"), (25, "e")]
-    # e is larger than these buckets and fills the first 25 of 60 elements: two and a half of the
-    # partitions of 10 that 6 ranks have. 10 + 10 is beyond 18, but not beyond 20.
-    assert buckets(6, 20)[-1] == (25, "e")
-    assert buckets(6, 18)[-2:] == [(20, "e"), (5, "e")]
-
-
-def test_deepspeed_memory():
-    """2 + 18 / N bytes for each parameter with ZeRO 2 (estimate_zero2_model_states_mem_needs);
-    with ZeRO 1 gradients are whole. The buffer of gradients has 500 million elements.
-    """
-    count = parse_config(llama_config(), "x").parameters
-    memory = plan(llama_config(), "zero2-deepspeed=4", options=BF16).memory
-    kept = memory.parameters + memory.gradients + memory.optimizer
-    assert (kept, memory.buffers) == (2 * count + 18 * count / 4, 1e9)
-    memory = plan(llama_config(), "zero1-deepspeed=4,overlap", options=BF16).memory
-    assert (memory.gradients, memory.buffers) == (2 * count, 2e9)
 
 
 def test_calls_name_the_modules_behind_them():

@@ -11,16 +11,6 @@ The rank is that of the pipeline stage with the most communication (``plan_confi
   bfloat16 gradients are reduced in float32 (megatron/training/arguments.py, validate_args). The
   gradients of norms are all-reduced over tp in one call
   (megatron/core/distributed/finalize_model_grads.py, _allreduce_non_tensor_model_parallel_grads).
-- ``zero1-deepspeed``, ``zero2-deepspeed``: DeepSpeed's ZeRO 1 and 2 with the defaults of its
-  configuration and one group of parameters: an all_reduce of each bucket of up to 500 million
-  elements, in 16 bits an all_reduce of a byte (overflow), the all_reduce of the gradients' norm,
-  and one all_gather of all parameters after the step (deepspeed/runtime/zero/stage_1_and_2.py).
-  ZeRO 1 reduces after the last backward pass, in the order of registration (reduce_gradients);
-  ZeRO 2 in every micro-batch, as gradients arrive, and the computation waits (process_gradients).
-  With overlap_comm (``overlap``) both reduce in the backward pass, and a bucket waits for the one
-  before it (average_tensor). Not BF16_Optimizer, which bfloat16 with ZeRO 1 and float32 gradient
-  accumulation has. Equal to what DeepSpeed 0.19.8 sends
-  (results/benchmarks/sent-by-zero-2026-11-28.txt).
 - ``fsdp``, ``hsdp``, ``zero2``: FSDP2 with each layer and the root wrapped; ``zero2`` keeps the
   parameters after the forward pass. In each micro-batch, as without
   ``set_requires_gradient_sync``. With a pipeline, parameters are gathered once and gradients
@@ -56,7 +46,6 @@ from torchcoll.parts.training.architectures import (
 )
 from torchcoll.parts.training.ddp_buckets import block_span, bucket_names
 from torchcoll.parts.training.layouts import (
-    DEEPSPEED2,
     ZERO1,
     Batch,
     BlockCalls,
@@ -71,8 +60,6 @@ from torchcoll.parts.training.sent_by_wrappers import (
     PaddedBucket,
     Parameter,
     assign_buckets,
-    deepspeed_buckets,
-    deepspeed_elements,
     distributed_optimizer_buckets,
 )
 from torchcoll.parts.training.sharded_program import ShardedChunk
@@ -235,8 +222,6 @@ class StagePlan:
     def plan(self) -> ConfigPlan:
         if self.layout.sharded:
             self._sharded()
-        elif self.layout.deepspeed:
-            self._deepspeed()
         else:
             self._replicated()
         self._tied_embedding()
@@ -469,58 +454,6 @@ class StagePlan:
             name = self.writer.start(call, module=block_span(bucket.names[::-1]))
             calls.update(dict.fromkeys(bucket.names, name))
         return calls
-
-    # DeepSpeed's ZeRO 1 and 2
-
-    def _deepspeed(self) -> None:
-        """Writes all micro-batches, and the calls of the optimizer's step."""
-        (blocks,) = self.chunks
-        group, overlap = self.layout.data, self.layout.overlap
-        ranks = self.layout.groups().get(group, (1, 1))[0]
-        trained = self._trained(expert=False)
-        registered = self._registered(trained)
-        in_backward = overlap or self.layout.data == DEEPSPEED2
-        taken = trained if in_backward else registered
-        buckets = deepspeed_buckets(taken, ranks, registered)
-        # A bucket is sent when the next gradient is there; the last one at the end of the pass.
-        following = dict(zip((p.name for p in taken), (p.name for p in taken[1:]), strict=False))
-        by_parameter: dict[str, list[PaddedBucket]] = {}
-        for bucket in buckets:
-            by_parameter.setdefault(following.get(bucket.names[-1], ""), []).append(bucket)
-        previous: Hashable = None
-        ready = [in_order_of_gradients(block.weights) for block in blocks]
-        for micro_batch in range(self.batch.micro_batches):
-            last = micro_batch == self.batch.micro_batches - 1
-            reduces = last or self.layout.data == DEEPSPEED2
-            for block in blocks:
-                self.compute(FORWARD, block)
-            for block, weights in zip(reversed(blocks), reversed(ready), strict=True):
-                for parameter in self._gradients(block, weights):
-                    for bucket in by_parameter.get(parameter, ()):
-                        if reduces and in_backward:
-                            previous = self._reduce_bucket(bucket, previous)
-            at_end = by_parameter.get("", []) if in_backward else buckets
-            for bucket in at_end if reduces else ():
-                previous = self._reduce_bucket(bucket, previous)
-            self.writer.wait(previous)
-        itemsize = find_dtype(self.options.dtype).itemsize
-        if itemsize == 2:  # check_grad_overflow
-            self.writer.block([SentCall(group, "all_reduce", 1, "overflow of gradients", BLOCKS)])
-        self.writer.block([SentCall(group, "all_reduce", 4, "norm of gradients", BLOCKS)])
-        size_bytes = deepspeed_elements(trained, ranks) * itemsize
-        gathered = SentCall(group, "all_gather", size_bytes, "parameters", BLOCKS)
-        self.writer.block([gathered], block_span([p.name for p in registered]))
-
-    def _reduce_bucket(self, bucket: PaddedBucket, previous: Hashable) -> Hashable:
-        """Issues the all_reduce of a bucket of DeepSpeed after the one before it."""
-        size_bytes = bucket.elements * self.reduce_itemsize
-        overlaps = REST_OF_BACKWARD if self.layout.overlap else BLOCKS
-        sent = SentCall(self.layout.data, "all_reduce", size_bytes, "gradients", overlaps)
-        self.writer.wait(previous)
-        call = self.writer.start(sent, module=block_span(bucket.names))
-        if not self.layout.overlap:
-            self.writer.wait(call)
-        return call
 
     def _sharded(self) -> None:
         """Writes all micro-batches of FSDP2."""

@@ -13,7 +13,6 @@ from torchcoll.parts.training.architectures import Architecture
 from torchcoll.parts.training.config_plan import TrainingOptions, plan_config
 from torchcoll.parts.training.layouts import (
     DATA_PARALLEL,
-    DEEPSPEED2,
     FULL,
     SELECTIVE,
     ZERO1,
@@ -32,7 +31,6 @@ from torchcoll.parts.training.projection import (
     place_group,
     planned_step,
 )
-from torchcoll.parts.training.sent_by_wrappers import DEEPSPEED_BUCKET
 
 # The memory of a plan may be off by so much: torch's allocator and kernels decide about the rest.
 UNSURE = 0.1
@@ -125,8 +123,6 @@ def _notes(architecture: Architecture, layout: ParallelLayout, batch: Batch) -> 
     notes = []
     if layout.sharded and layout.pp == 1 and batch.micro_batches > 1:
         notes.append("FSDP2 gathers and scatters in each micro-batch, as without no_sync")
-    elif batch.micro_batches > 1 and layout.data == DEEPSPEED2:
-        notes.append("DeepSpeed ZeRO 2 reduces gradients in each micro-batch")
     elif batch.micro_batches > 1:
         notes.append("gradients are reduced in the last micro-batch only")
     if layout.ep > 1:
@@ -151,23 +147,11 @@ def _notes(architecture: Architecture, layout: ParallelLayout, batch: Batch) -> 
     states = "two states of Adam in the parameters' type"
     if layout.data == ZERO1:
         states = _ZERO1_STATES
-    if layout.deepspeed:
-        states = _DEEPSPEED_STATES
-        off = "on" if layout.overlap else "off: the word overlap turns it on"
-        notes.append(
-            "DeepSpeed with one group of parameters, buckets of "
-            f"{DEEPSPEED_BUCKET / 1e6:g} million elements (the default of reduce_bucket_size), "
-            f"and overlap_comm {off}"
-        )
     notes.append(f"memory: {states}; {_activations_note(architecture)}")
     return notes
 
 
 _ZERO1_STATES = "Adam's states and a copy of the parameters in float32"
-_DEEPSPEED_STATES = (
-    "Adam's states, parameters and gradients of a partition in float32, and a buffer of "
-    "reduce_bucket_size elements"
-)
 
 
 def _activations_note(architecture: Architecture) -> str:
@@ -366,8 +350,6 @@ def _comparison_notes(
     machine: Predictor | None, architecture: Architecture, rows: Sequence[LayoutRow]
 ) -> list[str]:
     states = f"memory: two states of Adam in the parameters' type, with zero1 {_ZERO1_STATES}"
-    if any(row.layout.deepspeed for row in rows):
-        states += f", with DeepSpeed {_DEEPSPEED_STATES}"
     notes = [
         "the same tokens in a step for each layout: with tp and cp a data-parallel rank computes "
         "more sequences, with pp more micro-batches",

@@ -372,8 +372,7 @@ def _memory(memory: Memory) -> Grid:
     ]
     columns = [(Head(name), lambda _, size=size: format_gigabytes(size)) for name, size in parts]
     below = (
-        "buffers: whole parameters and gradients of FSDP2 at their peak, DDP's buckets, or "
-        "DeepSpeed's; peak: "
+        "buffers: whole parameters and gradients of FSDP2 at their peak, or DDP's buckets; peak: "
         "logits and their gradient, or with checkpointing a layer that is computed again; unfused: "
         "all, where norms and products are not fused"
     )

@@ -1,5 +1,4 @@
-"""The buckets that wrappers of a model send, from shapes alone: DDP, Megatron-LM's distributed
-optimizer, and DeepSpeed's ZeRO 1 and 2.
+"""The buckets that DDP and Megatron-LM's distributed optimizer send, from shapes alone.
 
 ``tests/training/test_planned_and_captured.py`` compares the calls with those of the real wrappers,
 one by one.
@@ -9,13 +8,10 @@ rebuild_buckets, and torch/nn/parallel/distributed.py, _ddp_init_helper.
 Megatron-LM's distributed optimizer (megatron/core,
 commit d98e8a64): DistributedOptimizer._compute_per_buffer_param_layout in
 optimizer/distrib_optimizer.py, with optimizer/param_layout.py.
-DeepSpeed 0.19.6 (commit edaa7221): DeepSpeedZeroOptimizer in deepspeed/runtime/zero/
-stage_1_and_2.py, with the defaults of deepspeed/runtime/zero/config.py.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,9 +100,7 @@ def assign_buckets(
 
 
 class PaddedBucket(NamedTuple):
-    """A bucket of Megatron-LM's distributed optimizer or of DeepSpeed: its elements, of the former
-    with padding, and its parameters.
-    """
+    """A bucket of Megatron-LM's distributed optimizer: its elements, with padding."""
 
     elements: int
     names: tuple[str, ...]
@@ -140,62 +134,4 @@ def distributed_optimizer_buckets(
             end, names = 0, []
     if names:
         buckets.append(PaddedBucket(-(-end // divisor) * divisor, tuple(names)))
-    return buckets
-
-
-DEEPSPEED_BUCKET = 500_000_000  # elements: the default of reduce_bucket_size
-_DEEPSPEED_ALIGNMENT = 2  # elements: nccl_start_alignment_factor
-
-
-def deepspeed_elements(parameters: Sequence[Parameter], ranks: int) -> int:
-    """Returns the elements of DeepSpeed's flat buffer of these parameters, with padding to equal
-    partitions (flatten_dense_tensors_aligned). ZeRO 1 and 2 gather it in one call after each step:
-    allgather_bucket_size has no effect where torch has all_gather_into_tensor
-    (deepspeed/runtime/utils.py, all_gather_dp_groups).
-    """
-    multiple = _DEEPSPEED_ALIGNMENT * ranks
-    return -(-sum(parameter.elements for parameter in parameters) // multiple) * multiple
-
-
-def deepspeed_buckets(
-    parameters: Sequence[Parameter],
-    ranks: int,
-    registered: Sequence[Parameter],
-    limit: int = DEEPSPEED_BUCKET,
-) -> list[PaddedBucket]:
-    """Returns the buckets that DeepSpeed's ZeRO 1 and 2 reduce by all_reduce, in their order.
-
-    - parameters: in the order in which their gradients are taken.
-    - registered: the same in the order of the flat buffer.
-    - limit: reduce_bucket_size, in elements.
-
-    A bucket is reduced before a gradient that would take it beyond the limit
-    (reduce_independent_p_g_buckets_and_remove_grads). A parameter that is larger than the limit is
-    reduced alone, and where it lies on several ranks' partitions of the flat buffer, in calls that
-    end with the first of these that takes them beyond the limit (average_tensor,
-    allreduce_and_scatter).
-    """
-    buckets: list[PaddedBucket] = []
-    totals = itertools.accumulate(parameter.elements for parameter in registered)
-    starts = {p.name: end - p.elements for p, end in zip(registered, totals, strict=True)}
-    names: list[str] = []
-    elements = 0
-    for parameter in parameters:
-        if names and elements + parameter.elements > limit:
-            buckets.append(PaddedBucket(elements, tuple(names)))
-            names, elements = [], 0
-        if parameter.elements <= limit:
-            names.append(parameter.name)
-            elements += parameter.elements
-            continue
-        start = starts[parameter.name]
-        end = start + parameter.elements
-        partition = deepspeed_elements(registered, ranks) // ranks
-        cuts = [*range((start // partition + 1) * partition, end, partition), end]
-        for cut in cuts:
-            if cut == end or cut - start > limit:
-                buckets.append(PaddedBucket(cut - start, (parameter.name,)))
-                start = cut
-    if names:
-        buckets.append(PaddedBucket(elements, tuple(names)))
     return buckets

@@ -86,7 +86,7 @@ def step_ns(acts: Iterable[Act]) -> float:
 class Memory:
     """Bytes that a rank needs. Activations are an approximation.
 
-    - buffers: whole parameters and gradients of FSDP2 at their peak, DDP's buckets, or DeepSpeed's.
+    - buffers: whole parameters and gradients of FSDP2 at their peak, or DDP's buckets.
     - activations: kept until the backward pass, by fused kernels.
     - peak: on top of them, at the begin of the backward pass or in it: logits and their gradient,
       or a layer that is computed again.
