@@ -88,7 +88,6 @@ TABLE = {
 ON_RANKS = {
     "questions/pairs/bisect",
     "questions/pairs/pairs_run",
-    *(f"parts/training/integrations/{name}" for name in ("driven", "hugging_face", "lightning")),
     *(f"parts/proof/{name}" for name in ("fault_probe", "probe", "probes")),
     *(
         f"parts/training/{name}"

@@ -70,9 +70,9 @@ EXCEPTIONS = {
         },
         "torch's own operators",
     ),
-    "parts/training/sent_by_wrappers.py": (
+    "parts/training/sharded_program.py": (
         {"all_gather", "reduce_scatter", "all_reduce"},
-        "what DDP and FSDP call",
+        "what FSDP2 calls",
     ),
     "parts/training/layouts.py": (
         {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "sendrecv"},
