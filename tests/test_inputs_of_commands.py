@@ -40,7 +40,7 @@ READERS = {
     "model validate --predicted": f"model validate {RUN} --predicted @",
     "postmortem": "postmortem @",
     "nightly": "nightly @ --night last",
-    "baseline": "baseline @ -o baseline.toml",
+    "check --learn": "check --learn @ -o good.json",
     "collect": "collect @ --into collected.sqlite",
     "collect --prune": "collect --into @ --prune 400d --dry-run",
     "trace": "trace @",
@@ -61,7 +61,7 @@ USABLE = {
         "check --baseline",
         "convert",
         "nightly",
-        "baseline",
+        "check --learn",
         "collect --prune",
     },
 }

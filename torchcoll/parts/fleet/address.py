@@ -1,4 +1,4 @@
-"""What a store argument means: the path of an SQLite file, or the URL of a PostgreSQL database.
+"""What an argument is: a store, which is an SQLite file or a PostgreSQL database, or good runs.
 
 Nothing here imports SQLAlchemy: a command that is given files alone needs none.
 """
@@ -25,6 +25,8 @@ DEFAULT_STORE = "torchcoll.sqlite"
 INSTALL = install_text("store")
 _MAGIC = b"SQLite format 3\0"
 _POSTGRESQL = ("postgresql", "postgres", "postgresql+psycopg")
+MARK = "torchcoll_good_runs"  # the first key of a file of ``check --learn``: its version
+_FIRST_BYTES = 64
 _EXPECTED = "the path of an SQLite file, or postgresql://USER@HOST/DATABASE"
 
 
@@ -52,6 +54,15 @@ def is_store(argument: str | os.PathLike[str]) -> bool:
         with open_to_read(text) as file:
             return file.read(len(_MAGIC)) == _MAGIC
     except (OSError, ValueError):
+        return False
+
+
+def is_good_runs(path: str | os.PathLike[str]) -> bool:
+    """Whether ``torchcoll check --learn`` wrote a file."""
+    try:
+        with open_to_read(path) as file:
+            return f'"{MARK}"'.encode() in file.read(_FIRST_BYTES)
+    except OSError:
         return False
 
 

@@ -1,10 +1,11 @@
 """``torchcoll nightly``: which node is slow or wrong, and since when?
-``torchcoll baseline``: what is usual? ``torchcoll collect``: results into a store.
+``torchcoll collect``: results into a store. ``check --learn``: what is usual?
 """
 
 from __future__ import annotations
 
 import argparse
+import glob
 import os
 import time
 from collections.abc import Sequence
@@ -26,13 +27,14 @@ from torchcoll.core.toml_text import toml_table
 from torchcoll.core.units import counted, parse_duration, parse_share
 from torchcoll.parts.fleet.address import (
     DEFAULT_STORE,
+    is_good_runs,
     is_store,
     network_file_system,
     parse_address,
 )
 
 if TYPE_CHECKING:
-    from torchcoll.parts.fleet.good_runs import Baseline
+    from torchcoll.questions.check.baseline import BaselineRuns
 
 _DEFAULT_NIGHT_START = "12:00"
 
@@ -150,79 +152,50 @@ def run_nightly(options: argparse.Namespace) -> ExitCode:
     return {"bad": ExitCode.FAILED, "doubt": ExitCode.USAGE}.get(level, ExitCode.OK)
 
 
-def baseline_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def learn_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("what is usual").add_argument
     add(
-        "paths",
-        nargs="+",
-        metavar="PATH",
-        help="result files, folders, quoted globs, output of other tools, or a store",
-    )
-    add("-o", "--output", required=True, metavar="FILE", help="the baseline to write (.toml)")
-    add(
-        "--accept",
-        metavar="DATE",
-        help="use only runs from this day on (UTC), after a change that is to stay; they may be "
-        "slower than before",
-    )
-    add(
-        "--threshold",
-        default="1%",
-        metavar="SHARE",
-        help="smallest slowdown that check reports (default: 1%%)",
-    )
-    add(
-        "--false-alarms",
-        default="1%",
-        metavar="SHARE",
-        help="probability that a healthy run fails, over all its cases: 0.1%% to 10%% "
-        "(default: 1%%)",
-    )
-    add("--format", default="table", help="table (default), markdown, csv or json")
-    add("--all", action="store_true", help="name every run that was left out")
-    add(
-        "--force",
+        "--learn",
         action="store_true",
-        help=(
-            "replace the file of --output. Runs that are slow by the old baseline are "
-            "left out, unless --accept is given"
-        ),
+        help="judge nothing: write the good ones of these runs, for --baseline, to the file of -o",
     )
+    add("-o", "--output", metavar="FILE", help="with --learn: the file to write")
 
 
-def run_baseline(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.parts.fleet.baseline_file import format_baselines, read_baselines
-    from torchcoll.parts.fleet.baseline_runs import select_baselines
-    from torchcoll.parts.fleet.baseline_show import show_baselines
-    from torchcoll.parts.fleet.series import parse_night
+def run_learn(options: argparse.Namespace) -> ExitCode | None:
+    """The exit code of ``check --learn``; None without it."""
+    if not options.learn:
+        if options.output:
+            raise UsageError("output", options.output, "--learn with it")
+        return None
+    from torchcoll.parts.fleet.learning import format_good_runs, learn
+    from torchcoll.parts.fleet.learning_show import learned_forms
     from torchcoll.parts.fleet.sources import summaries_of
     from torchcoll.report.destination import check_new, write_file
-    from torchcoll.report.formats import FORMATS
+    from torchcoll.report.formats import FORMATS, print_results
 
     choice(options.format, "format", FORMATS)
-    threshold = parse_share(options.threshold, "threshold")
-    false_alarms = parse_share(options.false_alarms, "false-alarms")
-    if not 0.001 <= false_alarms <= 0.1:
-        raise UsageError("false-alarms", options.false_alarms, "a share from 0.1% to 10%")
-    accepted = None if options.accept is None else parse_night(options.accept, "accept")
-    if not options.output.endswith(".toml"):
-        raise UsageError("output", options.output, "a name that ends with .toml")
+    if not options.output:
+        raise UsageError("output", "none", "a file to write", "Name one with -o.")
     check_new(options.output, "output", options.force)
-    # Only --accept makes what was slow until now usual.
-    replaced: Sequence[Baseline] = ()
-    if accepted is None and os.path.isfile(options.output):
-        replaced = read_baselines(options.output)
-    selection = select_baselines(
-        summaries_of(options.paths),
-        accepted=accepted,
-        threshold=threshold,
-        false_alarms=false_alarms,
-        replaced=replaced,
-    )
-    text = format_baselines(selection.baselines, options.paths)
+    learned = learn(summaries_of(options.files))
+    text = format_good_runs([baseline.good for baseline in learned.baselines])
     write_file(options.output, text, "output", options.force)
-    show_baselines(selection, options.format, options.all)
+    print_results(learned_forms(learned), options.format, None)
     return ExitCode.OK
+
+
+def good_runs_of(path: str) -> BaselineRuns | None:
+    """The good runs of a path of ``check --baseline``; None for a file of one run. Raises as
+    ``read_good_runs``.
+    """
+    several = os.path.isdir(path) or is_store(path) or is_good_runs(path)
+    if not several and (os.path.exists(path) or not glob.has_magic(path)):
+        return None
+    from torchcoll.parts.fleet.learning import read_good_runs
+    from torchcoll.parts.fleet.learning_show import GoodRunsBaseline
+
+    return GoodRunsBaseline(read_good_runs(path))
 
 
 _NAMED = 5
@@ -407,16 +380,6 @@ COMMANDS = {
             "what to do": "--accept --reason --drain-command --drained",
             "output": "--format --all --why --junit --force",
         },
-    ),
-    "baseline": SubCommand(
-        "write the usual times of good runs, for check --baseline",
-        baseline_arguments,
-        run_baseline,
-        "many nodes",
-        examples=(
-            "torchcoll baseline nightly/ -o baseline.toml",
-            "torchcoll baseline nightly/ -o baseline.toml --accept 2026-11-01 --force",
-        ),
     ),
     "collect": SubCommand(
         "keep results in a store, for nightly",
