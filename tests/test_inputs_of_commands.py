@@ -42,7 +42,7 @@ READERS = {
     "nightly": "nightly @ --night last",
     "check --learn": "check --learn @ -o good.json",
     "collect": "collect @ --into collected.sqlite",
-    "collect --prune": "collect --into @ --prune 400d --dry-run",
+    "collect --prune": "collect --into @ --prune 400d",
     "trace": "trace @",
     "gradients": "gradients @ --machine 8xH100",
     "gradients --machine": "gradients capture.jsonl --machine @",
@@ -59,7 +59,6 @@ USABLE = {
     "store.sqlite": {
         "report",
         "check --baseline",
-        "convert",
         "nightly",
         "check --learn",
         "collect --prune",

@@ -8,9 +8,7 @@ import argparse
 import glob
 import os
 import time
-from collections.abc import Sequence
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchcoll.core.commands import SubCommand
@@ -22,9 +20,7 @@ from torchcoll.core.errors import (
     printable,
     tell,
 )
-from torchcoll.core.opening import not_written
-from torchcoll.core.toml_text import toml_table
-from torchcoll.core.units import counted, parse_duration, parse_share
+from torchcoll.core.units import counted, parse_duration, plural, shorten
 from torchcoll.parts.fleet.address import (
     DEFAULT_STORE,
     is_good_runs,
@@ -46,12 +42,6 @@ def nightly_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PATH",
         help="result files, folders, quoted globs, output of other tools, or a store",
-    )
-    add(
-        "--threshold",
-        default="3%",
-        metavar="SHARE",
-        help="smallest slowdown that is reported (default: 3%%)",
     )
     add(
         "--night",
@@ -90,7 +80,6 @@ def nightly_arguments(parser: argparse.ArgumentParser) -> None:
         help="nodes that are drained already, one per line: no drain command for them",
     )
     add("--format", default="table", help="table (default), markdown, csv, json or line")
-    add("--all", action="store_true", help="show also what was over in the last 30 nights")
     add("--junit", metavar="FILE", help="write a test per node as JUnit XML")
     add("--force", action="store_true", help="replace the file of --junit")
 
@@ -130,7 +119,6 @@ def run_nightly(options: argparse.Namespace) -> ExitCode:
     if options.junit:
         check_new(options.junit, "junit", options.force)
     request = NightRequest(
-        parse_share(options.threshold, "threshold"),
         parse_night_start(options.night_start),
         None if last or options.night is None else parse_night(options.night),
         last,
@@ -143,7 +131,7 @@ def run_nightly(options: argparse.Namespace) -> ExitCode:
     if options.drain_command is not None:
         drains = drain_list(finding, drained)
         drain = nightly_show.DrainCommands.fill(options.drain_command, drains)
-    nightly_show.show_night(finding, options.format, options.all, options.why, drain)
+    nightly_show.show_night(finding, options.format, options.why, drain)
     if options.junit:
         write_file(options.junit, nightly_show.night_junit(finding), "junit", options.force)
     if drain is not None:
@@ -217,40 +205,20 @@ def collect_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{_STORE} (default: {DEFAULT_STORE} in the current folder)",
     )
     add(
-        "--reread",
-        action="store_true",
-        help="read unchanged files again too, and replace their runs",
-    )
-    add(
         "--prune",
         metavar="TIME",
         help="then remove runs that are older, such as 400d; the age of a run counts from its "
         "start, or from when its file was last written, whichever is later",
     )
-    add(
-        "--spare",
-        metavar="FILE",
-        help="with --prune, keep these runs whatever their age: those of a file of torchcoll "
-        "baseline (.toml), or the run ids of a text file, one per line; # begins a comment",
-    )
-    add("--dry-run", action="store_true", help="with --prune: say what would be removed")
 
 
 def run_collect(options: argparse.Namespace) -> ExitCode:
-    if options.prune is None:
-        for name in ("spare", "dry_run"):
-            if value := getattr(options, name):
-                value = value if name == "spare" else "it"
-                raise UsageError(name.replace("_", "-"), value, "--prune TIME with it")
-        if not options.paths:
-            raise UsageError("collect", "no path", "results to collect, or --prune TIME")
-    elif options.paths and options.dry_run:
-        raise UsageError("dry-run", "paths with it", "--prune alone: collecting changes the store")
+    if options.prune is None and not options.paths:
+        raise UsageError("collect", "no path", "results to collect, or --prune TIME")
     keep_s = None if options.prune is None else parse_duration(options.prune, "prune")
-    spare = _read_ids(options.spare) if options.spare else []
     code = _collect(options) if options.paths else ExitCode.OK
     if keep_s is not None:
-        _prune(options, keep_s, spare)
+        _prune(options.into, keep_s)
     return code
 
 
@@ -265,13 +233,10 @@ def _collect(options: argparse.Namespace) -> ExitCode:
             "PostgreSQL."
         )
     collected = collect(
-        options.paths,
-        address,
-        reread=options.reread,
-        on_error=lambda message: tell(f"torchcoll: error: {message}"),
+        options.paths, address, lambda message: tell(f"torchcoll: error: {message}")
     )
     counts = collected.counts
-    verb = "was" if counts.unchanged == 1 else "were"
+    verb = plural(counts.unchanged, "was", "were")
     answer = (
         f"collected {counted(counts.runs, 'run')} ({counted(counts.cases, 'case')}) from "
         f"{counted(collected.files, 'file')} into {address.name}; {counts.unchanged} {verb} there "
@@ -283,84 +248,27 @@ def _collect(options: argparse.Namespace) -> ExitCode:
         answer += f"; {counted(len(collected.unreadable), 'path')} could not be read"
     print(printable(answer))
     if collected.no_results:
-        names = ", ".join(collected.no_results[:_NAMED])
-        more = len(collected.no_results) - _NAMED
-        rest = f" and {more} more" if more > 0 else ""
         number = counted(len(collected.no_results), "file")
-        tell(f"torchcoll: note: no results in {number}, skipped: {names}{rest}")
+        names = shorten(collected.no_results, _NAMED, " and {} more")
+        tell(f"torchcoll: note: no results in {number}, skipped: {names}")
     if not collected.unreadable:
         return ExitCode.OK
     return ExitCode.FAILED if counts.runs or counts.unchanged else ExitCode.UNREADABLE
 
 
-def _prune(options: argparse.Namespace, keep_s: float, spare: Sequence[str]) -> None:
+def _prune(store: str, keep_s: float) -> None:
     from torchcoll.parts.fleet.collect import prune
 
-    address = parse_address(options.into)
-    before_s = time.time() - keep_s
-    pruned = prune(address, int(before_s * 1e6), spare, dry_run=options.dry_run)
-    limit = datetime.fromtimestamp(max(before_s, 0), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    answer = (
-        f"{'would remove' if options.dry_run else 'removed'} {counted(pruned.runs, 'run')} "
-        f"({counted(pruned.cases, 'case')}) from before {limit} from {address.name}; "
-        f"{pruned.left} {'is' if pruned.left == 1 else 'are'} left"
-    )
-    if options.spare:
-        answer += f", of which {pruned.spared} {'is' if pruned.spared == 1 else 'are'} spared"
-    print(printable(answer))
-    if pruned.unknown:
-        names = ", ".join(pruned.unknown[:_NAMED])
-        rest = f" and {len(pruned.unknown) - _NAMED} more" if len(pruned.unknown) > _NAMED else ""
-        tell(f"torchcoll: warning: {options.spare}: not in {address.name}: {names}{rest}")
-
-
-def _read_ids(path: str) -> list[str]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            lines = [line.partition("#")[0].strip() for line in file]
-    except UnicodeDecodeError:
-        raise UnreadableError("spare", path, "a text file with a run id per line") from None
-    if path.endswith(".toml"):
-        try:
-            machines = toml_table(Path(path).read_text(encoding="utf-8"))["machine"]
-            return [str(run_id) for machine in machines for run_id in machine["runs"]["ids"]]
-        except (ValueError, KeyError, TypeError, ImportError):
-            raise UnreadableError("spare", path, "a file that torchcoll baseline wrote") from None
-    return [line for line in lines if line]
-
-
-def convert_store(options: argparse.Namespace) -> ExitCode | None:
-    """``convert`` of a store; None of anything else. Writes beside the file of -o and renames: a
-    store may be larger than memory.
-    """
-    from torchcoll.reading.command import check_output
-    from torchcoll.report.destination import check_new
-
-    store = next(filter(is_store, options.files), None)
-    if store is None:
-        return None
-    check_output(options)
     address = parse_address(store)
-    if len(options.files) > 1:
-        raise UsageError("files", f"{len(options.files)} arguments", "a store alone")
-    if not (options.output or "").endswith(".parquet"):
-        expected = "a file that ends in .parquet: the samples are in the result files"
-        raise UsageError("output", options.output or "none", expected, "Name one with -o.")
-    from torchcoll.parts.fleet.read import write_store_parquet
-
-    part = f"{options.output}.{os.getpid()}"
-    try:
-        with open(part, "xb") as file:
-            cases = write_store_parquet(address, file)
-        check_new(options.output, "output", options.force)
-        os.replace(part, options.output)
-    except OSError as error:
-        raise not_written("output", options.output, error) from None
-    finally:
-        if os.path.lexists(part):
-            os.unlink(part)
-    print(printable(f"{counted(cases, 'case')} of {address.name} written to {options.output}"))
-    return ExitCode.OK
+    before_s = time.time() - keep_s
+    pruned = prune(address, int(before_s * 1e6))
+    limit = datetime.fromtimestamp(max(before_s, 0), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    print(
+        printable(
+            f"removed {counted(pruned.runs, 'run')} ({counted(pruned.cases, 'case')}) from before "
+            f"{limit} from {address.name}; {pruned.left} {plural(pruned.left, 'is', 'are')} left"
+        )
+    )
 
 
 COMMANDS = {
@@ -376,9 +284,9 @@ COMMANDS = {
         ),
         exit_1="a node is slow, wrong, failed or missing, or a group of nodes is slow",
         option_groups={
-            "what is judged": "--night --night-start --expected-nodes --threshold",
+            "what is judged": "--night --night-start --expected-nodes",
             "what to do": "--accept --reason --drain-command --drained",
-            "output": "--format --all --why --junit --force",
+            "output": "--format --why --junit --force",
         },
     ),
     "collect": SubCommand(
@@ -388,7 +296,7 @@ COMMANDS = {
         "many nodes",
         examples=(
             "torchcoll collect runs/",
-            "torchcoll collect --into torchcoll.sqlite --prune 400d --spare baseline.toml",
+            "torchcoll collect --into torchcoll.sqlite --prune 400d",
             "torchcoll collect 'spool/*/*.jsonl' --into postgresql://torchcoll@db/torchcoll",
         ),
         exit_1="one of several files could not be read",

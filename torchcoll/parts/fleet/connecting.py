@@ -34,12 +34,6 @@ _TRANSIENT = ("08", "40", "57P", "23503")
 _LOCK_NOT_AVAILABLE = "55P03"
 # What SQLite says of its surroundings; whatever else it says is of the file.
 _SURROUNDINGS = ("disk i/o error", "unable to open", "readonly")
-# Steps of SQLite's machine in one transaction that reads: a minute, and 1000 for each byte of the
-# file, of which a real query takes 1 to 10.
-_MOST_STEPS, _STEPS_OF_BYTE = 5_000_000_000, 1000
-_STEPS = 10_000_000  # between two looks at the number of steps
-_LIMIT_LENGTH = 0  # SQLITE_LIMIT_LENGTH
-_LONGEST_VALUE = 64 << 20  # bytes of a value; the facts of a run have a few KiB
 # What reading rows raises where they are not as torchcoll writes them.
 _DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _NO_STATE = object()
@@ -61,8 +55,6 @@ class Database:
         self.address = address
         self.name = address.name
         self._create = create
-        self._driver_error: type[Exception] = sqlite3.Error
-        self._steps: _Steps | None = None
         pool: type[Pool] = QueuePool if keep_open else NullPool
         if address.path is not None:
             mode = "rwc" if create else "rw"  # rw reads a file that is write-protected, too
@@ -76,23 +68,12 @@ class Database:
                 hide_parameters=True,
             )
             event.listen(self.engine, "connect", _set_up_sqlite)
-            event.listen(self.engine, "begin", self._begin_sqlite)
+            event.listen(self.engine, "begin", _begin_sqlite)
         else:
-            import psycopg
-
-            self._driver_error = psycopg.Error
             self.engine = _postgresql_engine(address, pool)
 
     def close(self) -> None:
         self.engine.dispose()
-
-    def _begin_sqlite(self, connection: Connection) -> None:
-        # A transaction that begins as a reader and then writes fails at once where another writes.
-        writes = connection.get_execution_options().get("torchcoll_writes")
-        driver: Any = connection.connection.driver_connection
-        self._steps = None if writes else _Steps(driver)
-        driver.set_progress_handler(self._steps, _STEPS)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -152,8 +133,6 @@ class Database:
             raise
         except DBAPIError as error:
             raise self._explain(error.orig) from error.orig
-        except self._driver_error as error:  # from a cursor of the driver itself
-            raise self._explain(error) from error
         except _DAMAGED as error:
             if self.address.path is None:
                 raise
@@ -170,10 +149,6 @@ class Database:
         # Python 3.10 has no names of SQLite's errors.
         if "locked" in message:
             return self._locked()
-        if message == "interrupted":
-            if self._steps is None or not self._steps.exceeded:
-                raise KeyboardInterrupt  # a signal, which SQLite does not name
-            message = "a query takes more steps than one of a store of its size"
         if not self.address.path.exists() and self._create:
             folder = str(self.address.path.parent)
             return UnavailableError(
@@ -218,36 +193,21 @@ def _postgresql_engine(address: StoreAddress, pool: type[Pool]) -> Engine:
 
 def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.execute("PRAGMA trusted_schema = OFF")  # no functions of a schema with side effects
-    connection.execute("PRAGMA cell_size_check = ON")
-    if limit := getattr(connection, "setlimit", None):  # Python 3.11
-        limit(_LIMIT_LENGTH, _LONGEST_VALUE)
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA cache_size = -32768")  # KiB: the index of run_ids of a year
 
 
-class _Steps:
-    """Ends a transaction that reads and takes longer than any store does."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        pages, size_bytes = (
-            connection.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("page_count", "page_size")
-        )
-        self._left: int = _MOST_STEPS + _STEPS_OF_BYTE * pages * size_bytes
-
-    @property
-    def exceeded(self) -> bool:
-        return self._left < 0
-
-    def __call__(self) -> bool:
-        self._left -= _STEPS
-        return self.exceeded
+def _begin_sqlite(connection: Connection) -> None:
+    # A transaction that begins as a reader and then writes fails at once where another writes.
+    writes = connection.get_execution_options().get("torchcoll_writes")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def _is_transient(error: BaseException | None) -> bool:
-    """Whether another try may succeed. SQLite has waited itself where the store is locked."""
+    """Whether another try may succeed. SQLite has waited itself where the store is locked; where
+    another writer removed what this one referred to, it may succeed.
+    """
     if isinstance(error, sqlite3.Error):
-        # Another writer removed what this one referred to.
         return isinstance(error, sqlite3.IntegrityError)
     state = _sqlstate(error)
     return state is not None and (not state or state.startswith(_TRANSIENT))

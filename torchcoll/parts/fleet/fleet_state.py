@@ -28,6 +28,7 @@ from torchcoll.parts.fleet.noise import (
 from torchcoll.parts.fleet.records import CaseKey
 
 NIGHTS = 64  # that the model remembers
+THRESHOLD = 0.03  # the smallest slowdown that is reported
 FEWEST_NIGHTS, MOST_NIGHTS, LAG = 7, 28, 7  # of the usual of a node
 FEWEST_PEERS = 3  # fewer other nodes say nothing about the night
 _COINCIDES = 1  # night
@@ -69,7 +70,7 @@ class FleetState:
     N nodes, C cases, S subsets of cases, M = 64 nights of which the last is ``night``.
     """
 
-    def __init__(self, threshold: float) -> None:
+    def __init__(self, threshold: float = THRESHOLD) -> None:
         self.least = math.log1p(threshold)
         self.night = -1
         self.nights = 0  # that had a run

@@ -108,7 +108,7 @@ class IncidentRecord:
     """What was said of an incident in one night, and is never changed.
 
     night: after which it was said. event: opened, worse, better, relapsed, closed, accepted or
-    explained. since: the night in which it happened. by, why: of an acceptance.
+    explained. since: the night in which it happened. accepted_by, reason: of an acceptance.
     """
 
     incident: str
@@ -118,8 +118,5 @@ class IncidentRecord:
     effect: float
     low: float
     high: float
-    by: str = ""
-    why: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    accepted_by: str = ""
+    reason: str = ""

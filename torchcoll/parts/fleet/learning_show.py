@@ -16,7 +16,7 @@ from torchcoll.parts.fleet import good_runs
 from torchcoll.parts.fleet.change_text import case_names, percent, slower
 from torchcoll.parts.fleet.good_runs import Baseline, GoodRuns, Limits, RunJudged
 from torchcoll.parts.fleet.learning import Learned, machine_text, versions_of
-from torchcoll.parts.fleet.records import OK, CaseKey, summarise_run
+from torchcoll.parts.fleet.records import DAY_US, OK, CaseKey, summarise_run
 from torchcoll.parts.fleet.series import format_night
 from torchcoll.questions.check.limits import CANNOT_TELL, FAIL, PASS, WARN, Phrase
 from torchcoll.report.formats import Forms
@@ -26,7 +26,6 @@ from torchcoll.stats.power import ACT_ON_ALL, ACT_ON_CASE
 _NAMED = 3  # slow cases
 _LEFT_OUT = 10  # runs left out that are named
 _ALIKE = 1.2  # ratio of the detectable changes of two cases that are given as one
-_DAY_US = 86_400_000_000
 
 
 def learned_forms(learned: Learned) -> list[Forms]:
@@ -112,7 +111,7 @@ def _baseline_grid(
             strict=True,
         )
     ]
-    dates = [format_night(run.start_us // _DAY_US) for run in good.runs if run.start_us is not None]
+    dates = [format_night(run.start_us // DAY_US) for run in good.runs if run.start_us is not None]
     when = f", {dates[0]} to {dates[-1]}" if dates else ""
     versions = [
         f"{one_line(name)} {one_line(' and '.join(values))}"
@@ -159,7 +158,7 @@ def _baseline_grid(
 def doubts(good: GoodRuns) -> list[str]:
     """What makes a baseline doubtful."""
     starts = [run.start_us for run in good.runs if run.start_us is not None]
-    if starts and max(starts) - min(starts) < _DAY_US:
+    if starts and max(starts) - min(starts) < DAY_US:
         return [
             "all runs are of one day: what changes from day to day is not in the spread, and the "
             "false alarms will be more"

@@ -25,9 +25,9 @@ from torchcoll.parts.fleet.night_judgements import (
     judge_summaries,
     single_hosts,
 )
-from torchcoll.parts.fleet.records import FAILED
+from torchcoll.parts.fleet.records import DAY_US, FAILED
 from torchcoll.parts.fleet.snapshot import SlowTonight, Snapshot
-from torchcoll.parts.fleet.sources import store_of, summaries_of, summaries_of_nights
+from torchcoll.parts.fleet.sources import store_of, summaries_of, summaries_of_night
 from torchcoll.stats.power import ACT_ON_ALL
 
 _NAMED = 3
@@ -119,14 +119,12 @@ class NightFinding:
 class NightRequest:
     """What is asked of a night.
 
-    - threshold: smallest slowdown, such as 0.03.
     - night: days since 1970-01-01; None is the last one, which must not be old.
     - last: take the last night, however old it is.
     - expected: names of nodes that should have a run.
     - accept, why: an incident, or a change, that is accepted; and the reason.
     """
 
-    threshold: float
     night_start_us: int
     night: int | None = None
     last: bool = False
@@ -143,7 +141,7 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
     """
     store = store_of(paths)
     night_start_us = request.night_start_us
-    tonight, overview = summaries_of_nights(paths, night_start_us, request.night, 1)
+    tonight, overview = summaries_of_night(paths, night_start_us, request.night)
     overview = overview or series.overview_of(tonight, night_start_us)
     if not overview.nights:
         raise UnusableError("paths", " ".join(paths), "runs with dates and times")
@@ -160,38 +158,68 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
     if request.accept:
         acceptances = [Acceptance(request.accept, os.environ.get("USER", "unknown"), request.why)]
     notes: list[str] = []
-    models: list[FleetModel] = []
     judged: list[JudgedNights] = []
     snapshots: list[Snapshot] = []
-    if store is not None and chosen == latest:
-        stored = StoredJudgement(parse_address(store), night_start_us, request.threshold)
-        judged = stored.judge(chosen, acceptances)
-    elif store is not None:
-        if acceptances:
+    if store is not None:
+        stored = StoredJudgement(parse_address(store), night_start_us)
+        if chosen == latest:
+            judged = stored.judge(chosen, acceptances)
+        elif acceptances:
             raise UsageError("accept", "with an earlier night", "the last night of the store")
-        stored = StoredJudgement(parse_address(store), night_start_us, request.threshold)
-        snapshots = stored.snapshots(chosen)
+        else:
+            snapshots = stored.snapshots(chosen)
     elif acceptances:
         notes.append("accepted for this call only: a store keeps what was accepted")
-    if store is None or (not snapshots and not judged):
-        every = summaries_of(paths)
-        judged = judge_summaries(every, night_start_us, request.threshold, chosen, acceptances)
+    if not snapshots and not judged:
+        after = {chosen: acceptances}
+        judged = judge_summaries(summaries_of(paths), night_start_us, chosen, after)
     if judged:
         snapshots = [each.snapshots[-1] for each in judged if each.snapshots]
-        models = [each.model for each in judged]
-    snapshots = [each for each in snapshots if each.night == chosen]
     records = [each for kind in judged for each in kind.records]
     accepted = [each.incident for each in records if each.event == "accepted"]
     if request.accept and not accepted:
-        names = [each.id for single in judged for each in single.snapshots[-1].open]
+        names = [each.id for snapshot in snapshots for each in snapshot.open]
         choices = shorten(names, 5) if names else "no incident is open"
         raise UsageError("accept", request.accept, "an open incident, or a change of one", choices)
-    tonight = tonight.select(series.nights_of(tonight, night_start_us) == chosen)
-    return _finding(tonight, overview, chosen, request, snapshots, notes, accepted, models)
+    alone = tonight.select(series.nights_of(tonight, night_start_us) == chosen)
+    several = len(alone)
+    alone = single_hosts(alone)
+    several -= len(alone)
+    if overview.undated:
+        notes.append(f"{counted(overview.undated, 'run')} left out: no date is recorded")
+    if several:
+        notes.append(
+            f"{counted(several, 'run')} over several hosts left out: they say nothing about a "
+            "single node (torchcoll pairs does)"
+        )
+    present = {alone.nodes[n] for n in np.unique(alone.node).tolist()}
+    lately = {
+        node
+        for node, (first, last) in overview.nodes.items()
+        if first <= chosen <= last + _NIGHTS_UNTIL_GONE
+    }
+    expected = {*request.expected}
+    if expected and (unexpected := sorted(present - expected)):
+        notes.append(f"not in the list of expected nodes: {shorten(unexpected, 5)}")
+    return NightFinding(
+        night=chosen,
+        nights=len([night for night in overview.nights if night <= chosen]),
+        nodes=tuple(sorted(present)),
+        snapshots=tuple(
+            sorted(
+                (each for each in snapshots if each.night == chosen), key=lambda each: -each.nodes
+            )
+        ),
+        failures=tuple(_failures(alone)),
+        missing=tuple(sorted((expected or lately) - present)),
+        notes=tuple(notes),
+        accepted=tuple(accepted),
+        models=tuple(each.model for each in judged),
+    )
 
 
 def _check_age(paths: Sequence[str], latest: int, night_start_us: int) -> None:
-    began_s = (latest * 86_400_000_000 + night_start_us) / 1e6
+    began_s = (latest * DAY_US + night_start_us) / 1e6
     age_s = time.time() - began_s
     if age_s > _STALE_S:
         date = series.format_night(latest)
@@ -203,78 +231,24 @@ def _check_age(paths: Sequence[str], latest: int, night_start_us: int) -> None:
         )
 
 
-def _finding(
-    tonight: series.Summaries,
-    overview: series.RunOverview,
-    chosen: int,
-    request: NightRequest,
-    snapshots: Sequence[Snapshot],
-    notes: list[str],
-    accepted: Sequence[str],
-    models: Sequence[FleetModel],
-) -> NightFinding:
-    if overview.undated:
-        notes.append(f"{counted(overview.undated, 'run')} left out: no date is recorded")
-    if overview.ahead:
-        notes.append(
-            f"clock of {shorten(overview.ahead, 5)}: the runs were received over 5 minutes before "
-            "they began; the time of receipt is used"
-        )
-    alone = single_hosts(tonight)
-    if len(alone) < len(tonight):
-        notes.append(
-            f"{counted(len(tonight) - len(alone), 'run')} over several hosts left out: they say "
-            "nothing about a single node (torchcoll pairs does)"
-        )
-    present = {alone.nodes[n] for n in np.unique(alone.node).tolist()}
-    lately = {
-        node
-        for node, (first, last) in overview.nodes.items()
-        if first <= chosen <= last + _NIGHTS_UNTIL_GONE
-    }
-    missing = sorted(({*request.expected} or lately) - present)
-    if request.expected and (unexpected := sorted(present - {*request.expected})):
-        notes.append(f"not in the list of expected nodes: {shorten(unexpected, 5)}")
-    failures = _failures(alone)
-    return NightFinding(
-        chosen,
-        len([night for night in overview.nights if night <= chosen]),
-        tuple(sorted(present)),
-        tuple(sorted(snapshots, key=lambda each: -each.nodes)),
-        tuple(failures),
-        tuple(missing),
-        tuple(notes),
-        tuple(accepted),
-        tuple(models),
-    )
-
-
 def _failures(tonight: series.Summaries) -> list[NodeFailure]:
     """Failed cases and runs that did not complete."""
-    failures: dict[str, list[str]] = {}
+    cases: dict[str, dict[str, None]] = {}
     names = case_names(tonight.keys)
     for index in np.flatnonzero(tonight.status == series.STATUSES.index(FAILED)).tolist():
         node = tonight.nodes[tonight.node[tonight.run[index]]]
-        failures.setdefault(node, []).append(names[tonight.key[index]])
+        cases.setdefault(node, {})[names[tonight.key[index]]] = None
     failed = series.RUN_STATUSES.index("failed")
-    for index in np.flatnonzero(tonight.run_status == failed).tolist():
-        failures.setdefault(tonight.nodes[tonight.node[index]], [])
-    for index in np.flatnonzero(tonight.run_status > failed).tolist():
+    bad_runs: dict[str, bool] = {}  # whether one did not end
+    for index in np.flatnonzero(tonight.run_status >= failed).tolist():
         node = tonight.nodes[tonight.node[index]]
-        failures.setdefault(node, []).append("the run did not end")
-    return [
-        NodeFailure(node, "; ".join(_texts(list(dict.fromkeys(texts)))))
-        for node, texts in sorted(failures.items())
-    ]
-
-
-def _texts(texts: Sequence[str]) -> list[str]:
-    unended = "the run did not end"
-    cases = [text for text in texts if text != unended]
-    results = [f"failed in {shorten(cases, _NAMED)}"] if cases else []
-    if unended in texts:
-        results.append(unended)
-    return results or ["the run failed"]
+        bad_runs[node] = bad_runs.get(node, False) or bool(tonight.run_status[index] > failed)
+    failures = []
+    for node in sorted({*cases, *bad_runs}):
+        texts = [f"failed in {shorten(list(cases[node]), _NAMED)}"] if node in cases else []
+        texts += ["the run did not end"] if bad_runs.get(node) else []
+        failures.append(NodeFailure(node, "; ".join(texts) or "the run failed"))
+    return failures
 
 
 def drain_list(finding: NightFinding, drained: Collection[str] = ()) -> DrainList:

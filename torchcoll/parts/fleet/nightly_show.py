@@ -16,7 +16,7 @@ import numpy as np
 
 from torchcoll.core.answer import CANNOT_TELL, CERTAIN, Answer
 from torchcoll.core.errors import one_line, printable
-from torchcoll.core.units import counted, plural, shorten, shorten_list
+from torchcoll.core.units import counted, shorten, shorten_list
 from torchcoll.parts.fleet.change_text import TIME_LEGEND, percent, slower
 from torchcoll.parts.fleet.fleet_model import FleetModel
 from torchcoll.parts.fleet.fleet_state import FEWEST_NIGHTS, NIGHTS
@@ -30,7 +30,7 @@ from torchcoll.report.grid import Grid, Head
 from torchcoll.report.junit import JunitTest, junit_document
 
 _NAMED = 3
-_ROWS = 20  # in the table without --all
+_ROWS = 20  # of the table
 _WHY_NIGHTS = 14
 _EPOCH = date(1970, 1, 1)
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -275,17 +275,12 @@ def ended_rows(finding: NightFinding) -> list[dict[str, Any]]:
     ]
 
 
-def night_grid(finding: NightFinding, whole: bool) -> Grid:
-    """What is wrong; with ``whole`` also what is over."""
+def night_grid(finding: NightFinding) -> Grid:
+    """What is wrong."""
     rows = night_rows(finding)
-    if whole:
-        rows += ended_rows(finding)
-    shown = rows if whole else rows[:_ROWS]
     cells = []
-    for row in shown:
-        size = "-"
-        if row["slower_percent"] is not None:
-            size = f"{row['slower_percent']:+.1f} %"
+    for row in rows[:_ROWS]:
+        size = "-" if row["slower_percent"] is None else f"{row['slower_percent']:+.1f} %"
         interval = "-"
         if row["low_percent"] is not None:
             interval = f"{row['low_percent']:.1f} to {row['high_percent']:.1f} %"
@@ -306,12 +301,11 @@ def night_grid(finding: NightFinding, whole: bool) -> Grid:
     below = list(finding.notes)
     if finding.accepted:
         below.insert(0, f"accepted: {', '.join(map(one_line, finding.accepted))}")
-    if len(shown) < len(rows):
-        left = len(rows) - len(shown)
-        below.append(f"{left} more {plural(left, 'row')}: --all")
+    if len(rows) > _ROWS:
+        below.append(f"{counted(len(rows) - _ROWS, 'more row')}: --format json")
     if finding.bad:
         below.append(power_text(finding))
-    if any(row["slower_percent"] is not None for row in shown):
+    if any(row["slower_percent"] is not None for row in rows):
         below.append(TIME_LEGEND)
     heads = [
         Head("who", left=True, repeat=True),
@@ -411,7 +405,6 @@ class DrainCommands:
 def show_night(
     finding: NightFinding,
     format: str,
-    whole: bool = False,
     why: bool = False,
     drain: DrainCommands | None = None,
     file: TextIO | None = None,
@@ -432,7 +425,7 @@ def show_night(
     }
     if drain is not None:
         document["drain"] = {"headline": drain.headline, "commands": list(drain.commands)}
-    grids = [*(why_grids(finding) if why else ()), night_grid(finding, whole)]
+    grids = [*(why_grids(finding) if why else ()), night_grid(finding)]
     print_results([Forms(grids, document)], format, file)
 
 

@@ -6,7 +6,6 @@ PART = Part(
     options={"check": "command:learn_options"},
     extends={
         "check": "command:run_learn",
-        "convert": "command:convert_store",
     },
     sections={"nights": "nights_page:add_nights"},
     answers={"recognises": "address:is_store", "baseline": "command:good_runs_of"},
