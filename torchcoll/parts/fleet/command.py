@@ -104,7 +104,7 @@ def _names_in(path: str | None, what: str, *, may_be_empty: bool = False) -> lis
 def run_nightly(options: argparse.Namespace) -> ExitCode:
     """Exit code 1 if a node or a group is slow, wrong, failed or missing; 2 if it cannot tell."""
     from torchcoll.parts.fleet import nightly_show
-    from torchcoll.parts.fleet.nightly import NightRequest, drain_list, judge_night
+    from torchcoll.parts.fleet.nightly import NightRequest, drain_of, judge_night
     from torchcoll.parts.fleet.series import parse_night, parse_night_start
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.report.formats import FORMATS
@@ -129,13 +129,10 @@ def run_nightly(options: argparse.Namespace) -> ExitCode:
     finding = judge_night(options.paths, request)
     drain = None
     if options.drain_command is not None:
-        drains = drain_list(finding, drained)
-        drain = nightly_show.DrainCommands.fill(options.drain_command, drains)
+        drain = drain_of(finding, options.drain_command, drained)
     nightly_show.show_night(finding, options.format, options.why, drain)
     if options.junit:
         write_file(options.junit, nightly_show.night_junit(finding), "junit", options.force)
-    if drain is not None:
-        nightly_show.print_drain(drain, options.format)
     level = nightly_show.answer_of(finding).level
     return {"bad": ExitCode.FAILED, "doubt": ExitCode.USAGE}.get(level, ExitCode.OK)
 

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from torchcoll.parts.fleet import incident as incidents
 from torchcoll.parts.fleet.fleet_state import NIGHTS
-from torchcoll.parts.fleet.following import FollowedIncidents, FoundStep, date_step
+from torchcoll.parts.fleet.following import FollowedIncidents, date_step
 from torchcoll.parts.fleet.groups import FactGroup, candidate_groups, slow_group
 from torchcoll.parts.fleet.incident import Incident, IncidentRecord
 from torchcoll.parts.fleet.noise import WINDOW, Floats, Ints, quiet_median
@@ -102,7 +102,7 @@ class FleetModel(FollowedIncidents):
                 night, size = int(self.first[node]), level
             width = self.width(node, subset, NIGHTS - start)
             name = self.names[node]
-            self.open(FoundStep("node", name, (name,), night, size, width, cases, always=always))
+            self.open("node", name, (name,), night, (size, width), cases, always=always)
 
     def _members(self, about: Incident) -> list[tuple[int, int]]:
         """The nodes of a group and the night from which it concerns each."""
@@ -189,11 +189,8 @@ class FleetModel(FollowedIncidents):
         if not group.staged:
             changed = self.changed_on(set(group.members.tolist()), began)
         name = group.names[0]
-        new = self.open(
-            FoundStep(
-                "group", name, members, began, level, width, cases, changed, staged=group.staged
-            )
-        )
+        facts = {"changed": changed, "staged": group.staged}
+        new = self.open("group", name, members, began, (level, width), cases, **facts)
         for node, about in self.open_nodes().items():
             if node in nights and about.began >= began - _COINCIDES:
                 done = replace(about, state=incidents.EXPLAINED, ended=self.night)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,79 +43,59 @@ def _interval(level: float, width: float) -> tuple[float, float]:
     return level - _WIDER * width, level + _WIDER * width
 
 
-@dataclass(frozen=True)
-class FoundStep:
-    """A step that was found; the fields are those of Incident.
-
-    width: half of the 90 % interval of the level. cases [C]: whether a case is slower.
-    """
-
-    scope: str
-    subject: str
-    nodes: tuple[str, ...]
-    began: int
-    level: float
-    width: float
-    cases: npt.NDArray[np.bool_]
-    changed: tuple[str, ...] = ()
-    good_nights: int = 0
-    staged: bool = False
-    always: bool = False
-
-
 class FollowedIncidents(FleetState):
     """A fleet, its incidents, and what was said of them."""
 
-    def open(self, step: FoundStep) -> Incident:
-        """Opens an incident, or again one that ended lately."""
+    def open(
+        self,
+        scope: str,
+        subject: str,
+        nodes: tuple[str, ...],
+        began: int,
+        level: tuple[float, float],
+        cases: npt.NDArray[np.bool_],
+        **facts: Any,
+    ) -> Incident:
+        """Opens an incident, or again one that ended lately.
+
+        level: and half of its 90 % interval. cases [C]: whether a case is slower. facts: further
+        fields of Incident.
+        """
+        low, high = _interval(*level)
+        fields: dict[str, Any] = {
+            "nodes": nodes,
+            "low": low,
+            "high": high,
+            "cases": tuple(np.flatnonzero(cases).tolist()),
+            "where": self.where(cases),
+            **facts,
+        }
         earlier = [
             each
             for each in self.incidents
-            if (each.subject, each.scope, each.kind) == (step.subject, step.scope, incidents.SLOW)
+            if (each.subject, each.scope, each.kind) == (subject, scope, incidents.SLOW)
             and each.state == incidents.CLOSED
             and each.ended is not None
-            and step.began - each.ended <= RELAPSE
+            and began - each.ended <= RELAPSE
         ]
-        low, high = _interval(step.level, step.width)
-        cases = tuple(np.flatnonzero(step.cases).tolist())
-        where = self.where(step.cases)
         if earlier:
             old = earlier[-1]
-            new = replace(
-                old.at_level(step.began, step.level),
-                nodes=step.nodes,
-                low=low,
-                high=high,
-                cases=cases,
-                where=where,
-                changed=step.changed,
-                good_nights=step.good_nights,
-                state=incidents.OPEN,
-                ended=None,
-                openings=old.openings + 1,
-            )
+            fields |= {"state": incidents.OPEN, "ended": None, "openings": old.openings + 1}
+            new = replace(old.at_level(began, level[0]), **fields)
             self.replace_incident(old, new)
-            self.say(new, "relapsed", step.began)
+            self.say(new, "relapsed", began)
             return new
         new = Incident(
-            id=f"{step.subject or 'fleet'}@{format_night(step.began)}",
-            scope=step.scope,
+            id=f"{subject or 'fleet'}@{format_night(began)}",
+            scope=scope,
             kind=incidents.SLOW,
-            subject=step.subject,
-            nodes=step.nodes,
-            levels=(Level(step.began, step.level),),
-            low=low,
-            high=high,
-            cases=cases,
-            where=where,
+            subject=subject,
+            levels=(Level(began, level[0]),),
             opened=self.night,
-            changed=step.changed,
-            good_nights=step.good_nights,
-            staged=step.staged,
-            always=step.always,
+            **fields,
         )
         self.incidents.append(new)
-        self.say(new, "opened", step.began)
+        self.say(new, "opened", began)
         return new
 
     def replace_incident(self, old: Incident, new: Incident) -> None:
@@ -278,7 +259,7 @@ class FollowedIncidents(FleetState):
             slow = self._slow_nodes(start, cases, level)
             changed = self.changed_on(set(slow.tolist()), since)
             names = tuple(self.names[n] for n in slow.tolist())
-            self.open(FoundStep("fleet", "", names, since, level, width, cases, changed))
+            self.open("fleet", "", names, since, (level, width), cases, changed=changed)
             return
         good = int(np.isfinite(left[:start]).any(axis=1).sum())
         good = min(good, since - int(self.free_from[node]))
@@ -286,7 +267,8 @@ class FollowedIncidents(FleetState):
             good = max(good, int(self.seen[node]) - (NIGHTS - start))
         name = self.names[node]
         changed = self.changed_on({node}, since)
-        self.open(FoundStep("node", name, (name,), since, level, width, cases, changed, good))
+        facts = {"changed": changed, "good_nights": good}
+        self.open("node", name, (name,), since, (level, width), cases, **facts)
 
     def _slow_nodes(self, start: int, cases: npt.NDArray[np.bool_], level: float) -> Ints:
         """The nodes that are slower than their own usual by over half of this level."""

@@ -5,19 +5,21 @@ which are missing, and which to drain.
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from torchcoll.core.errors import UnreadableError, UnusableError, UsageError
+from torchcoll.core.errors import UnreadableError, UnusableError, UsageError, one_line
 from torchcoll.core.units import counted, plural, shorten
 from torchcoll.parts.fleet import series
 from torchcoll.parts.fleet.address import parse_address
 from torchcoll.parts.fleet.change_text import case_names, slower
 from torchcoll.parts.fleet.fleet_model import FleetModel
-from torchcoll.parts.fleet.incident import SLOW, WRONG, Incident
+from torchcoll.parts.fleet.incident import WRONG, Incident
 from torchcoll.parts.fleet.night_judgements import (
     Acceptance,
     JudgedNights,
@@ -33,6 +35,8 @@ from torchcoll.stats.power import ACT_ON_ALL
 _NAMED = 3
 _NIGHTS_UNTIL_GONE = 30  # a node without a run for longer is taken for retired
 _STALE_S = 2 * 86_400.0  # after the night began: a dead collector is not a healthy fleet
+_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_FIELDS = re.compile(r"\{(node|reason)\}")
 _DRAIN_SHARE, _DRAIN_LEAST = 0.1, 2  # more slow nodes than this have a common cause
 
 
@@ -45,11 +49,11 @@ class NodeFailure:
 
 
 @dataclass(frozen=True)
-class DrainList:
-    """headline: one sentence. nodes: (node, reason) of each node to drain."""
+class Drain:
+    """headline: one sentence. commands: a line of shell per node to drain; they are never run."""
 
     headline: str
-    nodes: tuple[tuple[str, str], ...]
+    commands: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class NightFinding:
         """Open incidents, the most important first."""
         ranks = {"node": 0, "group": 1, "fleet": 2}
         return sorted(
-            (each for snapshot in self.snapshots for each in snapshot.open),
+            (each for snapshot in self.snapshots for each in snapshot.incidents),
             key=lambda each: (each.kind != WRONG, ranks[each.scope], -each.effect),
         )
 
@@ -178,7 +182,7 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
     records = [each for kind in judged for each in kind.records]
     accepted = [each.incident for each in records if each.event == "accepted"]
     if request.accept and not accepted:
-        names = [each.id for snapshot in snapshots for each in snapshot.open]
+        names = [each.id for snapshot in snapshots for each in snapshot.incidents]
         choices = shorten(names, 5) if names else "no incident is open"
         raise UsageError("accept", request.accept, "an open incident, or a change of one", choices)
     alone = tonight.select(series.nights_of(tonight, night_start_us) == chosen)
@@ -251,12 +255,12 @@ def _failures(tonight: series.Summaries) -> list[NodeFailure]:
     return failures
 
 
-def drain_list(finding: NightFinding, drained: Collection[str] = ()) -> DrainList:
-    """The nodes with an open incident of their own.
+def drain_of(finding: NightFinding, template: str, drained: Collection[str] = ()) -> Drain:
+    """The commands that drain the nodes with an open incident of their own.
 
     A node with one verified wrong result is always drained. If over 10 % of the nodes are slow, and
-    more than two, the slow ones are not: the cause is then not a node. drained: nodes that are out
-    of service already.
+    more than two, the slow ones are not: the cause is then not a node. template: the command, with
+    ``{node}`` and ``{reason}``. drained: nodes that are out of service already.
     """
     wrong: dict[str, str] = {}
     slow: dict[str, str] = {}
@@ -264,10 +268,9 @@ def drain_list(finding: NightFinding, drained: Collection[str] = ()) -> DrainLis
         if each.kind == WRONG:
             wrong[each.subject] = f"torchcoll: wrong results ({each.id})"
         elif each.scope == "node":
-            since = series.format_night(each.began)
-            change = f"{slower(each.effect)} since {since}"
+            change = f"{slower(each.effect)} since {series.format_night(each.began)}"
             slow.setdefault(each.subject, f"torchcoll: {change} ({each.id})")
-    count = max(len(finding.nodes) + len({*drained} - {*finding.nodes}), 1)
+    count = max(len({*finding.nodes, *drained}), 1)
     most = max(_DRAIN_LEAST, int(_DRAIN_SHARE * count))
     texts = []
     only_slow = {node: reason for node, reason in slow.items() if node not in wrong}
@@ -279,12 +282,27 @@ def drain_list(finding: NightFinding, drained: Collection[str] = ()) -> DrainLis
         )
     else:
         chosen |= only_slow
-    rest = {node: reason for node, reason in sorted(chosen.items()) if node not in drained}
-    texts.insert(0, f"{counted(len(rest), 'node')} to drain")
-    if already := len(chosen) - len(rest):
+    left = sorted(chosen.keys() - {*drained})
+    texts.insert(0, f"{counted(len(left), 'node')} to drain")
+    if already := len(chosen) - len(left):
         texts.append(f"{already} drained already")
-    groups = [each.subject for each in finding.open if each.scope == "group" and each.kind == SLOW]
+    groups = [each.subject for each in finding.open if each.scope == "group"]
     if groups:
         verb = plural(len(groups), "is", "are")
         texts.append(f"{shorten(groups, _NAMED)} {verb} slow as a whole: no node of it is to blame")
-    return DrainList("; ".join(texts), tuple(rest.items()))
+    # Slurm would take n[1-99] and ALL as many nodes, and names come from labels of result files.
+    refused = [n for n in left if not _HOST_NAME.fullmatch(n) or n.upper() == "ALL"]
+    if refused:
+        names = ", ".join(map(one_line, refused))
+        texts[-1] += f"; no command for what is no host name: {names}"
+    commands = tuple(
+        _filled(template, {"node": node, "reason": chosen[node]})
+        for node in left
+        if node not in refused
+    )
+    return Drain("; ".join(texts), commands)
+
+
+def _filled(template: str, values: Mapping[str, str]) -> str:
+    """In one pass: what is filled in is not searched for fields again. Quoted for a shell."""
+    return _FIELDS.sub(lambda field: shlex.quote(values[field[1]]), template)

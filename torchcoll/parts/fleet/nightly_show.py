@@ -5,10 +5,7 @@ commands that drain a node, JUnit.
 from __future__ import annotations
 
 import math
-import re
-import shlex
 import sys
-from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any, TextIO
 
@@ -21,7 +18,7 @@ from torchcoll.parts.fleet.change_text import TIME_LEGEND, percent, slower
 from torchcoll.parts.fleet.fleet_model import FleetModel
 from torchcoll.parts.fleet.fleet_state import FEWEST_NIGHTS, NIGHTS
 from torchcoll.parts.fleet.incident import WRONG, Incident
-from torchcoll.parts.fleet.nightly import DrainList, NightFinding
+from torchcoll.parts.fleet.nightly import Drain, NightFinding
 from torchcoll.parts.fleet.noise import quiet_median
 from torchcoll.parts.fleet.series import format_night
 from torchcoll.parts.fleet.snapshot import Snapshot
@@ -33,8 +30,6 @@ _NAMED = 3
 _ROWS = 20  # of the table
 _WHY_NIGHTS = 14
 _EPOCH = date(1970, 1, 1)
-_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_FIELDS = re.compile(r"\{(node|reason)\}")
 
 
 def day(night: int) -> str:
@@ -257,24 +252,6 @@ def night_rows(finding: NightFinding) -> list[dict[str, Any]]:
     return rows
 
 
-def ended_rows(finding: NightFinding) -> list[dict[str, Any]]:
-    """One object for each incident that was over in the 30 nights before."""
-    return [
-        {
-            **dict.fromkeys(_COLUMNS),
-            "result": "over" if each.state == "closed" else each.state,
-            "who": each.subject or "fleet",
-            "incident": each.id,
-            "since": format_night(each.began if each.kind != WRONG else each.since),
-            "where": each.where,
-            "reason": "" if each.ended is None else f"until {format_night(each.ended)}",
-        }
-        for snapshot in finding.snapshots
-        for each in snapshot.incidents
-        if not each.is_open
-    ]
-
-
 def night_grid(finding: NightFinding) -> Grid:
     """What is wrong."""
     rows = night_rows(finding)
@@ -370,47 +347,15 @@ def _why_grid(model: FleetModel, incident: Incident) -> Grid:
     return Grid(heads, cells, above=above)
 
 
-@dataclass(frozen=True)
-class DrainCommands:
-    """headline: one sentence. commands: a line of shell per node to drain; they are never run."""
-
-    headline: str
-    commands: tuple[str, ...]
-
-    @classmethod
-    def fill(cls, template: str, drains: DrainList) -> DrainCommands:
-        """The command for each node, with ``{node}`` and ``{reason}`` quoted for a shell.
-
-        A node whose name is no host name gets none: Slurm would take ``n[1-99]`` and ``ALL`` as
-        many nodes, and names come from labels of result files.
-        """
-        commands = []
-        refused = []
-        for node, reason in drains.nodes:
-            if not _HOST_NAME.fullmatch(node) or node.upper() == "ALL":
-                refused.append(node)
-                continue
-            # One pass: what is filled in is not searched for fields again.
-            parts = _FIELDS.split(template)
-            values = {"node": shlex.quote(node), "reason": shlex.quote(reason)}
-            parts[1::2] = [values[field] for field in parts[1::2]]
-            commands.append("".join(parts))
-        headline = drains.headline
-        if refused:
-            names = ", ".join(map(one_line, refused))
-            headline += f"; no command for what is no host name: {names}"
-        return cls(headline, tuple(commands))
-
-
 def show_night(
     finding: NightFinding,
     format: str,
     why: bool = False,
-    drain: DrainCommands | None = None,
+    drain: Drain | None = None,
     file: TextIO | None = None,
 ) -> None:
-    """Prints the finding as table, markdown, csv, json or as one line. Raises UsageError for
-    another format.
+    """Prints the finding as table, markdown, csv, json or as one line, and below it the commands
+    of ``drain``; with csv these go to stderr. Raises UsageError for another format.
     """
     if format == "line":
         print(line_of(finding), file=file)
@@ -421,12 +366,14 @@ def show_night(
         "nodes": list(finding.nodes),
         "notes": list(finding.notes),
         "rows": night_rows(finding),
-        "over": ended_rows(finding),
     }
     if drain is not None:
         document["drain"] = {"headline": drain.headline, "commands": list(drain.commands)}
     grids = [*(why_grids(finding) if why else ()), night_grid(finding)]
     print_results([Forms(grids, document)], format, file)
+    if drain is not None and format != "json":
+        out = sys.stderr if format == "csv" else file
+        print(*(drain.headline, *drain.commands), sep="\n", file=out)
 
 
 def line_of(finding: NightFinding) -> str:
@@ -434,24 +381,6 @@ def line_of(finding: NightFinding) -> str:
     answer = answer_of(finding)
     verdict = {"good": "OK", "doubt": "CANNOT TELL", "bad": "BAD"}[answer.level]
     return printable(f"torchcoll nightly {finding.date}: {verdict}: {one_line(answer.headline)}")
-
-
-def print_drain(drain: DrainCommands, format: str) -> None:
-    """Prints the commands below the finding; with csv on stderr, so that stdout stays csv.
-
-    JSON has them already.
-    """
-    if format == "json":
-        return
-    lines = [*drain.commands]
-    if format == "markdown" and lines:
-        lines = ["", "```bash", *lines, "```"]
-    out = sys.stderr if format == "csv" else sys.stdout
-    if format == "markdown":
-        print(file=out)
-    print(drain.headline, file=out)
-    for line in lines:
-        print(line, file=out)
 
 
 def night_junit(finding: NightFinding) -> str:
