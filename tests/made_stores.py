@@ -138,5 +138,4 @@ def rows(store: str, query: str) -> list[Mapping[str, Any]]:
 
 
 def write(store: str, *runs: tuple[RunSummary, list[CaseSummary]]) -> None:
-    with StoreWriter(parse_address(store, new=True)) as writer:
-        writer.write(runs)
+    StoreWriter(parse_address(store, new=True)).write(runs)

@@ -147,7 +147,7 @@ class Year:
 def fill(address: StoreAddress, year: Year) -> None:
     """By COPY or executemany."""
     began = time.monotonic()
-    with StoreWriter(address) as writer, writer.database.writing() as connection:
+    with StoreWriter(address).database.writing() as connection:
         facts = [
             {"id": number, "sha256": sha256_of(each), "facts": each}
             for number, each in enumerate(FACTS, 1)
@@ -271,9 +271,9 @@ def summaries(runs: int, nodes: int, year: Year) -> list[tuple[RunSummary, list[
 
 def time_writing(address: StoreAddress, runs: list[tuple[RunSummary, list[CaseSummary]]]) -> None:
     began = time.monotonic()
-    with StoreWriter(address) as writer:
-        for start in range(0, len(runs), 500):
-            writer.write(runs[start : start + 500])
+    writer = StoreWriter(address)
+    for start in range(0, len(runs), 500):
+        writer.write(runs[start : start + 500])
     seconds = time.monotonic() - began
     cases = sum(len(results) for _, results in runs)
     print(

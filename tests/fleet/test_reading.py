@@ -94,8 +94,7 @@ HOSTILE = "'; DROP TABLE runs; -- \0 \x1b[31m \u202e <b>&\"\\ \ud800"
 def test_hostile_texts(store):
     """They are kept as they are, but for NUL and a lone surrogate, which no database holds."""
     run = made_run(1, labels={"node": HOSTILE, HOSTILE: HOSTILE}, device_name=HOSTILE)
-    with StoreWriter(parse_address(store, new=True)) as writer:
-        writer.write([storable(*summarise_run(run))])
+    StoreWriter(parse_address(store, new=True)).write([storable(*summarise_run(run))])
     summaries = summaries_of([store])
     kept = HOSTILE.replace("\0", "\\0").replace("\ud800", "\\ud800")
     assert list(summaries.nodes) == [kept]
@@ -104,14 +103,7 @@ def test_hostile_texts(store):
     assert json.loads(json.dumps(facts)) == facts
 
 
-def test_a_number_that_no_column_holds(store):
-    run = made_run(1, end={"status": "failed", "exit_code": 1 << 63, "wall_s": 1.0})
-    with pytest.raises(UnreadableError, match="9223372036854775808"):
-        storable(*summarise_run(run))
-
-
 def test_an_empty_store(store):
-    with StoreWriter(parse_address(store, new=True)):
-        pass
+    StoreWriter(parse_address(store, new=True))
     with pytest.raises(UnreadableError, match="runs: got none"):
         summaries_of([store])

@@ -82,9 +82,9 @@ def collect(arguments: Sequence[str], address: StoreAddress, on_error: OnError) 
         return collected
     if not files:
         raise UnreadableError("result files", ", ".join(arguments), "at least one")
-    with StoreWriter(address) as writer:
-        for start in range(0, len(files), _FILES):
-            _collect_some(files[start : start + _FILES], writer, collected, report)
+    writer = StoreWriter(address)
+    for start in range(0, len(files), _FILES):
+        _collect_some(files[start : start + _FILES], writer, collected, report)
     return collected
 
 

@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from torchcoll.core.errors import UnreadableError, UnusableError, UsageError, one_line
+from torchcoll.core.errors import UnreadableError, UnusableError, UsageError
 from torchcoll.core.opening import open_to_read
-from torchcoll.core.units import counted, format_change, shorten
+from torchcoll.core.units import format_change, shorten
 from torchcoll.parts.fleet.address import MARK, is_good_runs
-from torchcoll.parts.fleet.change_text import case_names
+from torchcoll.parts.fleet.change_text import case_names, machine_text
 from torchcoll.parts.fleet.fleet_state import subsets_of
 from torchcoll.parts.fleet.good_runs import (
     FEWEST_NODES,
@@ -75,10 +75,6 @@ class Learned:
     baselines: tuple[Baseline, ...]
     left_out: tuple[RunLeftOut, ...] = ()
     too_few: tuple[str, ...] = ()
-
-
-def machine_text(device_name: str, ranks: int) -> str:
-    return f"{one_line(device_name) or 'device not recorded'}, {counted(ranks, 'rank')}"
 
 
 def learn(summaries: Summaries) -> Learned:

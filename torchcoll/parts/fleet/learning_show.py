@@ -13,9 +13,9 @@ from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
 from torchcoll.core.units import counted, format_ns, format_percent, plural, shorten
 from torchcoll.parts.fleet import good_runs
-from torchcoll.parts.fleet.change_text import case_names, percent, slower
+from torchcoll.parts.fleet.change_text import case_names, machine_text, percent, slower
 from torchcoll.parts.fleet.good_runs import Baseline, GoodRuns, Limits, RunJudged
-from torchcoll.parts.fleet.learning import Learned, machine_text, versions_of
+from torchcoll.parts.fleet.learning import Learned, versions_of
 from torchcoll.parts.fleet.records import DAY_US, OK, CaseKey, summarise_run
 from torchcoll.parts.fleet.series import format_night
 from torchcoll.questions.check.limits import CANNOT_TELL, FAIL, PASS, WARN, Phrase

@@ -13,7 +13,6 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, and_, bindparam, delete, insert, select
 
-from torchcoll.core.errors import UnreadableError
 from torchcoll.core.units import format_size
 from torchcoll.parts.fleet.address import StoreAddress
 from torchcoll.parts.fleet.connecting import Database, batches
@@ -28,7 +27,6 @@ from torchcoll.parts.fleet.schema import (
     prepare,
 )
 
-_LARGEST = 1 << 63
 _RANK = {"truncated": 0, "interrupted": 1, "failed": 1, "complete": 2}
 _OF_RUN = [
     each.name for each in fields(RunSummary) if each.name not in ("facts", "hosts", "labels")
@@ -67,7 +65,7 @@ class WriteCounts:
 
 
 class StoreWriter:
-    """Writes to a store, which it makes first; a context that closes it.
+    """Writes to a store, which it makes first.
 
     Raises as ``Database.write`` does, and as ``schema.prepare``.
     """
@@ -75,13 +73,7 @@ class StoreWriter:
     def __init__(self, address: StoreAddress) -> None:
         Database(address, create=True).write(partial(prepare, name=address.name))
         # This one makes no file in the place of a store that is deleted meanwhile.
-        self.database = Database(address, keep_open=True)
-
-    def __enter__(self) -> StoreWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.database.close()
+        self.database = Database(address)
 
     def write(self, runs: Sequence[RunWithCases], files: Sequence[FileRecord] = ()) -> WriteCounts:
         """Writes the runs, and that the files were collected, in one transaction.
@@ -223,17 +215,7 @@ def sha256_of(data: Any) -> str:
 
 
 def storable(run: RunSummary, cases: Sequence[CaseSummary]) -> RunWithCases:
-    """The run as both databases can hold it: without NUL and lone surrogates in its texts.
-
-    Raises UnreadableError for a number that no column holds.
-    """
-    numbers = [run.ranks, run.start_us, run.received_us, run.exit_code]
-    numbers += [number for case in cases for number in (case.size_bytes, case.calls)]
-    numbers += [number for case in cases for number in (case.key.ranks, case.key.case.size_bytes)]
-    for number in numbers:
-        if number is not None and (type(number) is not int or not -_LARGEST <= number < _LARGEST):
-            expected = "an integer of 64 bits, as all numbers of a result are"
-            raise UnreadableError(run.path or run.run_id, number, expected)
+    """The run as both databases can hold it: without NUL and lone surrogates in its texts."""
     return _clean(run), [_clean(case) for case in cases]
 
 
