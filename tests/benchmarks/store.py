@@ -131,16 +131,16 @@ class Year:
                         "wrong" if bad else "ok",
                         "17 of 512 elements wrong" if bad else "",
                         sizes[number],
+                        "wrong" if bad else "correct",
+                        200,
                         time_ns,
                         0.97 * time_ns,
                         1.05 * time_ns,
                         1.1 * time_ns,
                         1e9 + 100 * time_ns,
                         2 * time_ns,
-                        200,
                         bandwidth,
                         1.75 * bandwidth,
-                        "wrong" if bad else "correct",
                     )
 
 

@@ -124,25 +124,8 @@ def _require(driver: str = "") -> None:
 
 
 _MOUNTS = Path("/proc/self/mounts")
-_NETWORK_TYPES = {
-    "afs",
-    "beegfs",
-    "ceph",
-    "cifs",
-    "glusterfs",
-    "gpfs",
-    "lustre",
-    "mmfs",
-    "ncpfs",
-    "nfs",
-    "nfs4",
-    "orangefs",
-    "panfs",
-    "pvfs2",
-    "smb3",
-    "smbfs",
-    "wekafs",
-}
+# Of devices that are neither host:/path nor //host/share.
+_NETWORK_TYPES = ("afs", "beegfs", "gpfs", "mmfs", "orangefs", "pvfs2", "wekafs")
 # FUSE mounts are network file systems (sshfs, glusterfs, gcsfuse, ...) unless named here.
 _LOCAL_FUSE = ("fuseblk", "fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.portal")
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -159,7 +142,7 @@ def network_file_system(path: str | os.PathLike[str], mounts: str | None = None)
         except OSError:
             return ""
     real = Path(os.path.realpath(path))
-    holder, holder_type = Path(), ""
+    holder, device, kind = Path(), "", ""
     for line in mounts.splitlines():
         fields = line.split(" ")
         if len(fields) < 3:
@@ -167,6 +150,7 @@ def network_file_system(path: str | os.PathLike[str], mounts: str | None = None)
         point = Path(_OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[1]))
         # The last of several mounts at one point hides the others.
         if real.is_relative_to(point) and len(point.parts) >= len(holder.parts):
-            holder, holder_type = point, fields[2]
-    is_fuse = holder_type.startswith("fuse") and holder_type not in _LOCAL_FUSE
-    return holder_type if holder_type in _NETWORK_TYPES or is_fuse else ""
+            holder, device, kind = point, fields[0], fields[2]
+    remote = kind in _NETWORK_TYPES or ":/" in device or device.startswith("//")
+    is_fuse = kind.startswith("fuse") and kind not in _LOCAL_FUSE
+    return kind if remote or is_fuse else ""

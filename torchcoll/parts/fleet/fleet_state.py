@@ -85,12 +85,9 @@ class FleetState:
         self.known = np.zeros((NIGHTS, 0, 0), dtype=np.float32)
         self.fleet = np.full((NIGHTS, 0), np.nan)
         self.usual = np.full((0, 0), np.nan)
-        self.weights = np.zeros(0)
-        self.seen = np.zeros(0, dtype=np.int64)
-        self.first = np.zeros(0, dtype=np.int64)
-        self.free_from = np.zeros(0, dtype=np.int64)
+        self.weights, self.fleet_usual = np.zeros(0), np.zeros(0)
+        self.seen, self.first, self.free_from = (np.zeros(0, dtype=np.int64) for _ in range(3))
         self.baseline = NoiseBaseline.empty(0, 1)
-        self.fleet_usual = np.zeros(0)
         self.fleet_baseline = NoiseBaseline.empty(1, 1)
         self.fleet_free_from = 0
         self.noise: SeriesNoise | None = None

@@ -5,7 +5,7 @@ ever added to.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 OPEN, CLOSED, ACCEPTED, EXPLAINED = "open", "closed", "accepted", "explained"
@@ -84,9 +84,6 @@ class Incident:
     @property
     def is_open(self) -> bool:
         return self.state == OPEN
-
-    def at_level(self, night: int, effect: float) -> Incident:
-        return replace(self, levels=(*self.levels, Level(night, effect)))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -72,20 +72,14 @@ class Summaries:
         new_index = np.full(len(self), -1, dtype=np.int32)
         new_index[indexes] = np.arange(len(indexes), dtype=np.int32)
         kept = new_index[self.run] >= 0
+        of_runs = ("node", "environment", "stratum", "start_us", "received_us", "run_status")
         return replace(
             self,
             run_ids=[self.run_ids[i] for i in indexes.tolist()],
             paths=[self.paths[i] for i in indexes.tolist()],
-            node=self.node[indexes],
-            environment=self.environment[indexes],
-            stratum=self.stratum[indexes],
-            start_us=self.start_us[indexes],
-            received_us=self.received_us[indexes],
-            run_status=self.run_status[indexes],
             run=new_index[self.run[kept]],
-            key=self.key[kept],
-            time_ns=self.time_ns[kept],
-            status=self.status[kept],
+            **{name: getattr(self, name)[indexes] for name in of_runs},
+            **{name: getattr(self, name)[kept] for name in ("key", "time_ns", "status")},
         )
 
 

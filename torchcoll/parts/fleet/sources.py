@@ -69,20 +69,17 @@ def in_order(summaries: Summaries) -> Summaries:
     """With nodes by name and cases by collective and size, so that answers do not depend on the
     order of files in a folder, or of rows in a store.
     """
-    names, keys = summaries.nodes, summaries.keys
-    by_name = sorted(range(len(names)), key=lambda index: names[index])
-    by_size = sorted(
-        range(len(keys)),
-        key=lambda index: (
-            keys[index].case.collective,
-            keys[index].case.size_bytes,
-            keys[index].sha256,
-        ),
-    )
+
+    def size_order(index: int) -> tuple[str, int, str]:
+        key = summaries.keys[index]
+        return key.case.collective, key.case.size_bytes, key.sha256
+
+    by_name = sorted(range(len(summaries.nodes)), key=summaries.nodes.__getitem__)
+    by_size = sorted(range(len(summaries.keys)), key=size_order)
     return replace(
         summaries,
-        nodes=[names[index] for index in by_name],
+        nodes=[summaries.nodes[index] for index in by_name],
         node=np.argsort(by_name).astype(np.int32)[summaries.node],
-        keys=[keys[index] for index in by_size],
+        keys=[summaries.keys[index] for index in by_size],
         key=np.argsort(by_size).astype(np.int32)[summaries.key],
     )
