@@ -34,7 +34,7 @@ def collected(store: str, *paths: str | Path) -> Collected:
 def numbers(result: Collected) -> tuple[int, int, int, int]:
     """Runs and cases that are new, runs that were there, runs that were replaced."""
     counts = result.counts
-    return counts.runs, counts.cases, counts.unchanged, counts.replaced
+    return tuple(counts[name] for name in ("runs", "cases", "unchanged", "replaced"))
 
 
 def test_the_answer(store, tmp_path, capsys):

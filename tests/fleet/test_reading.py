@@ -31,8 +31,8 @@ def test_results_of_the_repository(store):
     assert collected.unreadable == []
     from_files = summaries_of(folders)
     assert described(summaries_of([store])) == described(from_files)
-    assert collected.counts.runs == len(from_files) > 10
-    assert collected.counts.cases == len(from_files.run) > 500
+    assert collected.counts["runs"] == len(from_files) > 10
+    assert collected.counts["cases"] == len(from_files.run) > 500
 
 
 def test_made_runs(store, tmp_path):

@@ -8,6 +8,7 @@ import functools
 import os
 import re
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,6 @@ from torchcoll.parts.fleet.writer import (
     FileRecord,
     RunWithCases,
     StoreWriter,
-    WriteCounts,
     clean_text,
     remove_runs,
     storable,
@@ -53,12 +53,13 @@ class InputFile:
 
 @dataclass
 class Collected:
-    """What a collect did. files: how many files hold runs. unreadable: a message for each file that
-    could not be read. no_results: files of folders and patterns that are not results.
+    """What a collect did. files: how many files hold runs. counts: as of StoreWriter.write.
+    unreadable: a message for each file that could not be read. no_results: files of folders and
+    patterns that are not results.
     """
 
     files: int = 0
-    counts: WriteCounts = field(default_factory=WriteCounts)
+    counts: Counter[str] = field(default_factory=Counter)
     unreadable: list[str] = field(default_factory=list)
     no_results: list[str] = field(default_factory=list)
 
@@ -102,7 +103,7 @@ def _collect_some(
             states = [os.stat(part) for part in files_of_run(file.path)]
             signature = ",".join(f"{each.st_size}:{each.st_mtime_ns}" for each in states)
             if stored and stored.signature == signature:
-                collected.counts.unchanged += stored.runs
+                collected.counts["unchanged"] += stored.runs
             else:
                 summaries = _summaries_in(file)
                 runs += summaries
@@ -177,17 +178,9 @@ def _summaries_in(file: InputFile) -> list[RunWithCases]:
 _BATCH = 2000  # runs in one transaction: collectors wait no longer than for that
 
 
-@dataclass
-class Pruned:
-    """What was removed, and how many runs are left."""
-
-    runs: int
-    cases: int
-    left: int
-
-
-def prune(address: StoreAddress, before_us: int) -> Pruned:
-    """Removes the runs that began and were received before a time.
+def prune(address: StoreAddress, before_us: int) -> tuple[int, int, int]:
+    """Removes the runs that began and were received before a time; returns how many runs and cases
+    that were, and how many runs are left.
 
     Where one of the two times is not recorded the other counts; a run with neither stays. The
     files of removed runs stay known, so that the next collect does not bring the runs back, until
@@ -208,7 +201,7 @@ def prune(address: StoreAddress, before_us: int) -> Pruned:
         batch = ids[first : first + _BATCH]
         cases += database.write(functools.partial(remove_runs, ids=batch))
     database.write(_remove_unused)
-    return Pruned(len(ids), cases, total - len(ids))
+    return len(ids), cases, total - len(ids)
 
 
 def _remove_unused(connection: Connection) -> None:

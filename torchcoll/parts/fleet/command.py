@@ -154,19 +154,20 @@ def run_learn(options: argparse.Namespace) -> ExitCode | None:
             raise UsageError("output", options.output, "--learn with it")
         return None
     from torchcoll.parts.fleet.learning import format_good_runs, learn
-    from torchcoll.parts.fleet.learning_show import learned_forms
+    from torchcoll.parts.fleet.learning_show import baseline_grid
     from torchcoll.parts.fleet.sources import summaries_of
-    from torchcoll.report.destination import check_new, write_file
-    from torchcoll.report.formats import FORMATS, print_results
+    from torchcoll.report.destination import Destination, check_new, write_file
+    from torchcoll.report.grid import print_grids
 
-    choice(options.format, "format", FORMATS)
+    choice(options.format, "format", ("table", "markdown"))  # the file is JSON itself
     if not options.output:
         raise UsageError("output", "none", "a file to write", "Name one with -o.")
     check_new(options.output, "output", options.force)
     learned = learn(summaries_of(options.files))
     text = format_good_runs([baseline.good for baseline in learned.baselines])
     write_file(options.output, text, "output", options.force)
-    print_results(learned_forms(learned), options.format, None)
+    grids = [baseline_grid(baseline, learned) for baseline in learned.baselines]
+    print_grids([("", grids)], options.format, Destination())
     return ExitCode.OK
 
 
@@ -233,14 +234,13 @@ def _collect(options: argparse.Namespace) -> ExitCode:
         options.paths, address, lambda message: tell(f"torchcoll: error: {message}")
     )
     counts = collected.counts
-    verb = plural(counts.unchanged, "was", "were")
     answer = (
-        f"collected {counted(counts.runs, 'run')} ({counted(counts.cases, 'case')}) from "
-        f"{counted(collected.files, 'file')} into {address.name}; {counts.unchanged} {verb} there "
-        "already"
+        f"collected {counted(counts['runs'], 'run')} ({counted(counts['cases'], 'case')}) from "
+        f"{counted(collected.files, 'file')} into {address.name}; {counts['unchanged']} "
+        f"{plural(counts['unchanged'], 'was', 'were')} there already"
     )
-    if counts.replaced:
-        answer += f", {counts.replaced} replaced by what the files hold now"
+    if counts["replaced"]:
+        answer += f", {counts['replaced']} replaced by what the files hold now"
     if collected.unreadable:
         answer += f"; {counted(len(collected.unreadable), 'path')} could not be read"
     print(printable(answer))
@@ -250,7 +250,7 @@ def _collect(options: argparse.Namespace) -> ExitCode:
         tell(f"torchcoll: note: no results in {number}, skipped: {names}")
     if not collected.unreadable:
         return ExitCode.OK
-    return ExitCode.FAILED if counts.runs or counts.unchanged else ExitCode.UNREADABLE
+    return ExitCode.FAILED if counts["runs"] or counts["unchanged"] else ExitCode.UNREADABLE
 
 
 def _prune(store: str, keep_s: float) -> None:
@@ -258,12 +258,12 @@ def _prune(store: str, keep_s: float) -> None:
 
     address = parse_address(store)
     before_s = time.time() - keep_s
-    pruned = prune(address, int(before_s * 1e6))
+    runs, cases, left = prune(address, int(before_s * 1e6))
     limit = datetime.fromtimestamp(max(before_s, 0), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     print(
         printable(
-            f"removed {counted(pruned.runs, 'run')} ({counted(pruned.cases, 'case')}) from before "
-            f"{limit} from {address.name}; {pruned.left} {plural(pruned.left, 'is', 'are')} left"
+            f"removed {counted(runs, 'run')} ({counted(cases, 'case')}) from before {limit} from "
+            f"{address.name}; {left} {plural(left, 'is', 'are')} left"
         )
     )
 

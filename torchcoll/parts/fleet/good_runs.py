@@ -93,18 +93,14 @@ class Baseline:
     - good: the runs that it is computed from.
     - keys: the cases that it can judge.
     - levels [C]: logarithm of the usual time in ns.
-    - spreads [C]: standard deviation of the log time from run to run, pooled over the cases where
-      the runs are few.
+    - spreads [C]: standard deviation of the log time from run to run.
     - degrees [C]: degrees of freedom of the spread.
-    - slowest [C]: how much longer the slowest good run took than its node usually does, as a
-      difference of logs.
+    - slowest [C]: log time of the slowest good run, less that of its node.
     - nodes: names; '' stands for several hosts.
     - effects [N, C]: the usual difference of a node, NaN for a case that it never ran.
     - node_runs [N]: how many runs each node has.
-    - by_node: whether each node has effects of its own; otherwise the spreads contain the
-      differences between the nodes, and all effects are 0.
-    - run_spread: standard deviation, from run to run, of the mean deviation over all cases.
-    - run_degrees: degrees of freedom of that.
+    - by_node: whether nodes have effects; otherwise the spreads contain how they differ.
+    - run_spread, run_degrees: of the mean deviation over all cases, from run to run.
     """
 
     good: GoodRuns
@@ -131,11 +127,9 @@ class Baseline:
 class Limits:
     """What is expected of a healthy run of one node, as differences of log times.
 
-    centres [C]: the usual differences of the node. scales [C]: standard deviations of the cases,
-    which contain the differences between nodes where the node is not in the baseline. run_limit:
-    the mean over the cases is certainly slow beyond it; case_limits [C]: so is a case.
-    run_named, case_named [C]: they are probably slow beyond these. run_detectable, case_detectable
-    [C]: the slowdowns that are named with the probability POWER.
+    centres, scales [C]: usual differences of the node, standard deviations. The mean over the cases
+    (run_) or a case (case_ [C]) is certainly slow beyond its limit, and probably beyond named;
+    detectable is found with the probability POWER.
     """
 
     centres: Floats

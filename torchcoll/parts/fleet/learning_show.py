@@ -11,39 +11,27 @@ from torchcoll.core.answer import Answer
 from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
-from torchcoll.core.units import counted, format_ns, format_percent, plural, shorten
+from torchcoll.core.units import (
+    counted,
+    format_ns,
+    format_percent,
+    plural,
+    shorten,
+    shorten_list,
+)
 from torchcoll.parts.fleet import good_runs
 from torchcoll.parts.fleet.change_text import case_names, machine_text, percent, slower
 from torchcoll.parts.fleet.good_runs import Baseline, GoodRuns, Limits, RunJudged
-from torchcoll.parts.fleet.learning import Learned, versions_of
+from torchcoll.parts.fleet.learning import Learned, RunLeftOut, versions_of
 from torchcoll.parts.fleet.records import DAY_US, OK, CaseKey, summarise_run
 from torchcoll.parts.fleet.series import format_night
 from torchcoll.questions.check.limits import CANNOT_TELL, FAIL, PASS, WARN, Phrase
-from torchcoll.report.formats import Forms
 from torchcoll.report.grid import Grid, Head
 from torchcoll.stats.power import ACT_ON_ALL, ACT_ON_CASE
 
 _NAMED = 3  # slow cases
 _LEFT_OUT = 10  # runs left out that are named
 _ALIKE = 1.2  # ratio of the detectable changes of two cases that are given as one
-
-
-def learned_forms(learned: Learned) -> list[Forms]:
-    """The baseline of each device model and number of ranks."""
-    forms = []
-    for number, baseline in enumerate(learned.baselines):
-        grid, rows = _baseline_grid(baseline, learned, first=number == 0)
-        document = {
-            "device_name": baseline.good.device_name,
-            "ranks": baseline.good.ranks,
-            "nodes": list(baseline.nodes),
-            "run_ids": [run.run_id for run in baseline.good.runs],
-            "versions": {name: list(values) for name, values in baseline.good.versions.items()},
-            "left_out": [vars(each) for each in learned.left_out],
-            "rows": rows,
-        }
-        forms.append(Forms([grid], document))
-    return forms
 
 
 def detectable_text(limits: Limits) -> str:
@@ -87,23 +75,19 @@ def _answer_of(baseline: Baseline, limits: Limits, left_out: int) -> Answer:
     )
 
 
-def _baseline_grid(
-    baseline: Baseline, learned: Learned, first: bool
-) -> tuple[Grid, list[dict[str, Any]]]:
-    """The table of the cases, and its rows for JSON. first: it names what was left out."""
+def baseline_grid(baseline: Baseline, learned: Learned) -> Grid:
+    """The cases of a baseline, and what was left out of it."""
     good, limits = baseline.good, good_runs.limits_of(baseline)
-    rows = [
-        {
-            "name": name,
-            **key.to_row(),
-            "usual_ns": math.exp(level),
-            "spread": spread,
-            "limit": math.expm1(named),
-            "detectable": math.expm1(detectable),
-        }
-        for name, key, level, spread, named, detectable in zip(
+    cells = [
+        [
+            name,
+            format_ns(math.exp(level)),
+            f"{100 * spread:.2f} %",
+            slower(named),
+            slower(detectable),
+        ]
+        for name, level, spread, named, detectable in zip(
             case_names(baseline.keys),
-            baseline.keys,
             baseline.levels.tolist(),
             baseline.spreads.tolist(),
             limits.case_named.tolist(),
@@ -111,27 +95,6 @@ def _baseline_grid(
             strict=True,
         )
     ]
-    dates = [format_night(run.start_us // DAY_US) for run in good.runs if run.start_us is not None]
-    when = f", {dates[0]} to {dates[-1]}" if dates else ""
-    versions = [
-        f"{one_line(name)} {one_line(' and '.join(values))}"
-        for name, values in good.versions.items()
-    ]
-    below = []
-    if rare := [key for key in good.keys if key not in baseline.keys]:
-        names = shorten(case_names(rare), 3)
-        below.append(f"{counted(len(rare), 'case')} left out, with too few runs: {names}")
-    below += [f"note: {text}" for text in doubts(good)]
-    left_out = learned.left_out if first else ()
-    if first:
-        below += [f"too few: {text}" for text in learned.too_few]
-        below += [
-            f"left out: {one_line(each.path or each.run_id)}: {one_line(each.reason)}"
-            for each in left_out[:_LEFT_OUT]
-        ]
-    if len(left_out) > _LEFT_OUT:
-        more = counted(len(left_out) - _LEFT_OUT, "more run")
-        below.append(f"{more} left out: --format json names them")
     heads = [
         Head("case", left=True),
         Head("usual", "time"),
@@ -139,20 +102,27 @@ def _baseline_grid(
         Head("named", "from", drop=1),
         Head("detected", "9 in 10"),
     ]
-    cells = [
-        [
-            row["name"],
-            format_ns(row["usual_ns"]),
-            f"{100 * row['spread']:.2f} %",
-            slower(math.log1p(row["limit"])),
-            slower(math.log1p(row["detectable"])),
-        ]
-        for row in rows
+    dates = [format_night(run.start_us // DAY_US) for run in good.runs if run.start_us is not None]
+    when = f", {dates[0]} to {dates[-1]}" if dates else ""
+    versions = [
+        f"{one_line(name)} {one_line(' and '.join(values))}"
+        for name, values in good.versions.items()
     ]
     above = [f"{machine_text(good.device_name, good.ranks)}{when}"]
     above += [", ".join(versions)] if versions else []
+    below = []
+    if rare := [key for key in good.keys if key not in baseline.keys]:
+        names = shorten(case_names(rare), 3)
+        below.append(f"{counted(len(rare), 'case')} left out, with too few runs: {names}")
+    below += [f"note: {text}" for text in doubts(good)]
+    left_out: tuple[RunLeftOut, ...] = ()
+    if baseline is learned.baselines[0]:
+        left_out = learned.left_out
+        below += [f"too few: {text}" for text in learned.too_few]
+        texts = [f"{one_line(each.path or each.run_id)}: {each.reason}" for each in left_out]
+        below += [f"left out: {text}" for text in shorten_list(texts, _LEFT_OUT, "{} more runs")]
     answer = _answer_of(baseline, limits, len(left_out))
-    return Grid(heads, cells, above=above, below=below, answer=answer), rows
+    return Grid(heads, cells, above=above, below=below, answer=answer)
 
 
 def doubts(good: GoodRuns) -> list[str]:

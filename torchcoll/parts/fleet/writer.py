@@ -47,23 +47,6 @@ class FileRecord:
     runs: int
 
 
-@dataclass
-class WriteCounts:
-    """What a write did: runs and cases that are new, runs that were there already, runs that were
-    replaced because more of them is known now.
-    """
-
-    runs: int = 0
-    cases: int = 0
-    unchanged: int = 0
-    replaced: int = 0
-
-    def __iadd__(self, more: WriteCounts) -> WriteCounts:
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(more, each.name))
-        return self
-
-
 class StoreWriter:
     """Writes to a store, which it makes first.
 
@@ -75,8 +58,9 @@ class StoreWriter:
         # This one makes no file in the place of a store that is deleted meanwhile.
         self.database = Database(address)
 
-    def write(self, runs: Sequence[RunWithCases], files: Sequence[FileRecord] = ()) -> WriteCounts:
-        """Writes the runs, and that the files were collected, in one transaction.
+    def write(self, runs: Sequence[RunWithCases], files: Sequence[FileRecord] = ()) -> Counter[str]:
+        """Writes the runs, and that the files were collected, in one transaction; returns how many
+        ``runs`` and ``cases`` are new, and how many runs are ``unchanged`` and ``replaced``.
 
         A run that is there is replaced if it has ended since, or has more cases, or its file at the
         same path has changed.
@@ -107,8 +91,8 @@ def _write(
     runs: Mapping[str, RunWithCases],
     files: Sequence[FileRecord],
     unchanged: int,
-) -> WriteCounts:
-    counts = WriteCounts(unchanged=unchanged)
+) -> Counter[str]:
+    counts = Counter(unchanged=unchanged)
     stored = {
         row.run_id: row
         for batch in batches(list(runs))
@@ -122,14 +106,14 @@ def _write(
         if row is None:
             chosen.append((free, run, cases))
             free += 1
-            counts.runs += 1
-            counts.cases += len(cases)
+            counts["runs"] += 1
+            counts["cases"] += len(cases)
         elif _is_newer(run, cases, row):
             chosen.append((row.id, run, cases))
             replaced.append(row.id)
-            counts.replaced += 1
+            counts["replaced"] += 1
         else:
-            counts.unchanged += 1
+            counts["unchanged"] += 1
     remove_runs(connection, replaced)
     _insert_runs(connection, chosen)
     if files:
