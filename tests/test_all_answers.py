@@ -52,7 +52,7 @@ ONE_FOLDER = (
     "model fit @ -o /dev/null --force",
     "postmortem @",
     "nightly @ --night last",
-    "baseline @ -o /tmp/b.toml --force",
+    "check --learn @ -o /tmp/good.json --force",
     "trace @",
 )
 SHORT = {"GLOO": "gloo-oneccl-2ranks", "H200": "h200-8gpu-kernels"}

@@ -38,9 +38,9 @@ READERS = {
     "model predict": "model predict @ --sizes 1M --ranks 2",
     "postmortem": "postmortem @",
     "nightly": "nightly @ --night last",
-    "baseline": "baseline @ -o baseline.toml",
+    "check --learn": "check --learn @ -o good.json",
     "collect": "collect @ --into collected.sqlite",
-    "collect --prune": "collect --into @ --prune 400d --dry-run",
+    "collect --prune": "collect --into @ --prune 400d",
     "trace": "trace @",
     "gradients": "gradients @ --machine 8xH100",
     "gradients --machine": "gradients capture.jsonl --machine @",
@@ -56,9 +56,8 @@ USABLE = {
     "store.sqlite": {
         "report",
         "check --baseline",
-        "convert",
         "nightly",
-        "baseline",
+        "check --learn",
         "collect --prune",
     },
 }

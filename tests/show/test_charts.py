@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 from handmade import MIB, case, result, run
 from made_pairs import pairs_run
@@ -13,8 +12,6 @@ from made_runs import run as launch
 
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.soak_windows import SoakCase, SoakWindow
-from torchcoll.parts.fleet.nights_page import nights_charts
-from torchcoll.parts.fleet.panel import Panel
 from torchcoll.questions.comparison.compare import compare
 from torchcoll.questions.comparison.speed_up_charts import speed_up_charts
 from torchcoll.questions.contention.soak_show import soak_chart
@@ -199,26 +196,6 @@ def test_pairs_are_symmetric_and_blank_on_the_diagonal():
         assert len(z) == 5
     first = pairs_charts(pairs)[0].traces[0]["z"]
     assert first[0][1] == first[1][0] is not None
-
-
-def test_a_node_that_became_slow_is_at_the_top():
-    """100 nodes of which node 37 is 10 % slow in the last 5 of 30 nights; of more than 80
-    nodes those with the slowest weeks are shown first.
-    """
-    nodes, nights = 100, 30
-    generator = np.random.default_rng(1)
-    log_times = generator.normal(0, 0.002, (nights, nodes, 1)).astype(np.float32)
-    log_times[25:, 37] += np.log(1.1)
-    names = tuple(f"node{n}" for n in range(nodes))
-    panel = Panel("", 8, 0, names, (None,), log_times, np.full((nights, nodes), -1), [])
-    slowest, every = nights_charts(panel, "torchcoll nightly x --night {x}")
-    (trace,) = slowest.traces
-    assert trace["y"][0] == "node37" and len(trace["y"]) == 40 and len(trace["x"]) == nights
-    assert trace["z"][0][24] == pytest.approx(0, abs=1.5)
-    assert trace["z"][0][25:] == pytest.approx([10] * 5, abs=1.5)
-    assert "reduced: 40 of 100 nodes" in slowest.caption
-    assert len(every.traces[0]["z"]) == 100
-    assert trace["meta"]["command"] == "torchcoll nightly x --night {x}"
 
 
 def test_texts_are_no_markup_and_nothing_is_nan():

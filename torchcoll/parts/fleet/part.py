@@ -3,10 +3,10 @@
 from torchcoll.core.parts import Part
 
 PART = Part(
+    options={"check": "command:learn_options"},
     extends={
-        "check": "check_good_runs:baseline_in_rules",
-        "convert": "command:convert_store",
+        "check": "command:run_learn",
     },
     sections={"nights": "nights_page:add_nights"},
-    answers={"recognises": "address:is_store", "baseline": "check_good_runs:good_runs"},
+    answers={"recognises": "address:is_store", "baseline": "command:good_runs_of"},
 )
