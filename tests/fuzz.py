@@ -235,7 +235,6 @@ READERS = {
     "UCC perftest": Reader(_importer("ucc"), ("ucc.txt",)),
     "PARAM": Reader(_importer("param"), ("param.txt",)),
     "DeepSpeed": Reader(_importer("deepspeed"), ("deepspeed.txt",)),
-    "NCCL Inspector": Reader(_importer("nccl-inspector"), INSPECTOR),
     "NCCL Inspector traffic": Reader(_arrived, INSPECTOR, "n0-pid7.log"),
     "Inspector evidence": Reader(_evidence(inspector_evidence), INSPECTOR, "n0-pid7.log"),
     "pairs": Reader(_importer("pairs"), (), made=_PAIRS),

@@ -98,7 +98,7 @@ def load_one(
             if value is not None:
                 raise UsageError(name, value, f"none with {path}: a result file has its own")
         return _unnamed(_load_whole(read))
-    runs = _imported(read, collective=collective, ranks=ranks)
+    runs = _imported(read, collective, ranks)
     if len(runs) > 1:
         hint = (
             f"torchcoll convert {shlex.quote(os.fspath(path))} -o RUN.jsonl writes a file of each"
@@ -142,7 +142,6 @@ def load_all(
     foreign: dict[str, UnreadableError] = {}
     refused: list[UnreadableError] = []
     sources = [source if isinstance(source, Run) else from_stdin(source) for source in sources]
-    together = _files_of_jobs(sources)
     for number, source in enumerate(sources):
         if isinstance(source, Run):
             runs[f"{number}"] = source
@@ -151,9 +150,7 @@ def load_all(
         real = os.path.realpath(path)
         try:
             if not ours:
-                # The files of a job are read together with the first of them.
-                files = together.get(path, [])
-                imported = _imported(*files, collective=collective, ranks=ranks) if files else []
+                imported = _imported(path, collective, ranks)
                 runs |= {f"{number} {index}": run for index, run in enumerate(imported)}
             elif is_traffic(path):
                 traffic.append(path)
@@ -360,16 +357,9 @@ def read_material(
         kinds: set[str] = set()
         if os.path.isdir(path):
             material.folders.append(path)
-            listed = _results_and_logs_in(path)
-            together = _files_of_jobs(listed)
-            for file in listed:
-                files = [file] if is_ours(file) else together.get(file, [])
+            for file in _results_and_logs_in(path):
                 try:
-                    if len(files) > 1:
-                        material.runs += _imported(*files, collective=collective, ranks=ranks)
-                        kinds.add("runs")
-                    elif files:
-                        kinds.add(_read_file(file, material, results, collective, ranks))
+                    kinds.add(_read_file(file, material, results, collective, ranks))
                 except UnreadableError as error:
                     material.notes.append(f"skipped: {error}")
         else:
@@ -527,8 +517,9 @@ def _holds_no_results(source: str | os.PathLike[str], error: UnreadableError) ->
 
 def _none_of(paths: Sequence[str], errors: Mapping[str, UnreadableError]) -> UnreadableError:
     """The error for folders and patterns without a single result."""
-    if len(paths) == 1:
-        return errors[paths[0]]
+    first = errors[paths[0]]
+    if len(paths) == 1 or "reads it" in str(first):
+        return first
     expected = "a torchcoll result file, or output of another tool"
     return UnreadableError("result files", shorten(paths, _NAMED), expected)
 
@@ -564,19 +555,9 @@ def _unnamed(run: Run) -> Run:
 
 
 def _imported(
-    *paths: str | os.PathLike[str], collective: str | None = None, ranks: int | None = None
+    path: str | os.PathLike[str], collective: str | None = None, ranks: int | None = None
 ) -> list[Run]:
     # Imported here, so that neither ranks nor readers of result files load the importers.
     from torchcoll.reading.registry import runs_in
 
-    return runs_in(*[os.fspath(path) for path in paths], collective=collective, ranks=ranks)
-
-
-def _files_of_jobs(sources: Iterable[Source]) -> dict[str, list[str]]:
-    """First file -> files that are read together, of those that another tool wrote."""
-    paths = [os.fspath(s) for s in sources if not isinstance(s, Run) and not is_ours(s)]
-    if len(paths) < 2:
-        return {path: [path] for path in paths}
-    from torchcoll.reading.registry import files_of_jobs
-
-    return {group[0]: group for group in files_of_jobs(paths)}
+    return runs_in(os.fspath(path), collective=collective, ranks=ranks)

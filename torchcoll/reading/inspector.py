@@ -1,32 +1,24 @@
-"""NCCL Inspector: one JSON object for each collective that a rank ran, in a file per process.
+"""Reads the files of NCCL Inspector as Traffic: the calls of each rank, joined by communicator.
 
-The ranks do not begin a call together, and each rank's time includes its waiting. So a call takes
-as long as on the rank that arrived last, whose time is the shortest; this needs the records of all
-ranks. For ``torchcoll trace`` the calls of a job become Traffic.
+Inspector writes one JSON object for each collective that a rank ran, in a file per process. Each
+rank's time includes its waiting for the others: the last one to arrive has the shortest time.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from datetime import datetime, timezone
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from torchcoll.core.collectives import COLLECTIVES, Layout
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.opening import common_folder
-from torchcoll.core.result import LAST_TO_ARRIVE, CaseResult, Reported, Run
 from torchcoll.core.traffic import POINT_TO_POINT, Group, Traffic, TrafficCall
 from torchcoll.core.units import counted, format_ranges
 from torchcoll.reading import base
 from torchcoll.reading.inspector_records import (
     ALL_FILES,
-    ENQUEUED,
-    GPU_CLOCK,
     KERNEL_CLOCKS,
     LOST,
-    PER_RANK,
     CallKey,
     Job,
     JobCommunicator,
@@ -34,178 +26,15 @@ from torchcoll.reading.inspector_records import (
     Record,
     add_records,
     find_jobs,
-    is_json,
 )
 from torchcoll.reading.source import Source
-
-NAME = "nccl-inspector"
-LONG_LINES = True
-_MESSAGES = "{n} messages between two ranks are no collectives: torchcoll trace reads them"
-_FEW = (
-    "communicator {name}: records of rank {ranks} of {all} only: another may have arrived "
-    "last: no bandwidth is known. " + ALL_FILES
-)
-_SOME = "a rank that is there may have waited for another: no bandwidth"
-_ROOTED = (
-    "rooted: ranks leave at different times, so the shortest need not be the last: no bandwidth"
-)
-_MIXED = "{n} of {all} calls have several clocks ({clocks}), which cannot be compared: left out"
-
-
-def sniff(head: Sequence[str]) -> bool:
-    return any(map(is_json, head))
-
-
-def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Imported:
-    return read_together([lines], options)
-
-
-def read_together(
-    files: Iterable[Iterable[base.Line]], options: base.ImportOptions
-) -> base.Imported:
-    """The runs in several files: one for each job."""
-    imported, log = base.Imported(), Log()
-    for lines in files:
-        add_records(log, lines, options, imported)
-    if log.lost:
-        imported.warn(LOST.format(n=log.lost))
-    jobs = find_jobs(log, imported)
-    for number, job in enumerate(jobs, 1):
-        _warn(job, imported)
-        results = [r for c in job.communicators for r in _results(c, job, options)]
-        named = options
-        if len(jobs) > 1:
-            which = f"{options.file} (job {number} of {len(jobs)}, {job.name})"
-            named = replace(options, file=which)
-        if results:
-            imported.runs.append(_run(job, results, named))
-    return imported
-
-
-def _warn(job: Job, imported: base.Imported) -> None:
-    if job.numbering:
-        imported.warn(job.numbering)
-    messages = sum(len(communicator.messages) for communicator in job.communicators)
-    if messages:
-        imported.warn(_MESSAGES.format(n=messages))
-    for communicator in job.communicators:
-        if communicator.calls and len(communicator.processes) < communicator.ranks:
-            imported.warn(
-                _FEW.format(
-                    name=communicator.identity,
-                    ranks=format_ranges(sorted(communicator.processes)),
-                    all=communicator.ranks,
-                )
-            )
-
-
-def _run(job: Job, results: Sequence[CaseResult], options: base.ImportOptions) -> Run:
-    hosts = {
-        member: communicator.hosts[rank]
-        for communicator in job.communicators
-        for rank, member in communicator.members.items()
-    }
-    complete = len(hosts) == job.ranks
-    members = [{"rank": rank, "host": hosts[rank]} for rank in range(job.ranks)] if complete else []
-    source = {"tool": "NCCL Inspector", "format": "JSON", "job": job.name}
-    start = None
-    if job.first_us and job.first_us < 1 << 52:
-        start = datetime.fromtimestamp(job.first_us / 1e6, timezone.utc).isoformat()
-    return base.make_run(
-        results, options, source, ranks=job.ranks, members=members, start_utc=start
-    )
-
-
-def _results(
-    communicator: JobCommunicator, job: Job, options: base.ImportOptions
-) -> Iterable[CaseResult]:
-    """A result for each collective and size of a communicator."""
-    calls_by_case: dict[tuple[str, int], list[dict[int, Record]]] = defaultdict(list)
-    for (name, _), by_rank in sorted(communicator.calls.items()):
-        sizes = Counter(record.total_bytes for record in by_rank.values())
-        for size_bytes in sizes:  # more than one only where the ranks do not count alike
-            alike = {r: record for r, record in by_rank.items() if record.total_bytes == size_bytes}
-            calls_by_case[name, size_bytes].append(alike)
-    group = None
-    if len(job.communicators) > 1:
-        group = communicator.label or communicator.identity
-        same = [c for c in job.communicators if (c.label or c.identity) == group]
-        if len(same) > 1:
-            group = f"{group}/{same.index(communicator)}"
-    for (name, size_bytes), calls in calls_by_case.items():
-        yield _result(name, size_bytes, communicator, calls, group, options)
-
-
-def _result(
-    name: str,
-    size_bytes: int,
-    communicator: JobCommunicator,
-    calls: Sequence[Mapping[int, Record]],
-    group: str | None,
-    options: base.ImportOptions,
-) -> CaseResult:
-    ranks = communicator.ranks
-    records = [record for call in calls for record in call.values()]
-    whole_calls = [call for call in calls if len(call) == ranks]
-    timed = [call for call in whole_calls if len({r.timing for r in call.values()}) == 1]
-    clocks = {r.timing for call in timed or calls for r in call.values()}
-    clock = "device" if clocks == {GPU_CLOCK} else "host"
-    seen = {rank for call in calls for rank in call}
-    over_ranks = "mean" if len(seen) == ranks else "rank0" if seen == {0} else "unknown"
-    # Without bandwidths, which no mean of waiting ranks can give.
-    reported = Reported(
-        sum(record.time_ns for record in records) / len(records),
-        "mean",
-        over_ranks,
-        clock,
-        len(calls),
-        contradictory=True,
-    )
-    if name in PER_RANK:
-        reported = replace(reported, size_bytes=size_bytes // ranks, size_basis="per rank")
-    remarks = []
-    rooted = COLLECTIVES[name].has_root
-    if rooted:
-        remarks.append(_ROOTED)
-    elif not whole_calls:
-        remarks.append(f"no call has the records of all {ranks} ranks: {_SOME}")
-    elif len(whole_calls) < len(calls):
-        missing = len(calls) - len(whole_calls)
-        remarks.append(f"{missing} of {len(calls)} calls lack the record of some rank: left out")
-    if len(timed) < len(whole_calls):
-        names = ", ".join(sorted({r.timing for call in whole_calls for r in call.values()}))
-        mixed = len(whole_calls) - len(timed)
-        remarks.append(_MIXED.format(n=mixed, all=len(calls), clocks=names))
-    if len(clocks) > 1:
-        remarks.append(f"several clocks together: {', '.join(sorted(clocks))}")
-    if ENQUEUED in clocks:
-        remarks.append(f"{ENQUEUED}: waiting in the stream is in the time, busbw is a lower bound")
-    result = base.make_result(
-        name,
-        size_bytes,
-        reported,
-        ranks=ranks,
-        dtype=options.dtype,
-        backend=options.backend or "nccl",
-        device="cuda",
-        warnings=remarks,
-        group=group,
-    )
-    if timed and not rooted:
-        result.reported = replace(reported, over_ranks=LAST_TO_ARRIVE, contradictory=False)
-        result.time_ns = {clock: [[call[rank].time_ns for call in timed] for rank in range(ranks)]}
-        result.members = [communicator.members[rank] for rank in range(ranks)]
-    return result
-
-
-# The calls of each rank as Traffic, joined by communicator.
 
 SOURCE = "nccl inspector"
 
 
 def is_inspector(begin: bytes) -> bool:
     """Whether a file that begins so has calls of NCCL Inspector."""
-    return sniff(begin.decode("utf-8", "replace").splitlines())
+    return b"coll_exec_time_us" in begin or b"inspector_output_format_version" in begin
 
 
 def read_inspector(paths: Sequence[Path]) -> list[Traffic]:
@@ -215,7 +44,7 @@ def read_inspector(paths: Sequence[Path]) -> list[Traffic]:
     """
     imported, log = base.Imported(), Log()
     for lines in _lines(paths):
-        add_records(log, lines, base.ImportOptions(), imported)
+        add_records(log, lines, imported)
     jobs = find_jobs(log, imported)
     if not jobs:
         refused = next((reason for _, reason in imported.refusals()), "no call")

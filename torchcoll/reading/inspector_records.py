@@ -20,9 +20,7 @@ from torchcoll.core.traffic import POINT_TO_POINT
 from torchcoll.reading import base
 
 PER_RANK = ("all_gather", "reduce_scatter")  # Inspector's size of these is that of one rank
-GPU_CLOCK = "kernel_gpu"  # kernel_cpu and collective_cpu are times of the host's clock
-KERNEL_CLOCKS = (GPU_CLOCK, "kernel_cpu")  # of these the time is that of the kernel
-ENQUEUED = "collective_cpu"  # from the enqueue on, so that waiting in the stream is in it
+KERNEL_CLOCKS = ("kernel_gpu", "kernel_cpu")  # of these the time is that of the kernel
 _BATCH = ("coll_records", "p2p_records", "proxy_records")
 LOST = (
     "{n} collectives were overwritten before Inspector wrote them: those here are not all "
@@ -125,13 +123,7 @@ class Log:
     lost: int = 0
 
 
-def is_json(text: str) -> bool:
-    return "coll_exec_time_us" in text or "inspector_output_format_version" in text
-
-
-def add_records(
-    log: Log, lines: Iterable[base.Line], options: base.ImportOptions, imported: base.Imported
-) -> None:
+def add_records(log: Log, lines: Iterable[base.Line], imported: base.Imported) -> None:
     """Add the records of one file. Lines that cannot be used are refused in ``imported``."""
     marker: dict[str, Any] = {}
     left = 0  # how many further records the marker belongs to
@@ -154,7 +146,7 @@ def add_records(
                     imported.refuse(line, "no header: the dump_stats record before it is missing")
                     continue
                 flat = {**marker, **flat}
-            _add(log, flat, line, options, imported)
+            _add(log, flat, line, imported)
         left = max(0, left - 1)
 
 
@@ -181,27 +173,19 @@ def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _add(
-    log: Log,
-    flat: Mapping[str, Any],
-    line: int,
-    options: base.ImportOptions,
-    imported: base.Imported,
-) -> None:
+def _add(log: Log, flat: Mapping[str, Any], line: int, imported: base.Imported) -> None:
     """Add one record, or refuse it with the reason."""
     message = "p2p" in flat
     if not message and "coll" not in flat:
         imported.refuse(line, "no collective")
         return
     kind = "p2p" if message else "coll"
-    ranks = options.ranks or base.parse_ranks(flat.get("n_ranks"))
+    ranks = base.parse_ranks(flat.get("n_ranks"))
     rank, count = base.whole(flat.get("rank")), base.whole(flat.get(f"{kind}_sn"))
     size_bytes = base.whole(flat.get(f"{kind}_msg_size_bytes"))
     time_us = base.number(flat.get(f"{kind}_exec_time_us"))
     source = str(flat.get(f"{kind}_timing_source") or "unknown")[:40]
-    # Every record names its own collective.
     name = str(flat[kind]).lower() if message else base.collective_named(str(flat[kind]))
-    name = name if message else name or options.collective
     why = ""
     if message and name not in POINT_TO_POINT:
         why = "point-to-point: neither Send nor Recv"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.parts.postmortem.evidence import FileRead, GroupSeen, JobEvidence
-from torchcoll.reading.base import Imported, ImportOptions
+from torchcoll.reading.base import Imported
 from torchcoll.reading.inspector import is_inspector
 from torchcoll.reading.inspector_records import Job, Log, add_records, find_jobs
 from torchcoll.reading.source import Source
@@ -31,7 +31,7 @@ def recognizes(path: Path, begin: bytes) -> bool:
 def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
     """The jobs in a file. Raises UnreadableError for a file without a call."""
     imported, log = Imported(), Log()
-    add_records(log, Source(str(path)).lines(), ImportOptions(), imported)
+    add_records(log, Source(str(path)).lines(), imported)
     jobs = [_of_job(job, shown) for job in find_jobs(log, imported)]
     if not jobs:
         why = next((reason for _, reason in imported.refusals()), "no record")
