@@ -422,7 +422,7 @@ def test_nccl_json_keeps_no_environment_but_the_allowed(imported, tmp_path):
     environment = result.runs[0].environment
     assert environment["variables"] == {"NCCL_ALGO": "Ring", "SLURM_JWT": "***"}
     assert "AWS" not in str(result.runs[0].header)
-    assert result.warnings[0].startswith("-f 1.5: sizes rise by 1 MiB")
+    assert result.warnings[0].startswith("-f 1.5 was read as 1: ")
 
 
 def test_nccl_json_with_bare_inf_and_cut_off(imported):

@@ -123,7 +123,7 @@ def convert_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--statistic",
         metavar="NAME",
-        help=("the statistic of a plain table's times: mean, median, min or max"),
+        help="the statistic of a plain table's times: mean, median, min or max",
     )
     add(
         "--label",

@@ -170,7 +170,7 @@ def load_all(
     if foreign and not (runs or traffic or manifests or refused):
         raise _none_of(list(foreign), foreign)
     others = bool(runs or traffic or manifests)
-    skip(refused if others else refused[:1], others)
+    skip(list({str(error): error for error in refused}.values()), others)
     if foreign:
         number_of_files, names = counted(len(foreign), "file"), shorten(list(foreign), _NAMED)
         tell(f"torchcoll: note: skipped {number_of_files} without results: {names}")

@@ -45,8 +45,7 @@ class Record(NamedTuple):
     it was written, since 1970. name: a collective of torchcoll, ``send`` or ``recv``. number: the
     count of NCCL. size_bytes: as Inspector prints it. started_us, kernel_us: when the call was
     enqueued and its kernel began, since 1970 (verbose output); None where not recorded. choice:
-    algorithm and protocol.  peer: of a message, in the
-    communicator.
+    algorithm and protocol. peer: of a message, in the communicator.
     """
 
     communicator: str
@@ -103,7 +102,6 @@ class Job:
 
     communicators: list[JobCommunicator]
     ranks: int = 0
-    processes: dict[Process, int] = field(default_factory=dict)
     numbering: str = ""
     first_us: int | None = None
     last_us: int | None = None
@@ -311,16 +309,16 @@ def _job(communicators: list[JobCommunicator]) -> Job:
     if worlds:
         world = worlds[0]
         job.ranks = world.ranks
-        job.processes = {process: rank for rank, process in world.processes.items()}
+        rank_of = {process: rank for rank, process in world.processes.items()}
     else:
         job.ranks = len(processes)
-        job.processes = {process: rank for rank, process in enumerate(sorted(processes))}
+        rank_of = {process: rank for rank, process in enumerate(sorted(processes))}
         job.numbering = (
             "no communicator has all processes: ranks are numbered by the host and the pid"
         )
     for communicator in job.communicators:
         communicator.members = {
-            rank: job.processes[process] for rank, process in communicator.processes.items()
+            rank: rank_of[process] for rank, process in communicator.processes.items()
         }
     records = (r for c in communicators for call in c.calls.values() for r in call.values())
     messages = (r for c in communicators for r in c.messages)

@@ -17,7 +17,14 @@ from torchcoll.core.case import BLOCKING, NATIVE
 from torchcoll.core.collectives import COLLECTIVES, Collective
 from torchcoll.core.result import CaseResult, Matrix, Reported
 from torchcoll.core.units import counted, format_size
-from torchcoll.reading.base import Imported, itemsize, make_result, ranks_in, whole
+from torchcoll.reading.base import (
+    Imported,
+    itemsize,
+    make_result,
+    number,
+    ranks_in,
+    whole,
+)
 
 # The largest number of ranks that is tried for busbw / algbw.
 _MOST = 100_000
@@ -437,15 +444,24 @@ def settings_of(text: str) -> dict[str, str]:
     return settings
 
 
+def fraction(args: Sequence[str]) -> str:
+    """A warning about a -f that nccl-tests reads as another number; '' without one."""
+    for flag, value in pairwise(args):
+        factor = number(value) if flag in ("-f", "--stepfactor") else None
+        if factor is not None and factor != int(factor):
+            then = ", so that the sizes rise by the default step of 1 MiB" if factor < 2 else ""
+            return f"-f {value} was read as {int(factor)}: nccl-tests takes a whole number{then}"
+    return ""
+
+
 def version_text(code: object) -> str:
     """The version for a code of nccl.h: 22902 is 2.29.2; before 2.9 the form was 2708 for 2.7.8."""
-    try:
-        number = int(str(code))
-    except ValueError:
+    value = whole(code)
+    if value is None:
         return str(code)
-    if number >= 10000:
-        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-    return f"{number // 1000}.{number // 100 % 10}.{number % 100}"
+    if value >= 10000:
+        return f"{value // 10000}.{value // 100 % 100}.{value % 100}"
+    return f"{value // 1000}.{value // 100 % 10}.{value % 100}"
 
 
 INTERLEAVED = (

@@ -10,7 +10,6 @@ A third party adds a format with a module as described in reading/base.py and an
 from __future__ import annotations
 
 import importlib
-import itertools
 import os
 import re
 import shlex
@@ -78,16 +77,6 @@ def importers() -> dict[str, Importer]:
     return by_name
 
 
-def sniff_importer(windows: Iterable[Sequence[str]], writers: Writers) -> Importer | None:
-    """The first importer that recognises the format in windows of a file's lines, or None."""
-    for lines in windows:
-        messages = [written.text for written in writers.lines(enumerate(lines))]
-        for each in importers().values():
-            if each.sniff(lines if _has_long_lines(each) else messages):
-                return each
-    return None
-
-
 def _has_long_lines(importer: Importer) -> bool:
     """Whether it reads JSON, whose lines are long and have no prefixes."""
     return bool(getattr(importer, "LONG_LINES", False))
@@ -121,10 +110,10 @@ def import_file(
         importer, writers, sample = _recognised(source, name)
     if importer is None:
         if MODEL_START.search(source.start):
+            named = "FILE" if is_stdin(path) else shlex.quote(path)
             action = (
-                "torchcoll model predict reads it; torchcoll model validate --predicted "
-                f"{'FILE' if is_stdin(path) else shlex.quote(path)} RUN says how wrong it is about "
-                "a run."
+                f"torchcoll model predict reads it; torchcoll model validate --predicted {named} "
+                "RUN says how wrong it is about a run."
             )
             raise UnreadableError("file", source.name, "results; this is a model", action)
         tool, instead = without_collectives(source.start)
@@ -152,24 +141,33 @@ def import_file(
                 imported = whole
     for problem in filter(None, (source.cut, source.problem)):
         imported.warn(problem)
+    imported.importer = importer.NAME
+    if options.statistic and importer.NAME != _PLAIN:
+        imported.warn(f"--statistic {options.statistic} is for plain tables: not used")
+    for text in filter(None, (repeats(run.results) for run in imported.runs)):
+        imported.warn(text)
     refusals = [
         f"refused: {source.name}{f':{lines}' if lines else ''}: {why}"
         for lines, why in imported.refusals()
     ]
-    _finish(imported, importer, options, refusals)
+    for run, warnings in zip(imported.runs, imported.warnings_by_run(), strict=True):
+        # Events are saved in the result file, problems are not.
+        run.events += [{"kind": "import", "message": text} for text in (*warnings, *refusals)]
     return imported
 
 
 def _recognised(source: Source, name: str | None) -> tuple[Importer | None, Writers, list[str]]:
     """The importer of a file, who wrote it, and its first lines."""
-    windows = source.windows()
-    sample = next(windows)
+    sample = next(source.windows())
     writers = Writers(sample)
     if name:
-        importer: Importer | None = importers()[name]
-    else:
-        importer = sniff_importer(itertools.chain([sample], windows), writers)
-    return importer, writers, sample
+        return importers()[name], writers, sample
+    for lines in source.windows():
+        messages = [written.text for written in writers.lines(enumerate(lines))]
+        for each in importers().values():
+            if each.sniff(lines if _has_long_lines(each) else messages):
+                return each, writers, sample
+    return None, writers, sample
 
 
 def _read_lines(
@@ -204,13 +202,9 @@ def _read_lines(
                 f"Take one out: grep '{written.prefix}' FILE > TEXT",
             )
         by_writer.setdefault(written.writer, []).append((written.number, written.text))
-    return join(
-        [
-            _by(importer.read(iter(by_writer[name]), options), nodes[name], name)
-            for name in by_writer
-            if name
-        ]
-    )
+    named = [name for name in by_writer if name]
+    parts = (importer.read(iter(by_writer[name]), options) for name in named)
+    return join([_by(part, nodes[name], name) for part, name in zip(parts, named, strict=True)])
 
 
 def _by(imported: Imported, node: str, writer: str = "") -> Imported:
@@ -242,21 +236,6 @@ def _nearest(path: str, lines: Sequence[str]) -> str:
         f"Line {1 - index} came nearest: {shown!r}. Name its columns: torchcoll convert {name} "
         "--map size=NAME,time=NAME --collective all_reduce -o RUN.jsonl."
     )
-
-
-def _finish(
-    imported: Imported, importer: Importer, options: ImportOptions, refusals: Sequence[str]
-) -> None:
-    """Add to each run what the importer warned of and refused."""
-    imported.importer = importer.NAME
-    if options.statistic and importer.NAME != _PLAIN:
-        imported.warn(f"--statistic {options.statistic} is for plain tables: not used")
-    for run in imported.runs:
-        if text := repeats(run.results):
-            imported.warn(text)
-    for run, warnings in zip(imported.runs, imported.warnings_by_run(), strict=True):
-        # Events are saved in the result file, problems are not.
-        run.events += [{"kind": "import", "message": text} for text in (*warnings, *refusals)]
 
 
 def runs_in(path: str, *, collective: str | None = None, ranks: int | None = None) -> list[Run]:
