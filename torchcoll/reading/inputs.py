@@ -36,7 +36,7 @@ from torchcoll.core.units import counted, shorten
 if TYPE_CHECKING:
     from torchcoll.core.traffic import Traffic
     from torchcoll.libraries.dumps import Dump
-    from torchcoll.libraries.log_files import LogReader
+    from torchcoll.libraries.job_logs import LogReader
 
 # `torchcoll matrix` keeps its manifest in the folder of its result files.
 MANIFEST, MATRIX_SCHEMA = "manifest.jsonl", "torchcoll-matrix/1"
@@ -396,7 +396,7 @@ def read_material(
 
 def _results_and_logs_in(folder: str) -> list[str]:
     """List the result files of a folder (all files if it has none), and its logs."""
-    from torchcoll.libraries.log_files import list_log_files
+    from torchcoll.libraries.job_logs import list_log_files
 
     files = [str(file) for file in expand(folder)]
     with contextlib.suppress(UnreadableError):  # none
@@ -414,8 +414,8 @@ def _read_file(
     """Add a file to the material, or its path to the results; returns its kind."""
     from torchcoll.core.traffic import Traffic
     from torchcoll.libraries.dumps import read_dump
-    from torchcoll.libraries.log_files import read_log
-    from torchcoll.libraries.nccl.xml_tree import is_dump
+    from torchcoll.libraries.job_logs import read_log
+    from torchcoll.libraries.nccl.topology import is_dump
 
     if is_ours(file):
         if is_traffic(file):

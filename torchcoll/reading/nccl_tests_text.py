@@ -18,7 +18,7 @@ from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.result import Run
 from torchcoll.reading import base, nccl_tests
-from torchcoll.reading.nccl_tests_messages import SET, Messages
+from torchcoll.reading.nccl_tests import SET, Messages
 from torchcoll.reading.nccl_tests_rows import RowParser
 from torchcoll.reading.table_reader import NOTE
 from torchcoll.reading.writers import log_hosts, without_log

@@ -13,8 +13,7 @@ from pathlib import Path
 from torchcoll.core.errors import UnreadableError
 from torchcoll.parts.postmortem.evidence import FileRead, GroupSeen, JobEvidence
 from torchcoll.reading.base import Imported
-from torchcoll.reading.inspector import is_inspector
-from torchcoll.reading.inspector_records import Job, Log, add_records, find_jobs
+from torchcoll.reading.inspector import Job, Log, add_records, find_jobs, is_inspector
 from torchcoll.reading.source import Source
 
 _CALLS = "NCCL Inspector"
