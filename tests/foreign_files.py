@@ -130,18 +130,6 @@ DEEPSPEED = (
 )
 
 
-def inspector(rank, number, us, **changed):
-    perf = {
-        "coll": "AllGather",
-        "coll_sn": number,
-        "coll_msg_size_bytes": 1024,
-        "coll_exec_time_us": us,
-        "coll_timing_source": "kernel_gpu",
-    }
-    header = {"id": "0x7f", "rank": rank, "n_ranks": 2, "nnodes": 1}
-    return {"header": header, "metadata": {"hostname": "n0"}, "coll_perf": perf | changed}
-
-
 RCCL = "numCycle,collective,ranks,size,type,redop,inplace,time,algbw,busbw,wrong"
 
 

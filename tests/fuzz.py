@@ -37,8 +37,7 @@ from torchcoll.cli import main as torchcoll_main
 from torchcoll.core.errors import TorchcollError, UnreadableError
 from torchcoll.core.traffic import Traffic
 from torchcoll.libraries.dumps import read_dump
-from torchcoll.libraries.job_logs import file_rows, job_log
-from torchcoll.libraries.log_files import group_jobs, read_log
+from torchcoll.libraries.job_logs import file_rows, group_jobs, job_log, read_log
 from torchcoll.libraries.show import show_logs
 from torchcoll.parts.experiments.blocks import make_plan
 from torchcoll.parts.experiments.folder import Folder
@@ -232,7 +231,6 @@ READERS = {
     "UCC perftest": Reader(_importer("ucc"), ("ucc.txt",)),
     "PARAM": Reader(_importer("param"), ("param.txt",)),
     "DeepSpeed": Reader(_importer("deepspeed"), ("deepspeed.txt",)),
-    "NCCL Inspector": Reader(_importer("nccl-inspector"), INSPECTOR),
     "NCCL Inspector traffic": Reader(_arrived, INSPECTOR, "n0-pid7.log"),
     "pairs": Reader(_importer("pairs"), (), made=_PAIRS),
     "threads": Reader(_imported, (), made=_THREADS),

@@ -13,7 +13,7 @@ from torchcoll.cli import main
 from torchcoll.core import bounds, jsonl
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Traffic
-from torchcoll.libraries.log_files import read_log
+from torchcoll.libraries.job_logs import read_log
 from torchcoll.libraries.nccl.log import NcclLogReader
 from torchcoll.reading import base
 from torchcoll.reading.inputs import load

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from torchcoll.core.errors import UnreadableError
-from torchcoll.libraries.log_files import read_log
+from torchcoll.libraries.job_logs import read_log
 from torchcoll.reading.registry import import_file
 from torchcoll.reading.traces import read_traffic
 

@@ -8,8 +8,7 @@ import pytest
 from made_topologies import cpu, gpu, hgx, pci, system
 
 from torchcoll.libraries.nccl import ceilings
-from torchcoll.libraries.nccl.topology import read_topology
-from torchcoll.libraries.nccl.xml_tree import read_tree
+from torchcoll.libraries.nccl.topology import read_topology, read_tree
 
 
 def limits_by_key(tmp_path, text, hosts=None):

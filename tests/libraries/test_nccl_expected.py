@@ -12,8 +12,8 @@ from error_form import error_line
 import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.plausibility import summarise_run
-from torchcoll.libraries.nccl.expected import TuningTables, time_ns
 from torchcoll.libraries.nccl.messages import Tuned
+from torchcoll.libraries.shares import TuningTables, time_ns
 
 KERNELS = Path(__file__).parents[2] / "results" / "h200-8gpu-kernels" / "nvidia.jsonl"
 # The lines that NCCL 2.30 writes on rank 0 of eight, with the figures of its model for eight H100.

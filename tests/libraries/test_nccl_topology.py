@@ -11,8 +11,7 @@ from made_topologies import cpu, gpu, nic, nvlink, pci, switches, system
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.plausibility import DEVICES
 from torchcoll.libraries.nccl import speeds
-from torchcoll.libraries.nccl.topology import Topology, distance, read_topology
-from torchcoll.libraries.nccl.xml_tree import is_dump, read_tree
+from torchcoll.libraries.nccl.topology import Topology, distance, is_dump, read_topology, read_tree
 
 
 def read(tmp_path, text: str) -> Topology:

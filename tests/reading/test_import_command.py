@@ -21,7 +21,6 @@ from foreign_files import (
     PARAM,
     ROW,
     SMALL,
-    inspector,
     nccl_json,
     text,
 )
@@ -46,7 +45,6 @@ FORMATS = {
     "osu": OSU.format(kind="", name="Allreduce"),
     "ucc": fuzz.seed("ucc.txt"),
     "param": PARAM,
-    "nccl-inspector": json.dumps(inspector(0, 1, 5.0)) + "\n" + json.dumps(inspector(1, 1, 6.0)),
     "deepspeed": DEEPSPEED,
     "plain": "| collective | size | time (us) |\n|---|---|---|\n| reduce | 1K | 2.5 |\n",
 }
@@ -62,7 +60,7 @@ def test_each_format_is_recognised(imported, name):
 def test_after_much_noise(imported, name):
     """The first line of the format comes after more lines than one window of sniffing has."""
     noise = "node1:1:2 [3] NCCL INFO Channel 05/24 : 3[e3000] -> 4[8a000] via P2P/IPC\n" * 3000
-    if name not in ("nccl-tests-json", "nccl-inspector"):
+    if name != "nccl-tests-json":
         assert imported(noise + FORMATS[name] + noise).importer == name
 
 

@@ -106,7 +106,7 @@ def test_what_is_no_plain_value_is_refused_by_name(value, named, protocol):
 def test_extensions_and_persistent_ids():
     copyreg.add_extension(__name__, "Stateful", 4711)
     try:
-        assert refusal(pickle.dumps(Stateful, 2)).startswith("one that needs extension 4711")
+        assert refusal(pickle.dumps(Stateful, 2)).startswith("one that needs EXT2")
     finally:
         copyreg.remove_extension(__name__, "Stateful", 4711)
 
@@ -114,7 +114,7 @@ def test_extensions_and_persistent_ids():
         def persistent_id(self, value):
             return "the id" if value == 7 else None
 
-    for protocol, named in ((0, "the persistent id the id"), (2, "BINPERSID")):
+    for protocol, named in ((0, "PERSID"), (2, "BINPERSID")):
         file = io.BytesIO()
         Persistent(file, protocol).dump([7])
         assert refusal(file.getvalue()).startswith(f"one that needs {named}")
@@ -136,7 +136,7 @@ def test_extensions_and_persistent_ids():
         (b")R.", "REDUCE"),
         (b"\x97.", "NEXT_BUFFER"),
         (b"\x98.", "READONLY_BUFFER"),
-        (b"\x82\x07.", "extension 7"),
+        (b"\x82\x07.", "EXT1"),
         (b"\x82", "EXT1"),
     ],
 )

@@ -35,7 +35,7 @@ _READERS = (
         "show",
         re.compile(
             rb"# nThread \d+ nGpus |Avg bus bandwidth|# OSU MPI|# Benchmarking:? |MPI Benchmarks? "
-            rb'|COMMS-RES|---- Performance of |"coll_exec_time_us"|Time, us|data_size\(Bytes\)'
+            rb"|COMMS-RES|---- Performance of |Time, us|data_size\(Bytes\)"
         ),
     ),
     ("nightly", re.compile(rb"\ASQLite format 3\0")),

@@ -21,7 +21,7 @@ from torchcoll.core.errors import (
 
 if TYPE_CHECKING:
     from torchcoll.libraries.dumps import Dump
-    from torchcoll.libraries.limits_show import LimitsView
+    from torchcoll.libraries.show import LimitsView
 
 
 def log_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,9 +42,14 @@ def log_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_log(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.skipping import skip
-    from torchcoll.libraries.job_logs import file_rows, job_log
-    from torchcoll.libraries.log_files import group_jobs, list_log_files, read_log
-    from torchcoll.libraries.nccl.xml_tree import is_dump
+    from torchcoll.libraries.job_logs import (
+        file_rows,
+        group_jobs,
+        job_log,
+        list_log_files,
+        read_log,
+    )
+    from torchcoll.libraries.nccl.topology import is_dump
     from torchcoll.libraries.show import show_logs
     from torchcoll.report.formats import FORMATS
 
@@ -87,8 +92,8 @@ def _read_dump(path: str) -> tuple[Dump, list[str]]:
 
 def _limits(dumps: Sequence[Dump], paths: Sequence[str]) -> LimitsView | None:
     """What the machine of the topology files allows. None for topologies without limits."""
-    from torchcoll.libraries.limits_show import limits_view
     from torchcoll.libraries.shares import read_machine
+    from torchcoll.libraries.show import limits_view
 
     try:
         return limits_view(read_machine(paths)) if dumps else None

@@ -11,7 +11,7 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.plausibility import device_named
 from torchcoll.core.units import format_ranges
 from torchcoll.libraries.nccl import speeds, topology
-from torchcoll.libraries.nccl.xml_tree import read_tree
+from torchcoll.libraries.nccl.topology import read_tree
 
 Row = dict[str, Any]
 _MOST_DEVICES = 1024  # of each kind: every interface is compared with every GPU

@@ -6,9 +6,6 @@ An importer is a module, built in or named by an entry point of the group ``torc
     def sniff(head: Sequence[str]) -> bool           is it this format? head: the first lines
     def read(lines: Iterable[Line], options: ImportOptions) -> Imported
     LONG_LINES = True                                if it is JSON, with lines as they are
-    def read_together(files: Iterable[Iterable[Line]], options: ImportOptions) -> Imported
-                                                     if the processes of a job write a file each:
-                                                     a run for each job in the files
 
 ``lines`` are (line number, text) without ANSI codes and prefixes (source.py, writers.py); the lines
 for ``sniff`` are alike. ``read`` never raises for the content of a file: a row that it

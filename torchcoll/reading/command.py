@@ -123,7 +123,7 @@ def convert_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--statistic",
         metavar="NAME",
-        help=("the statistic of a plain table's times: mean, median, min or max"),
+        help="the statistic of a plain table's times: mean, median, min or max",
     )
     add(
         "--label",
@@ -205,12 +205,7 @@ def _runs_of(
     """
     from torchcoll.reading.base import ImportOptions
     from torchcoll.reading.inputs import expand, load_all
-    from torchcoll.reading.registry import (
-        files_of_jobs,
-        import_file,
-        import_together,
-        nothing_read,
-    )
+    from torchcoll.reading.registry import import_file, nothing_read
 
     named = [
         str(each) for path in options.files for each in ([path] if is_stdin(path) else expand(path))
@@ -236,13 +231,9 @@ def _runs_of(
         columns=parse_columns(options.map),
     )
     labels = parse_labels(options.label)
-    for paths in [[p] for p in files] if options.importer else files_of_jobs(files):
-        path = paths[0] if len(paths) == 1 else f"{counted(len(paths), 'file')} from {paths[0]} on"
+    for path in files:
         try:
-            if len(paths) > 1:
-                imported = import_together(paths, import_options)
-            else:
-                imported = import_file(path, import_options, options.importer)
+            imported = import_file(path, import_options, options.importer)
         except errors.UnreadableError as error:
             refused.append(error)
             continue

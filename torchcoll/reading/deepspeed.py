@@ -79,7 +79,7 @@ class _DeepSpeedReader(TableReader):
         time, scale = base.number(value), _SCALES.get(unit or self.raw_unit)
         if not time or scale is None:
             return f"duration is {fields[2]}"
-        size_bytes = int(elements[1]) * int(elements[2])
+        size_bytes = (base.whole(elements[1]) or 0) * (base.whole(elements[2]) or 0)
         figures = {"over_ranks": "rank0"}
         return self.case(size_bytes, time * scale / 1e3, fields[4], value, figures)
 

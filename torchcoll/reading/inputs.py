@@ -36,7 +36,7 @@ from torchcoll.core.units import counted, shorten
 if TYPE_CHECKING:
     from torchcoll.core.traffic import Traffic
     from torchcoll.libraries.dumps import Dump
-    from torchcoll.libraries.log_files import LogReader
+    from torchcoll.libraries.job_logs import LogReader
 
 # `torchcoll matrix` keeps its manifest in the folder of its result files.
 MANIFEST, MATRIX_SCHEMA = "manifest.jsonl", "torchcoll-matrix/1"
@@ -98,7 +98,7 @@ def load_one(
             if value is not None:
                 raise UsageError(name, value, f"none with {path}: a result file has its own")
         return _unnamed(_load_whole(read))
-    runs = _imported(read, collective=collective, ranks=ranks)
+    runs = _imported(read, collective, ranks)
     if len(runs) > 1:
         hint = (
             f"torchcoll convert {shlex.quote(os.fspath(path))} -o RUN.jsonl writes a file of each"
@@ -142,7 +142,6 @@ def load_all(
     foreign: dict[str, UnreadableError] = {}
     refused: list[UnreadableError] = []
     sources = [source if isinstance(source, Run) else from_stdin(source) for source in sources]
-    together = _files_of_jobs(sources)
     for number, source in enumerate(sources):
         if isinstance(source, Run):
             runs[f"{number}"] = source
@@ -151,9 +150,7 @@ def load_all(
         real = os.path.realpath(path)
         try:
             if not ours:
-                # The files of a job are read together with the first of them.
-                files = together.get(path, [])
-                imported = _imported(*files, collective=collective, ranks=ranks) if files else []
+                imported = _imported(path, collective, ranks)
                 runs |= {f"{number} {index}": run for index, run in enumerate(imported)}
             elif is_traffic(path):
                 traffic.append(path)
@@ -173,7 +170,7 @@ def load_all(
     if foreign and not (runs or traffic or manifests or refused):
         raise _none_of(list(foreign), foreign)
     others = bool(runs or traffic or manifests)
-    skip(refused if others else refused[:1], others)
+    skip(list({str(error): error for error in refused}.values()), others)
     if foreign:
         number_of_files, names = counted(len(foreign), "file"), shorten(list(foreign), _NAMED)
         tell(f"torchcoll: note: skipped {number_of_files} without results: {names}")
@@ -360,16 +357,9 @@ def read_material(
         kinds: set[str] = set()
         if os.path.isdir(path):
             material.folders.append(path)
-            listed = _results_and_logs_in(path)
-            together = _files_of_jobs(listed)
-            for file in listed:
-                files = [file] if is_ours(file) else together.get(file, [])
+            for file in _results_and_logs_in(path):
                 try:
-                    if len(files) > 1:
-                        material.runs += _imported(*files, collective=collective, ranks=ranks)
-                        kinds.add("runs")
-                    elif files:
-                        kinds.add(_read_file(file, material, results, collective, ranks))
+                    kinds.add(_read_file(file, material, results, collective, ranks))
                 except UnreadableError as error:
                     material.notes.append(f"skipped: {error}")
         else:
@@ -406,7 +396,7 @@ def read_material(
 
 def _results_and_logs_in(folder: str) -> list[str]:
     """List the result files of a folder (all files if it has none), and its logs."""
-    from torchcoll.libraries.log_files import list_log_files
+    from torchcoll.libraries.job_logs import list_log_files
 
     files = [str(file) for file in expand(folder)]
     with contextlib.suppress(UnreadableError):  # none
@@ -424,8 +414,8 @@ def _read_file(
     """Add a file to the material, or its path to the results; returns its kind."""
     from torchcoll.core.traffic import Traffic
     from torchcoll.libraries.dumps import read_dump
-    from torchcoll.libraries.log_files import read_log
-    from torchcoll.libraries.nccl.xml_tree import is_dump
+    from torchcoll.libraries.job_logs import read_log
+    from torchcoll.libraries.nccl.topology import is_dump
 
     if is_ours(file):
         if is_traffic(file):
@@ -527,8 +517,9 @@ def _holds_no_results(source: str | os.PathLike[str], error: UnreadableError) ->
 
 def _none_of(paths: Sequence[str], errors: Mapping[str, UnreadableError]) -> UnreadableError:
     """The error for folders and patterns without a single result."""
-    if len(paths) == 1:
-        return errors[paths[0]]
+    first = errors[paths[0]]
+    if len(paths) == 1 or "reads it" in str(first):
+        return first
     expected = "a torchcoll result file, or output of another tool"
     return UnreadableError("result files", shorten(paths, _NAMED), expected)
 
@@ -564,19 +555,9 @@ def _unnamed(run: Run) -> Run:
 
 
 def _imported(
-    *paths: str | os.PathLike[str], collective: str | None = None, ranks: int | None = None
+    path: str | os.PathLike[str], collective: str | None = None, ranks: int | None = None
 ) -> list[Run]:
     # Imported here, so that neither ranks nor readers of result files load the importers.
     from torchcoll.reading.registry import runs_in
 
-    return runs_in(*[os.fspath(path) for path in paths], collective=collective, ranks=ranks)
-
-
-def _files_of_jobs(sources: Iterable[Source]) -> dict[str, list[str]]:
-    """First file -> files that are read together, of those that another tool wrote."""
-    paths = [os.fspath(s) for s in sources if not isinstance(s, Run) and not is_ours(s)]
-    if len(paths) < 2:
-        return {path: [path] for path in paths}
-    from torchcoll.reading.registry import files_of_jobs
-
-    return {group[0]: group for group in files_of_jobs(paths)}
+    return runs_in(os.fspath(path), collective=collective, ranks=ranks)

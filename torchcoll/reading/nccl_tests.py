@@ -1,6 +1,4 @@
-"""Rows of nccl-tests and rccl-tests, for all their formats: checks, ranks, collectives and
-results.
-"""
+"""Rows of nccl-tests and rccl-tests, for all their formats, and NCCL's messages beside them."""
 
 from __future__ import annotations
 
@@ -17,7 +15,17 @@ from torchcoll.core.case import BLOCKING, NATIVE
 from torchcoll.core.collectives import COLLECTIVES, Collective
 from torchcoll.core.result import CaseResult, Matrix, Reported
 from torchcoll.core.units import counted, format_size
-from torchcoll.reading.base import Imported, itemsize, make_result, ranks_in, whole
+from torchcoll.core.variables import kept_variables
+from torchcoll.libraries.nccl.algorithms import choices_of
+from torchcoll.libraries.nccl.log import NcclLogReader
+from torchcoll.reading.base import (
+    Imported,
+    itemsize,
+    make_result,
+    number,
+    ranks_in,
+    whole,
+)
 
 # The largest number of ranks that is tried for busbw / algbw.
 _MOST = 100_000
@@ -437,15 +445,24 @@ def settings_of(text: str) -> dict[str, str]:
     return settings
 
 
+def fraction(args: Sequence[str]) -> str:
+    """A warning about a -f that nccl-tests reads as another number; '' without one."""
+    for flag, value in pairwise(args):
+        factor = number(value) if flag in ("-f", "--stepfactor") else None
+        if factor is not None and factor != int(factor):
+            then = ", so that the sizes rise by the default step of 1 MiB" if factor < 2 else ""
+            return f"-f {value} was read as {int(factor)}: nccl-tests takes a whole number{then}"
+    return ""
+
+
 def version_text(code: object) -> str:
     """The version for a code of nccl.h: 22902 is 2.29.2; before 2.9 the form was 2708 for 2.7.8."""
-    try:
-        number = int(str(code))
-    except ValueError:
+    value = whole(code)
+    if value is None:
         return str(code)
-    if number >= 10000:
-        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-    return f"{number // 1000}.{number // 100 % 10}.{number % 100}"
+    if value >= 10000:
+        return f"{value // 10000}.{value // 100 % 100}.{value % 100}"
+    return f"{value // 1000}.{value // 100 % 10}.{value % 100}"
 
 
 INTERLEAVED = (
@@ -456,3 +473,65 @@ STEP_1M = (
     "sizes rise by 1 MiB: nccl-tests reads -f as a whole number, and -f 1.15 as this default step; "
     "if a factor was meant, the sizes are not those that were asked for"
 )
+
+
+_EXPECTED = re.compile(r"\b(\d{1,15}) Bytes -> Algo \S+ proto \S+ time (\d{1,12}(?:\.\d+)?)")
+_MOST_FACTORS = 4
+SET, _CALL = " set by environment to ", " Bytes -> "
+
+
+class Messages:
+    """The messages of NCCL's log in the output of one run."""
+
+    def __init__(self) -> None:
+        self._reader = NcclLogReader()
+        self._expected_us: dict[int, float] = {}  # size -> the time that NCCL's tuning expects
+
+    def take(self, text: str) -> None:
+        """Read a message with its prefix; most are not needed, and skipped."""
+        if _CALL in text or SET in text or "CCL version" in text:
+            self._reader.read([text.encode()])
+            if match := _EXPECTED.search(text):
+                self._expected_us[int(match[1])] = float(match[2])
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables that may be kept, with all values of one that differs between processes."""
+        values: dict[str, dict[str, None]] = {}
+        for process in self._reader.processes:
+            for name, value in process.variables.items():
+                values.setdefault(name, {})[value] = None
+        return kept_variables({name: " | ".join(texts) for name, texts in values.items()})
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """``nccl`` or ``rccl`` -> its version, by the first process that logged it."""
+        processes = reversed(self._reader.processes)
+        return {
+            process.library.lower(): process.version for process in processes if process.version
+        }
+
+    def expectation(self, results: Iterable[CaseResult]) -> str:
+        """How many times as long as NCCL expected the calls took, by size; '' if not known."""
+        factors = {
+            result.size_bytes: result.reported.time_ns / 1e3 / expected
+            for result in results
+            if result.reported and result.reported.time_ns
+            if COLLECTIVES[result.case.collective].parts(2) == 1
+            if (expected := self._expected_us.get(result.size_bytes))
+        }
+        if not factors:
+            return ""
+        last = max(factors)
+        smaller = [f"{format_size(n)} {factors[n]:.2g}x" for n in sorted(factors) if n != last]
+        more = f" ({', '.join(smaller[-_MOST_FACTORS:])})" if smaller else ""
+        return (
+            f"at {format_size(last)} a call took {factors[last]:.2g} times as long as NCCL "
+            f"expected{more}"
+        )
+
+    def choose(self, results: Iterable[CaseResult]) -> None:
+        """Set ``choices`` of each result to what the library chose for its size."""
+        calls = dict.fromkeys(call for process in self._reader.processes for call in process.calls)
+        for result in results if calls else ():
+            result.choices = choices_of(result, calls)

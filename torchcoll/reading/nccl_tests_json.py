@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
@@ -107,7 +106,8 @@ def _read(
             "iterations; the times of all iterations are here"
         )
     results = nccl_tests.make_results(parsed, run, imported)
-    _fraction(args, imported)
+    if text := nccl_tests.fraction(args):
+        imported.warn(text)
     if not results:
         return
     version = nccl_tests.version_text(data.get("nccl_version") or "unknown")
@@ -271,12 +271,3 @@ def _members(devices: Sequence[Mapping[str, Any]], each: int) -> list[dict[str, 
         for process, d in enumerate(devices)
         for index in range(each)
     ]
-
-
-def _fraction(args: Sequence[str], imported: base.Imported) -> None:
-    for flag, value in pairwise(args):
-        factor = base.number(value) if flag in ("-f", "--stepfactor") and "." in value else None
-        if factor is not None and (factor <= 1 or int(factor) == 1):
-            imported.warn(f"-f {value}: {nccl_tests.STEP_1M}")
-        elif factor is not None and factor != int(factor):
-            imported.warn(f"-f {value} was read as {int(factor)}: nccl-tests takes a whole number")

@@ -18,7 +18,7 @@ from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.result import Run
 from torchcoll.reading import base, nccl_tests
-from torchcoll.reading.nccl_tests_messages import SET, Messages
+from torchcoll.reading.nccl_tests import SET, Messages
 from torchcoll.reading.nccl_tests_rows import RowParser
 from torchcoll.reading.table_reader import NOTE
 from torchcoll.reading.writers import log_hosts, without_log
@@ -28,9 +28,7 @@ NAME = "nccl-tests"
 _START = re.compile(r"Collective test starting:\s*(\S+)")
 _BLOCKING = re.compile(r"^# Blocking Enabled: (.*)")
 _CONCLUDED = re.compile(r"Collective test concluded:\s*(\S*)")
-_PROGRAM = re.compile(
-    r"(?<![a-zA-Z])([a-zA-Z_]+?)_perf(?:_mpi)?\b(?:.*?\s(?:-f|--stepfactor)[ =]?([\d.]+))?"
-)
+_PROGRAM = re.compile(r"(?<![a-zA-Z])([a-zA-Z_]+?)_perf(?:_mpi)?\b")
 _VERSION = re.compile(r"nccl-tests version (\S+)(?:.*?nccl-library=(\d+))?")
 _RCCL = re.compile(r"RCCL version\s*:?\s*(\S+)")
 _NCCL = re.compile(r"NCCL version (\S+)")
@@ -56,7 +54,7 @@ _REDUCING = re.compile(r"Reducing maxBytes to \d+.*")
 _ROW = re.compile(rf"\s*{_NUMBERS}[a-z]")
 _ROW_HEAD = re.compile(rf"\s*{_NUMBERS}[a-z][a-z0-9_]*\b")
 _PLACEMENTS = re.compile(r"out-of-place|in-place")
-_HOST_LINES, _HOST_CHARACTERS = 1000, 1 << 18  # in which names of hosts are looked for
+_HOST_LINES, _HOST_CHARACTERS = 1000, 1000  # of a line, in which names of hosts are looked for
 _LEAST = 6  # fields of a row: size, count, type, time, algbw, busbw
 _STARRED = re.compile(r"\d[\d.e+-]*\*")  # an error above nccl-tests' own limit
 _ABOVE, _TITLE = 8, 80  # lines and characters of titles: longer lines are prose
@@ -66,7 +64,6 @@ WRAPPED = "rows are wrapped at the width of a terminal: give the output as nccl-
 SIDE_BY_SIDE = "rows of several tables side by side: put each table into a file of its own"
 RUN_INTO = "a row that other output runs into: where it begins cannot be told"
 HALVES = "rows with the figures out of place alone: nccl-tests printed none in place, or was ended"
-_FRACTION = "-f {f} was read as {n}: nccl-tests takes a whole number{then}"
 
 
 def sniff(head: Sequence[str]) -> bool:
@@ -120,14 +117,8 @@ class _TestOutput:
 def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Imported:
     imported = base.Imported()
     lines = iter(lines)
-    first: list[base.Line] = []
-    characters = 0
-    for each in itertools.islice(lines, _HOST_LINES):
-        first.append(each)
-        characters += len(each[1])
-        if characters > _HOST_CHARACTERS:
-            break
-    reader = _TextReader(imported, log_hosts(text for _, text in first))
+    first = list(itertools.islice(lines, _HOST_LINES))
+    reader = _TextReader(imported, log_hosts(text[:_HOST_CHARACTERS] for _, text in first))
     for line, text in itertools.chain(first, lines):
         reader.line(line, text)
     reader.end()
@@ -400,11 +391,8 @@ class _TextReader:
             self._entitle(output)
             output.args = match.string[match.end(1) :].split()
             output.launched = nccl_tests.launched_ranks(match.string)
-        if match[2] and "." in match[2] and (factor := base.number(match[2])) is not None:
-            n = int(factor)
-            then = "" if n > 1 else ", so that the sizes rise by the default step of 1 MiB"
-            if factor != n:
-                self.imported.warn(_FRACTION.format(f=match[2], n=n, then=then))
+            if text := nccl_tests.fraction(output.args):
+                self.imported.warn(text)
 
     def next_output(self, line: int, needed: bool) -> _TestOutput:
         if needed:

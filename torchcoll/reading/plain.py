@@ -263,7 +263,9 @@ class _PlainTableReader(TableReader):
         fields = _fields(text, self.delimiter)
         if self.is_rule(plain, fields):
             return
-        if len(fields) < 2 or (self.columns and self.is_text(plain)):
+        # Below a heading of columns between blanks a row begins with its size.
+        row_or_units = self.form != "blanks" or plain[:1].isdigit() or plain.startswith("(")
+        if len(fields) < 2 or (self.columns and not row_or_units):
             if self.columns and plain and self.form != "CSV":
                 self.end_table()
             if not self.columns and any(map(str.isalnum, plain)):
@@ -309,10 +311,6 @@ class _PlainTableReader(TableReader):
             self.imported.check_rows(len(self.rows))
         elif not all(field.startswith("(") for field in plain.split()):  # a line of units
             self.imported.refuse(line, half_row(fields, self.names))
-
-    def is_text(self, plain: str) -> bool:
-        """Whether a line below a heading of columns between blanks is no row."""
-        return self.form == "blanks" and not plain[:1].isdigit() and not plain.startswith("(")
 
     def end_table(self) -> None:
         """Add the rows of a table. Its figures may tell the collective and the ranks."""
@@ -425,12 +423,16 @@ class _PlainTableReader(TableReader):
             return str(error)
         time, algbw, busbw = (figures[key] for key in ("time", "algbw", "busbw"))
         entry, derived = COLLECTIVES[name], False
-        by_time = _expected_algbw(name, size_bytes, ranks, time or 0)
+        # The share of hypercube needs the ranks; S / t is the algbw of the others.
+        moved_bytes = algbw_gbps(name, size_bytes, ranks or 2, 1.0)
+        if not ranks and entry.moved(2) != 1:
+            moved_bytes = None
+        by_time = moved_bytes / time if moved_bytes and time else None
         if not time:
             if algbw is None and busbw is not None and ranks > 1:
                 algbw = busbw / entry.bus_factor(ranks)
-            if algbw:
-                time, derived = _expected_time(name, size_bytes, ranks, algbw), True
+            if algbw and moved_bytes:
+                time, derived = moved_bytes / algbw, True
         if derived and not base.number(time):  # 0, or too large for a time
             time, derived = None, False
         follow = by_time or algbw  # the busbw that follows from either
@@ -476,18 +478,3 @@ def _as_nccl_tests(rows: Sequence[tuple[int, dict[str, str]]]) -> list[NcclTests
             op = None if record["op"] == "none" else record["op"]
             shaped.append(NcclTestsRow(line, size, 1, "", op, None, [block]))
     return shaped
-
-
-def _expected_algbw(name: str, size_bytes: int, ranks: int, time: float) -> float | None:
-    """The algbw by size and time: S / t, for hypercube times its share; None if not known."""
-    if ranks or not time:
-        return algbw_gbps(name, size_bytes, ranks, time)
-    return size_bytes / time if COLLECTIVES[name].moved(2) == 1 else None
-
-
-def _expected_time(name: str, size_bytes: int, ranks: int, algbw: float) -> float | None:
-    """The time by size and algbw: S / algbw, for hypercube times its share; None if not known."""
-    if not ranks:
-        return size_bytes / algbw if COLLECTIVES[name].moved(2) == 1 else None
-    at_one = algbw_gbps(name, size_bytes, ranks, 1.0)
-    return at_one / algbw if at_one else None

@@ -10,12 +10,10 @@ A third party adds a format with a module as described in reading/base.py and an
 from __future__ import annotations
 
 import importlib
-import itertools
 import os
 import re
 import shlex
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from typing import cast
@@ -23,10 +21,10 @@ from typing import cast
 from torchcoll.core.bounds import MOST_TEXT
 from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, choice, one_line
 from torchcoll.core.file import MODEL_START, is_ours, uncollected
-from torchcoll.core.other_commands import TRACE, begin_of, reading_command, without_collectives
+from torchcoll.core.other_commands import TRACE, reading_command, without_collectives
 from torchcoll.core.result import Run
 from torchcoll.core.stdin import from_stdin, is_stdin
-from torchcoll.core.units import counted, shorten
+from torchcoll.core.units import shorten
 from torchcoll.reading.base import Imported, Importer, ImportOptions, Line, join
 from torchcoll.reading.base import number as base_number
 from torchcoll.reading.nccl_tests import repeats
@@ -42,7 +40,6 @@ _MOST_WRAPPED, _MOST_APART = 16 << 20, 128 << 20
 # In the order of sniffing. Formats that are recognised by less evidence come later.
 BUILT_IN = (
     "nccl_tests_json",
-    "inspector",
     "nccl_tests_text",
     "imb",
     "oneccl",
@@ -78,16 +75,6 @@ def importers() -> dict[str, Importer]:
         module = cast(Importer, importlib.import_module(f"torchcoll.reading.{name}"))
         by_name.setdefault(module.NAME, module)
     return by_name
-
-
-def sniff_importer(windows: Iterable[Sequence[str]], writers: Writers) -> Importer | None:
-    """The first importer that recognises the format in windows of a file's lines, or None."""
-    for lines in windows:
-        messages = [written.text for written in writers.lines(enumerate(lines))]
-        for each in importers().values():
-            if each.sniff(lines if _has_long_lines(each) else messages):
-                return each
-    return None
 
 
 def _has_long_lines(importer: Importer) -> bool:
@@ -150,24 +137,33 @@ def import_file(
                 imported = whole
     for problem in filter(None, (source.cut, source.problem)):
         imported.warn(problem)
+    imported.importer = importer.NAME
+    if options.statistic and importer.NAME != _PLAIN:
+        imported.warn(f"--statistic {options.statistic} is for plain tables: not used")
+    for text in filter(None, (repeats(run.results) for run in imported.runs)):
+        imported.warn(text)
     refusals = [
         f"refused: {source.name}{f':{lines}' if lines else ''}: {why}"
         for lines, why in imported.refusals()
     ]
-    _finish(imported, importer, options, refusals)
+    for run, warnings in zip(imported.runs, imported.warnings_by_run(), strict=True):
+        # Events are saved in the result file, problems are not.
+        run.events += [{"kind": "import", "message": text} for text in (*warnings, *refusals)]
     return imported
 
 
 def _recognised(source: Source, name: str | None) -> tuple[Importer | None, Writers, list[str]]:
     """The importer of a file, who wrote it, and its first lines."""
-    windows = source.windows()
-    sample = next(windows)
+    sample = next(source.windows())
     writers = Writers(sample)
     if name:
-        importer: Importer | None = importers()[name]
-    else:
-        importer = sniff_importer(itertools.chain([sample], windows), writers)
-    return importer, writers, sample
+        return importers()[name], writers, sample
+    for lines in source.windows():
+        messages = [written.text for written in writers.lines(enumerate(lines))]
+        for each in importers().values():
+            if each.sniff(lines if _has_long_lines(each) else messages):
+                return each, writers, sample
+    return None, writers, sample
 
 
 def _read_lines(
@@ -202,13 +198,9 @@ def _read_lines(
                 f"Take one out: grep '{written.prefix}' FILE > TEXT",
             )
         by_writer.setdefault(written.writer, []).append((written.number, written.text))
-    return join(
-        [
-            _by(importer.read(iter(by_writer[name]), options), nodes[name], name)
-            for name in by_writer
-            if name
-        ]
-    )
+    named = [name for name in by_writer if name]
+    parts = (importer.read(iter(by_writer[name]), options) for name in named)
+    return join([_by(part, nodes[name], name) for part, name in zip(parts, named, strict=True)])
 
 
 def _by(imported: Imported, node: str, writer: str = "") -> Imported:
@@ -242,75 +234,11 @@ def _nearest(path: str, lines: Sequence[str]) -> str:
     )
 
 
-def _finish(
-    imported: Imported, importer: Importer, options: ImportOptions, refusals: Sequence[str]
-) -> None:
-    """Add to each run what the importer warned of and refused."""
-    imported.importer = importer.NAME
-    if options.statistic and importer.NAME != _PLAIN:
-        imported.warn(f"--statistic {options.statistic} is for plain tables: not used")
-    for run in imported.runs:
-        if text := repeats(run.results):
-            imported.warn(text)
-    for run, warnings in zip(imported.runs, imported.warnings_by_run(), strict=True):
-        # Events are saved in the result file, problems are not.
-        run.events += [{"kind": "import", "message": text} for text in (*warnings, *refusals)]
-
-
-def files_of_jobs(paths: Sequence[str]) -> list[list[str]]:
-    """The paths, with those together that are the files of the processes of jobs."""
-    groups: dict[str | int, list[str]] = {}
-    for number, path in enumerate(paths):
-        importer = _merging(path) if len(paths) > 1 and os.path.isfile(path) else None
-        groups.setdefault(importer.NAME if importer else number, []).append(path)
-    return list(groups.values())
-
-
-def _merging(path: str) -> Importer | None:
-    """The importer of a file whose format has a file for each process of a job."""
-    window = begin_of(path).decode("utf-8", "replace").splitlines()
-    merging = (each for each in importers().values() if hasattr(each, "read_together"))
-    return next((each for each in merging if each.sniff(window)), None)
-
-
-def import_together(paths: Sequence[str], options: ImportOptions | None = None) -> Imported:
-    """Import one list of ``files_of_jobs``: a run for each job. Raises as ``import_file``."""
-    importer = _merging(paths[0]) if len(paths) > 1 else None
-    if importer is None:
-        return import_file(paths[0], options)
-    problems: dict[str, None] = {}
-
-    def files() -> Iterator[Iterator[Line]]:
-        for path in paths:
-            source = Source(path)
-            yield source.lines()
-            if source.problem:
-                problems[f"{path}: {source.problem}"] = None
-
-    folder = os.path.dirname(paths[0]) or "."
-    options = options or ImportOptions()
-    options = ImportOptions(**{**vars(options), "file": options.file or folder})
-    with uncollected():
-        imported: Imported = importer.read_together(files(), options)  # type: ignore[attr-defined]
-    for problem in problems:
-        imported.warn(problem)
-    counts = Counter(refused.reason for refused in imported.refused)
-    refusals = [
-        f"refused: {counted(count, 'line')} of {len(paths)} files: {why}"
-        for why, count in counts.items()
-    ]
-    _finish(imported, importer, options, refusals)
-    return imported
-
-
-def runs_in(*paths: str, collective: str | None = None, ranks: int | None = None) -> list[Run]:
-    """The runs in another tool's output: a file, or one list of ``files_of_jobs``.
-
-    Raises UnreadableError if nothing could be read.
-    """
-    imported = import_together(paths, ImportOptions(collective=collective, ranks=ranks))
+def runs_in(path: str, *, collective: str | None = None, ranks: int | None = None) -> list[Run]:
+    """The runs in another tool's output. Raises UnreadableError if nothing could be read."""
+    imported = import_file(path, ImportOptions(collective=collective, ranks=ranks))
     if not imported.runs:
-        raise nothing_read(paths[0], imported)
+        raise nothing_read(path, imported)
     return imported.runs
 
 

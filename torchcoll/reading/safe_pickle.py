@@ -12,6 +12,7 @@ numbers of at most 64 bits, which cannot be chosen so that all have one place in
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import os
@@ -124,22 +125,13 @@ class _PlainReader(pickle._Unpickler):
         if name is None:
             return self.error(f"a damaged pickle (byte {code} is no instruction)", "a whole one")
         needs = name
-        try:
+        with contextlib.suppress(IndexError):  # the name was cut off
             if name in ("GLOBAL", "INST"):
                 needs = f"{self.text()}.{self.text()}"
             elif name == "STACK_GLOBAL":
                 needs = ".".join(text for text in self.stack[-2:] if isinstance(text, str))
-            elif name == "PERSID":
-                needs = f"the persistent id {self.text()}"
-            elif name.startswith("EXT"):
-                needs = f"extension {int.from_bytes(self.read(int(name[3:])), 'little')}"
-        except IndexError:  # the name was cut off
-            pass
-        return self.error(
-            f"one that needs {needs or name}",
-            "lists, dicts, text and numbers alone: nothing else is made from a pickle, since that "
-            "can run code",
-        )
+        expected = "lists, dicts, text and numbers alone: anything else can run code"
+        return self.error(f"one that needs {needs or name}", expected)
 
     def unfinished(self) -> Any:
         """The outermost container, with all that was read of it; None if it had not begun."""

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from torchcoll.core.nvlink import generation_of
 from torchcoll.core.units import counted
-from torchcoll.libraries.nccl.topology import Gpu, Link, Nic, Topology, TopologyDevice
-from torchcoll.libraries.nccl.xml_tree import Node
+from torchcoll.libraries.nccl.topology import Gpu, Link, Nic, Node, Topology, TopologyDevice
 
 _NVLINK_86 = 12.0  # compute capability 8.6 is an exception in ncclTopoNVLinkBw
 _XGMI = ((r"910|gfx90a", 36.0), (r"gfx94\w|gfx95\w", 48.0), (r"90[0-8]|gfx90[0-8]", 24.0))

@@ -238,8 +238,7 @@ def _tables(document: PageDraft, verdicts: Sequence[Verdict]) -> Section:
 
 
 def _about_logs(document: PageDraft) -> None:
-    from torchcoll.libraries.job_logs import file_rows, job_log
-    from torchcoll.libraries.log_files import group_jobs
+    from torchcoll.libraries.job_logs import file_rows, group_jobs, job_log
     from torchcoll.libraries.show import titled_logs
 
     material = document.material

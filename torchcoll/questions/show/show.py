@@ -182,7 +182,7 @@ def show(
         limits = load_limits(split_list(topology, "topology"))
     expected = None
     if nccl_log:
-        from torchcoll.libraries.nccl.expected import TuningTables
+        from torchcoll.libraries.shares import TuningTables
 
         expected = TuningTables(split_list(nccl_log, "nccl-log")).filled
     readings = View(
