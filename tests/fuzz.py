@@ -90,7 +90,6 @@ MANIFEST = _lines(
             "record": "run",
             "cell": cell.name,
             "run": 1,
-            "attempt": 1,
             "status": "ok",
             "reason": "",
             "seconds": 3.25,
