@@ -86,7 +86,6 @@ MANIFEST = _lines(
             "record": "run",
             "cell": cell.name,
             "run": 1,
-            "attempt": 1,
             "status": "ok",
             "reason": "",
             "seconds": 3.25,

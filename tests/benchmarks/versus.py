@@ -286,7 +286,7 @@ def report_changes(scenarios: Sequence[Scenario], runs: int) -> None:
 def through_files(one: One) -> tuple[int, list[str]]:
     """(rounds, results) of ``Versus`` on the files of this run's runs, as it asks for them."""
     command = command_of(["python", "-m", "torchcoll.allreduce"])
-    plan = RunPlan(command, [Cell("A"), Cell("B")], MOST, 0)
+    plan = RunPlan(command, [Cell("A"), Cell("B")], MOST)
     with tempfile.TemporaryDirectory() as folder:
         state = Versus(plan, Path(folder), THRESHOLD, MOST, MOST)
         place = 0

@@ -15,7 +15,7 @@ from torchcoll import cli
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.parts.curves.model_file import load_model, model_object, model_text
 from torchcoll.parts.curves.model_fit import fit_model
-from torchcoll.parts.curves.model_show import show_fit
+from torchcoll.parts.curves.model_show import show_fits
 from torchcoll.parts.curves.model_sizes import jackknife, quantile
 from torchcoll.parts.curves.predictor import predict_all
 from torchcoll.stats.sides import side
@@ -393,7 +393,7 @@ def test_one_host_and_several_predict_more_hosts(measured_hosts, tmp_path, capsy
             found = model.predict("all_reduce", size, 8 * hosts)
             assert found.low_ns <= grown_as_a_tree(8 * hosts, size, hosts) <= found.high_ns
             assert found.high_ns < 10 * found.low_ns
-    show_fit(fitted_model)
+    show_fits([fitted_model])
     out = capsys.readouterr().out
     assert (
         out.startswith("the model predicts all_reduce on ") and "is assumed, not supported" in out

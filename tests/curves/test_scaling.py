@@ -27,8 +27,8 @@ def launch(ranks, times, hosts=1, **changed):
     return run(*results, ranks=ranks, hosts=names, **changed)
 
 
-def found(runs, *sizes, link=None):
-    return scaling(list(runs), sizes=sizes, link_gbps=link)
+def found(runs, *sizes):
+    return scaling(list(runs), sizes=sizes)
 
 
 def grown(law, ranks=(2, 4, 8, 16), **changed):
@@ -36,7 +36,7 @@ def grown(law, ranks=(2, 4, 8, 16), **changed):
 
 
 def test_a_curve_over_ranks():
-    (curve,) = found(grown(lambda n: 2000 + 3000 * math.log2(n)), link=0.5).curves
+    (curve,) = found(grown(lambda n: 2000 + 3000 * math.log2(n))).curves
     assert [point.ranks for point in curve.points] == [2, 4, 8, 16]
     two = curve.points[0]
     # 5000 ns, one run 1 % slower and one faster.
@@ -44,7 +44,6 @@ def test_a_curve_over_ranks():
     assert (two.low_ns, two.high_ns, two.runs, two.hosts) == (4950, 5050, 2, (1,))
     # 1024 B in 5 us, all_reduce on 2 ranks: a bus factor of 1, and 0.2048 of 0.5 GB/s.
     assert two.busbw_gbps == pytest.approx(0.2048, rel=1e-3)
-    assert two.share == pytest.approx(0.4096, rel=1e-3)
     assert two.first_ns == pytest.approx(15_000, rel=1e-3)
     time, first = curve.fits
     assert (time.figure, time.subset, time.growth.result) == ("time", "", "log2 n")
@@ -72,7 +71,7 @@ def test_rows_are_whole_in_80_columns(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
     runs = [*grown(lambda n: 2e9 + 3e8 * math.log2(n), ranks=(12, 96, 768), hosts=3)]
-    show_scaling([found(runs, link=0.5)], file=out)
+    show_scaling([found(runs)], file=out)
     lines = out.text().splitlines()
     assert max(map(len, lines)) <= 80
     heads = [line.split() for line in lines if line.strip().startswith("size ")]
@@ -96,10 +95,6 @@ def test_the_start_of_the_launch_is_a_curve_of_its_own():
     assert [(fit.figure, fit.growth.result) for fit in curve.fits] == [
         ("time to first result", "n")
     ]
-
-
-def test_no_share_without_a_stated_limit():
-    assert found(grown(lambda n: 1000)).curves[0].points[0].share is None
 
 
 def test_one_rank_is_shown_and_in_no_fit():
@@ -212,12 +207,6 @@ def test_figures_of_others_have_times_but_no_starts():
         [],
     )
     assert [fit.figure for fit in result.curves[0].fits] == ["time"]
-
-
-@pytest.mark.parametrize("link", [0, -1, float("nan"), float("inf")])
-def test_a_limit_that_is_none(link):
-    with pytest.raises(UsageError, match=error_text("link-gbps", "")):
-        found(grown(lambda n: 1000), link=link)
 
 
 def test_nothing_to_show():

@@ -345,19 +345,19 @@ def test_a_quiet_mean_does_not_hide_a_noisy_case():
     assert answer.headline == (
         "Cannot tell whether old.jsonl is reproduced: the new runs are 1.0 % slower over all "
         "cases, but differences up to 29 % cannot be excluded (1 of 10 cases, most in claim; 10 % "
-        "was asked; 6 new runs)"
+        "was asked; 6 runs)"
     )
     assert answer.next_step == "make more runs (--runs 12)"
 
 
 def test_runs_that_vary_by_more_than_a_factor_of_2_say_so():
-    """No bound of 278x: the new runs vary, and the case that looks farthest off is named."""
+    """No bound of 278x: the runs vary, and the case that looks farthest off is named."""
     quiet = judged(1.0, [math.exp(-0.01), 1.0, math.exp(0.01)])
     noisiest = replace(quiet.cases[0], name="noisy", ratio=0.63, bound=277.0)
     furthest = replace(quiet.cases[0], name="far", ratio=8.7, bound=12.0)
     result = replace(quiet, verdict="cannot tell", cases=(noisiest, furthest), threshold=0.1)
     assert Rerun("fast.jsonl", result, [], [], "again").answer.text == (
-        "Cannot tell whether fast.jsonl is reproduced: 3 new runs vary too much to exclude a "
+        "Cannot tell whether fast.jsonl is reproduced: 3 runs vary too much to exclude a "
         "difference of 10 % in 2 of 2 cases (most in noisy); far looks 8.7x faster. Next: make "
         "more runs (--runs 6)"
     )
@@ -369,16 +369,6 @@ def test_a_difference_near_the_threshold_cannot_be_told():
     assert result.verdict == "cannot tell"
     answer = Rerun("old.jsonl", result, [], [], "again").answer
     assert answer.headline.startswith("Cannot tell whether old.jsonl is reproduced: ")
-
-
-def test_runs_of_an_earlier_command_have_their_date():
-    result = judged(1.0, [math.exp(-0.01), 1.0, math.exp(0.01)])
-    rerun = Rerun("old.jsonl", result, [], [], "again-old", made_utc="2026-11-27T01:42:09+00:00")
-    some = replace(rerun, earlier_runs=2).answer.headline
-    assert some.endswith("(3 runs, the first made 2026-11-27 01:42 UTC, 1 case)")
-    every = replace(rerun, earlier_runs=3, new_folder="again-old-2").answer.headline
-    assert every.endswith("(3 runs made 2026-11-27 01:42 UTC in again-old, 1 case)")
-    assert "the earlier runs are" in every
 
 
 def test_one_case_that_differs_is_found_among_many():
@@ -489,20 +479,6 @@ def test_what_differs_in_the_cases_is_listed(file, capsys):
     differences = json.loads(capsys.readouterr().out)["differences"]
     assert differences[0] == "mode: blocking -> synchronized"
     assert differences[-1] == "buffer_reuse: not known -> same"
-
-
-def test_the_same_folder_again_runs_nothing_and_says_so(file, capsys):
-    path, _ = file
-    assert main(again_words(str(path))) == 0
-    first = capsys.readouterr().out
-    assert "(3 new runs, 1 case)" in first.replace("\n  ", " ") and "new runs: new\n" in first
-    lines = [json.loads(line) for line in Path("new/manifest.jsonl").read_text().splitlines()]
-    began = min(line["start_utc"] for line in lines[1:])[:16].replace("T", " ")
-    assert main(again_words(str(path))) == 0
-    second = capsys.readouterr().out
-    assert f"(3 runs made {began} UTC in new, 1 case)" in second.replace("\n  ", " ")
-    assert "nothing was run now; for new runs: -o new-2\n" in second
-    assert len(Path("new/manifest.jsonl").read_text().splitlines()) == len(lines)
 
 
 @pytest.mark.parametrize(

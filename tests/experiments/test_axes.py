@@ -99,19 +99,17 @@ def test_names_fit_for_files():
     assert max(map(len, found)) < 160
 
 
-def test_blocks_are_shuffled_by_the_seed_and_may_be_added():
-    def order(launches, seed):
-        axes = ["n=1,2,3,4,5,6"]
-        plan, _ = make_plan([*MODULE, "{n}"], axes=axes, runs=launches, seed=seed)
+def test_blocks_are_shuffled_and_may_be_added():
+    def order(launches):
+        plan, _ = make_plan([*MODULE, "{n}"], axes=["n=1,2,3,4,5,6"], runs=launches)
         return [job.key for job in plan.jobs()]
 
-    three = order(3, seed=7)
+    three = order(3)
     assert len(three) == len(set(three)) == 18
     blocks = [three[n : n + 6] for n in (0, 6, 12)]
     assert [{launch for _, launch in block} for block in blocks] == [{1}, {2}, {3}]
     assert len({tuple(cell for cell, _ in block) for block in blocks}) > 1
-    assert order(2, seed=7) == three[:12]
-    assert order(3, seed=8) != three
+    assert order(2) == three[:12]
 
 
 def test_the_command_of_a_launch(tmp_path):
@@ -143,11 +141,7 @@ def test_a_line_that_can_be_typed():
 def test_dry_run(in_tmp_path, capsys):
     options = ["--env", "NCCL_ALGO=,Ring", "--runs", "1", "-o", "D", "--dry-run"]
     words = ["--", "python", "-m", "torchcoll.allreduce"]
-    # 13 cases without options; 2 x (10 + 13 x 1.5) s.
-    count = (
-        "2 runs: 2 cells (NCCL_ALGO unset, Ring) x 1; about 59 s (assumed: 10 s to start a run, "
-        "and 1.5 s for each of its 13 cases)\n"
-    )
+    count = "2 runs: 2 cells (NCCL_ALGO unset, Ring) x 1\n"
     assert main(["matrix", *options, *words]) == 0
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 1
@@ -171,28 +165,11 @@ def test_dry_run_needs_no_launcher(in_tmp_path, capsys):
     assert capsys.readouterr().out.startswith("nosuchrun python -m torchcoll.allreduce --sizes 8")
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("-n 20", "no estimate of time: it depends on how long 20 calls a case take"),
-        ("-n 0", "no estimate of time: it depends on how long the cold calls alone take"),
-        # 2 x (10 + 2 x 2.5) s.
-        ("--sizes 8,1K --max-time 2", "about 30 s (assumed: 10 s to start a run, and 2.5 s for "
-         "each of its 2 cases)"),
-        ("--bogus", "its time is not known from here"),
-    ],
-)  # fmt: skip
-def test_dry_runs_end_with_their_time(in_tmp_path, capsys, words, told):
-    line = f"matrix --runs 2 -o D --dry-run -- python -m torchcoll.allreduce {words}"
-    assert main(line.split()) == 0
-    assert capsys.readouterr().err.splitlines()[0] == f"2 runs: 1 cell x 2; {told}"
-
-
 def test_a_dry_run_names_the_ends_of_many_numbers(in_tmp_path, capsys):
     line = "matrix --preset scaling --up-to 64 -o D --dry-run -- torchrun --nproc-per-node {ranks}"
     assert main([*line.split(), "-m", "torchcoll.allreduce", "-n", "20"]) == 0
     # 1, 2, 4, 8, 16, 32 and 64 ranks, 6 runs each.
-    assert capsys.readouterr().err.startswith("42 runs: 7 cells (ranks 1..64) x 6; ")
+    assert capsys.readouterr().err.startswith("42 runs: 7 cells (ranks 1..64) x 6\n")
 
 
 def test_paths_of_an_axis_may_be_relative(in_tmp_path):
@@ -344,10 +321,6 @@ ON_RANKS = "-m torchcoll.allreduce"
         (
             f"-o D --runs 0 -- python {ON_RANKS}",
             error_text("runs", "0", "a whole number from 1 on"),
-        ),
-        (
-            f"-o D --seed x -- python {ON_RANKS}",
-            error_text("seed", "x", "a whole number from 0 on"),
         ),
         (
             f"-o D --cell-timeout 0 -- python {ON_RANKS}",

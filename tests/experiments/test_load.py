@@ -137,8 +137,6 @@ def test_versus():
         ("none", ()),
         ("cpu", ("sh", "-c", "a,b")),
     ]
-    with pytest.raises(UsageError, match=error_tail("--load too", "two whole commands alone")):
-        asked_of(Sides(load="none", two=[*FAKE, "--b", *FAKE]), "V")
 
 
 def test_another_load_is_another_matrix(capsys):

@@ -46,57 +46,6 @@ def test_nccl_before_2_24():
     assert found["ring-ll"].variables == {"NCCL_ALGO": "ring", "NCCL_PROTO": "ll"}
 
 
-@pytest.mark.parametrize(
-    ("words", "without", "notes"),
-    [
-        # Stated: A100 have no switches that reduce, and all is within one host.
-        ("-m torchcoll.allreduce --label fabric=nvswitch-a100",
-         {"nvls", "nvlstree", "collnetdirect", "collnetchain"},
-         ["left out, no NVSwitch that reduces: nvls, nvlstree",
-          "left out, one host: collnetdirect, collnetchain"]),
-        ("-m torchcoll.allreduce --label fabric=nvswitch-h200",
-         {"nvlstree", "collnetdirect", "collnetchain"},
-         ["left out, one host: nvlstree, collnetdirect, collnetchain"]),
-        ("-m torchcoll.allreduce --label=fabric=pcie-gen5",
-         {"nvls", "nvlstree", "collnetdirect", "collnetchain"},
-         ["left out, no NVSwitch that reduces: nvls, nvlstree",
-          "left out, one host: collnetdirect, collnetchain"]),
-        # Several hosts: InfiniBand may have SHARP, Ethernet has not; what is within them is open.
-        ("-m torchcoll.allreduce --label fabric=ib-ndr:8", set(), []),
-        ("-m torchcoll.allreduce --label fabric=ethernet:100",
-         {"collnetdirect", "collnetchain"},
-         ["left out, no network with SHARP: collnetdirect, collnetchain"]),
-        ("-m torchcoll.allreduce --label fabric=mine", set(), []),
-        ("-m torchcoll.allgather --label fabric=nvswitch-a100",
-         {"nvls", "pat", "collnetdirect"},
-         ["left out, no NVSwitch that reduces: nvls", "left out, one host: collnetdirect, pat"]),
-    ],
-)  # fmt: skip
-def test_nccl_leaves_out_what_a_stated_fabric_lacks(words, without, notes):
-    every = set(nccl(words.partition(" --label")[0]))
-    found, told = cells(words, "nccl-algorithms", nccl_version="2.27.5")
-    assert every - set(found) == {f"{name}-simple" for name in without}
-    assert told == notes
-
-
-@pytest.mark.parametrize(("reduces", "nvls"), [(True, True), (False, False), (None, True)])
-def test_nccl_leaves_out_what_the_gpus_of_this_machine_lack(monkeypatch, tmp_path, reduces, nvls):
-    monkeypatch.setattr("torchcoll.machine.gpu_state.switches_reduce", lambda: reduces)
-    (tmp_path / "torchrun").write_text("#!/bin/sh\n")
-    (tmp_path / "torchrun").chmod(0o755)
-    for nodes, here in (([], True), (["--nnodes", "2"], False)):
-        words = ["torchrun", *nodes, "--nproc-per-node", "8", "-m", "torchcoll.allreduce"]
-        plan, _ = make_plan(
-            words,
-            presets=["nccl-algorithms"],
-            nccl_version="2.27.5",
-            environ={"PATH": str(tmp_path)},
-        )
-        names = {cell.name for cell in plan.cells}
-        assert ("nvls-simple" in names) == (nvls or not here)
-        assert ("collnetchain-simple" in names) == (not here)
-
-
 @pytest.mark.parametrize("module", ["allgather", "reducescatter"])
 def test_nccl_all_gather_and_reduce_scatter(module):
     rings = {f"ring-{p}" for p in THREE}
@@ -195,24 +144,6 @@ def test_scaling_of_one_of_two():
     ]
 
 
-def test_subsets():
-    found, _ = cells("{nproc} -m torchcoll.allreduce", "subsets", up_to=4)
-    lists = {c.name: (c.variables["CUDA_VISIBLE_DEVICES"], c.axes["nproc"]) for c in found.values()}
-    assert lists == {
-        "devices_0-1": ("0,1", "2"),
-        "devices_2-3": ("2,3", "2"),
-        "devices_0+2": ("0,2", "2"),
-        "devices_0-2": ("0,1,2", "3"),
-        "devices_0-3": ("0,1,2,3", "4"),
-    }
-    # Only what the scheduler gave; one list for the run, on Intel's GPUs too.
-    environ = {"PATH": "/bin:/usr/bin", "ZE_AFFINITY_MASK": "4,6,7"}
-    words = "{nproc} -m torchcoll.allreduce --device xpu"
-    found, _ = cells(words, "subsets", environ=environ)
-    masks = [cell.variables["ZE_AFFINITY_MASK"] for cell in found.values()]
-    assert masks == ["4,6", "4,6,7"]
-
-
 def test_network_is_one_factor_at_a_time():
     found, _ = cells("-m torchcoll.allreduce", "network")
     assert len({tuple(cell.variables) for cell in found.values()}) == 1
@@ -241,7 +172,7 @@ def test_network_is_one_factor_at_a_time():
             error_text(
                 "preset",
                 "nccl",
-                "one of nccl-algorithms, oneccl-algorithms, cold, scaling, subsets, network",
+                "one of nccl-algorithms, oneccl-algorithms, cold, scaling, network",
             ),
         ),
         (
@@ -308,26 +239,6 @@ def test_network_is_one_factor_at_a_time():
             "scaling",
             {},
             error_text("preset scaling", "no --up-to", "the largest number, such as --up-to 8"),
-        ),
-        (
-            "-m torchcoll.allreduce",
-            "subsets",
-            {"up_to": 4},
-            error_text(
-                "preset subsets",
-                "no {nproc}",
-                "a placeholder for the number of ranks in the command",
-            ),
-        ),
-        (
-            "{nproc} -m torchcoll.allreduce",
-            "subsets",
-            {},
-            error_text(
-                "preset subsets",
-                "0 devices (CUDA_VISIBLE_DEVICES=unset)",
-                "at least 2. Say how many there are: --up-to 8.",
-            ),
         ),
     ],
 )

@@ -69,7 +69,7 @@ def test_two_cells_twice(capsys):
     assert runs["Ring-2.jsonl"].environment["variables"]["NCCL_ALGO"] == "Ring"
     assert "NCCL_ALGO" not in runs["auto-1.jsonl"].environment["variables"]
     first = recorded_runs()[0]
-    assert first["status"] == "ok" and first["exit_code"] == 0 and first["attempt"] == 1
+    assert first["status"] == "ok" and first["exit_code"] == 0
     assert first["command"][-4:] == ["--label", f"cell={first['cell']}", "--label", "run=1"]
     assert Path("D", first["log"]).read_text() == f"fake run of cell {first['cell']}\n"
     lines = err.splitlines()
@@ -93,7 +93,7 @@ def test_started_again_only_what_is_missing_runs(capsys):
     assert capsys.readouterr().err == ""
     added = manifest()[len(before) :]
     assert manifest()[: len(before)] == before
-    assert [(r["cell"], r["run"], r["attempt"]) for r in added[:1]] == [("Ring", 1, 2)]
+    assert [(r["cell"], r["run"]) for r in added[:1]] == [("Ring", 1)]
     assert sorted((r["cell"], r["run"]) for r in added[1:]) == [("Ring", 2), ("auto", 2)]
     assert matrix("--env", "NCCL_ALGO=,Ring", runs=2) == 0
     assert len(manifest()) == len(before) + 3
@@ -142,10 +142,9 @@ def test_a_launch_that_does_not_count(word, reason, capsys):
     assert files() == ["manifest.jsonl"]
     assert files("D/aside") == ([f"{record['cell']}-1.1.jsonl"] if wrote else [])
     assert record["aside"] == (f"aside/{record['cell']}-1.1.jsonl" if wrote else None)
-    assert "fake run of cell" in record["output"]
     # It is missing, so it runs again; nothing is lost.
     assert matrix(*options, words=[word]) == 1
-    assert [r["attempt"] for r in recorded_runs()] == [1, 2]
+    assert len(recorded_runs()) == 2
     assert len(files("D/aside")) == 2 * wrote
 
 
@@ -284,14 +283,13 @@ def test_the_library_that_was_really_mapped(in_tmp_path):
     a, b = (str(in_tmp_path / folder / "libucc.so.1") for folder in ("a", "b"))
     # ld.so only warns of an empty file: nothing is loaded, as of a library for other hosts.
     assert matrix("--axis", f"library={a},{b}", words=[f"mapped={a}", "version=1.2"]) == 1
-    keys = ("status", "reason", "library", "file")
+    keys = ("status", "reason", "file")
     found = {r["cell"]: tuple(r[key] for key in keys) for r in recorded_runs()}
     assert found == {
-        "a-libucc.so.1": ("ok", "", f"{a} 1.2", "a-libucc.so.1-1.jsonl"),
+        "a-libucc.so.1": ("ok", "", "a-libucc.so.1-1.jsonl"),
         "b-libucc.so.1": (
             "failed",
             f"rank 0: LD_PRELOAD did not load {b}; mapped is {a}",
-            None,
             None,
         ),
     }
@@ -414,21 +412,15 @@ def test_one_matrix_at_a_time(capsys):
     [
         (
             {"words": ["other"]},
-            error_text("command of D", "{fake} other", "{fake}, as it was begun with. "),
-        ),
-        (
-            {"options": ["--seed", "3", "--env", "NCCL_ALGO=,Ring"]},
-            error_text("seed of D", "3", "0, as it was begun with. "),
+            error_text("command of D", "other", "nothing, as it was begun with. "),
         ),
         (
             {"options": ["--env", "NCCL_ALGO=Tree,Ring"]},
-            error_text("cells of D", "Tree added and auto missing",
-                "2 cells, as it was begun with. "),
+            error_text("cells of D", "Ring, Tree", "Ring, auto, as it was begun with. "),
         ),
         (
             {"options": ["--env", "NCCL_ALGO=,Ring", "--env", "NCCL_PROTO=LL"]},
-            error_text("cells of D", "unset added and auto missing",
-                "2 cells, as it was begun with. "),
+            error_text("cells of D", "Ring, unset", "Ring, auto, as it was begun with. "),
         ),
         (
             {"options": ["--env", "NCCL_ALGO=,Ring", "--env", "FOO=1"]},

@@ -3,10 +3,33 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell
 from torchcoll.reading.inputs import add_over_ranks, add_reading_options
+
+if TYPE_CHECKING:
+    from torchcoll.parts.curves.scaling import Scaling
+    from torchcoll.parts.curves.transitions import Transitions
+
+
+def add_plot(parser: argparse.ArgumentParser, what: str) -> None:
+    help_text = f"write a picture of {what} (.png, .svg, .pdf)"
+    parser.add_argument("--plot", metavar="FILE", help=help_text)
+    parser.add_argument("--force", action="store_true", help="replace the picture")
+
+
+def finish(finding: Scaling | Transitions, options: argparse.Namespace) -> ExitCode:
+    """Print the notes of a finding, and write its picture."""
+    from torchcoll.questions.show.plot import plot
+    from torchcoll.report.formats import print_notes
+
+    print_notes(finding, options.format)
+    if options.plot:
+        plot(finding, options.plot)
+        tell(f"torchcoll: picture: {options.plot}")
+    return ExitCode.OK
 
 
 def scaling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,23 +41,15 @@ def scaling_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help=("sizes to show, such as 1K,1M (default: a small, a medium and a large one)"),
     )
-    add(
-        "--link-gbps",
-        type=float,
-        metavar="N",
-        help="limit of busbw in GB/s; the share of it is shown",
-    )
     add("--format", default="table", help="table (default), markdown, csv or json")
-    add("--plot", metavar="FILE", help="write a picture of time and speed-up (.png, .svg, .pdf)")
-    add("--force", action="store_true", help="replace the picture")
+    add_plot(parser, "time and speed-up")
 
 
 def run_scaling(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.units import parse_size
     from torchcoll.parts.curves.scaling import scaling
     from torchcoll.parts.curves.scaling_show import show_scaling
-    from torchcoll.questions.show.plot import plot
-    from torchcoll.report.formats import FORMATS, print_notes
+    from torchcoll.report.formats import FORMATS
     from torchcoll.report.pictures import check_path
     from torchcoll.stats.filters import read_runs
 
@@ -42,13 +57,9 @@ def run_scaling(options: argparse.Namespace) -> ExitCode:
     if options.plot:
         check_path(options.plot, options.force)
     sizes = [parse_size(text, "sizes") for text in (options.sizes or "").split(",") if text]
-    curves = scaling(read_runs(options), sizes=sizes, link_gbps=options.link_gbps)
+    curves = scaling(read_runs(options), sizes=sizes)
     show_scaling([curves], options.format)
-    print_notes(curves, options.format)
-    if options.plot:
-        plot(curves, options.plot)
-        tell(f"torchcoll: picture: {options.plot}")
-    return ExitCode.OK
+    return finish(curves, options)
 
 
 def transitions_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,20 +69,14 @@ def transitions_arguments(parser: argparse.ArgumentParser) -> None:
     add_over_ranks(parser)
     add("--refine", action="store_true", help="print the sizes that would narrow each transition")
     add("--format", default="table", help="table (default), markdown, csv or json")
-    add(
-        "--plot",
-        metavar="FILE",
-        help="write a picture of laws and transitions (.png, .svg, .pdf)",
-    )
-    add("--force", action="store_true", help="replace the picture")
+    add_plot(parser, "laws and transitions")
 
 
 def run_transitions(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.summary import OVER_RANKS
     from torchcoll.parts.curves.transitions import transitions
     from torchcoll.parts.curves.transitions_show import show_transitions
-    from torchcoll.questions.show.plot import plot
-    from torchcoll.report.formats import FORMATS, print_notes
+    from torchcoll.report.formats import FORMATS
     from torchcoll.report.pictures import check_path
     from torchcoll.stats.filters import read_runs
 
@@ -81,11 +86,7 @@ def run_transitions(options: argparse.Namespace) -> ExitCode:
         check_path(options.plot, options.force)
     curves = transitions(read_runs(options), over_ranks=options.over_ranks)
     show_transitions([curves], options.format, refine=options.refine)
-    print_notes(curves, options.format)
-    if options.plot:
-        plot(curves, options.plot)
-        tell(f"torchcoll: picture: {options.plot}")
-    return ExitCode.OK
+    return finish(curves, options)
 
 
 def model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -134,7 +135,7 @@ def run_model(options: argparse.Namespace) -> ExitCode:
 def _fit(options: argparse.Namespace) -> ExitCode:
     from torchcoll.parts.curves.model_file import model_text
     from torchcoll.parts.curves.model_fit import fit_model
-    from torchcoll.parts.curves.model_show import show_fit
+    from torchcoll.parts.curves.model_show import show_fits
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.stats.filters import read_runs
 
@@ -142,7 +143,7 @@ def _fit(options: argparse.Namespace) -> ExitCode:
     fitted = fit_model(read_runs(options), options.concurrent)
     write_file(options.output, model_text(fitted.model), "output", options.force)
     if options.output != "-":
-        show_fit(fitted)
+        show_fits([fitted])
         tell(f"torchcoll: model: {options.output}")
     return ExitCode.OK
 

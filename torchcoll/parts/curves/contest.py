@@ -2,32 +2,25 @@
 
 Runs are the replicates. AUTO is compared with a cell as ``compare`` compares two sides
 (stats/statistics.py): the model includes drift over the runs, and runs that are outliers over all
-comparisons are left out of all cases. There are three questions:
+comparisons are left out of all cases. A cell with a wrong result at one size cannot win at any
+size: its other results are not reliable.
 
 * Is AUTO beaten? The model's t tests AUTO against every forced cell at every size, corrected by
-  Holm over all of them. No cell is selected first, so there is no winner's curse. AUTO is beaten if
-  p is below 0.05 and the difference is above the threshold.
+  Holm over all of them. AUTO is beaten if p is below 0.05 and the difference above the threshold.
 * Is AUTO near-optimal? It is if the 95 % interval of its regret ends below the threshold. A table
   is called near-optimal only if every size is; such a statement about all sizes needs no correction
   (R. L. Berger, Technometrics 24 (1982) 295).
-* Which cell wins? The cells that may be the best are ties. Neighbouring sizes with a common winner
-  form one range.
-
-A cell with a wrong result at one size cannot win at any size: its other results are not reliable.
-
-Find the best of several cells from few runs each, and estimate how much another one loses to it.
+* Which cell wins? The cells that may be the best (``may_be_best``: the truly best one with 95 %;
+  S. S. Gupta, Technometrics 7 (1965) 225) are ties. Neighbouring sizes with a common winner form
+  one range.
 
 The cell with the smallest mean is not only good but also lucky. To avoid this winner's curse, no
-function here selects a cell and compares with it by the same values:
-
-* ``regret``, the estimate: the best cell is chosen without the run that it is then timed by (leave
-  one out).
-* ``regret_interval``: the regret is the largest of the k ratios AUTO / cell. If the lower bounds of
-  all cells hold (error 2.5 % / k each, Bonferroni), the largest of them is a lower bound of the
-  regret. The largest upper bound is an upper bound, and needs no correction, because only that of
-  the truly best cell can fail (J. C. Hsu, Annals of Statistics 9 (1981) 1026). Dunnett's test would
-  be slightly narrower, but assumes that all cells are equally noisy; LL and Simple are not.
-* ``may_be_best``: contains the truly best cell with 95 % (S. S. Gupta, Technometrics 7 (1965) 225).
+function here selects a cell and compares with it by the same values. ``regret`` times the best cell
+by the run that it was chosen without. ``regret_interval``: the regret is the largest of the k
+ratios AUTO / cell. If the lower bounds of all cells hold (error 2.5 % / k each, Bonferroni), the
+largest of them is a lower bound of the regret. The largest upper bound is an upper bound, and needs
+no correction, because only that of the truly best cell can fail (J. C. Hsu, Annals of Statistics 9
+(1981) 1026). Dunnett's test assumes that all cells are equally noisy; LL and Simple are not.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from torchcoll.questions.comparison.prediction import MODEL
 from torchcoll.questions.page.page_draft import Drawing, PageDraft
 from torchcoll.stats.sides import Side
 
-_CURVES = 12  # with transitions
+_MOST_CURVES = 12
 
 
 def add_algorithms(draft: PageDraft) -> list[Comparison] | None:
@@ -72,13 +72,9 @@ def _add_transitions(draft: PageDraft) -> None:
             "no section on transitions: too few sizes, or too much scatter, to fit any law"
         )
         return
-    if len(finding.curves) > _CURVES:
-        raise UsageError(
-            "curves",
-            len(finding.curves),
-            f"at most {_CURVES}",
-            "--filter collective=NAME,dtype=NAME,... leaves fewer.",
-        )
+    if len(finding.curves) > _MOST_CURVES:
+        action = "--filter collective=NAME,dtype=NAME,... leaves fewer."
+        raise UsageError("curves", len(finding.curves), f"at most {_MOST_CURVES}", action)
     changing = replace(finding, curves=[curve for curve in finding.curves if curve.transitions])
     text = "Measured and fitted times, and where the fit changes"
     drawing = Drawing(text, lambda: transitions_charts(changing), "curve")

@@ -32,7 +32,6 @@ _LOSSES = (
     "lost by it: the library's own choice, also for sizes, types and communicators (other groups, "
     "numbers of ranks) that were not measured"
 )
-_NARROW = "Narrow it: --filter dtype=float32,in_place=yes,ranks=8."
 
 
 def limits(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int | None]]:
@@ -231,7 +230,7 @@ def _unambiguous_tables(result: Algorithms, names: Sequence[str]) -> list[Table]
                 f"export of {table.common['collective']}",
                 f"{len(matching)} tables that differ in {' and '.join(differ)}",
                 "one: the setting cannot tell them apart",
-                _NARROW,
+                "Narrow it: --filter dtype=float32,in_place=yes,ranks=8.",
             )
     return tables
 

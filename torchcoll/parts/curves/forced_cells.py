@@ -126,17 +126,13 @@ def disobeyed(
     NCCL up to 2.23 silently runs Ring if a forced algorithm does not exist for the function. oneCCL
     runs recursive_doubling instead of ``direct`` on transports other than MPI.
     """
-    logged = [choice for choice in choices if choice.source == "log"]
-    return find_mismatches(*requested(settings, collective), logged)
-
-
-def find_mismatches(
-    algorithm: str | None, protocol: str | None, choices: Iterable[Choice]
-) -> list[Choice]:
-    """The choices with another algorithm or protocol; None matches any."""
+    algorithm, protocol = requested(settings, collective)
     return [
         choice
         for choice in choices
-        if (algorithm and choice.algorithm.lower() != algorithm.lower())
-        or (protocol and choice.protocol and choice.protocol.lower() != protocol.lower())
+        if choice.source == "log"
+        and (
+            (algorithm and choice.algorithm.lower() != algorithm.lower())
+            or (protocol and choice.protocol and choice.protocol.lower() != protocol.lower())
+        )
     ]

@@ -5,10 +5,9 @@ is fitted by least squares of the logarithms of the durations, because noise is 
 duration. Runs are the replicates.
 
 A law is named only if the data do not reject it and do reject every other law, both alone and with
-half of the growth. It is not enough to choose the best law and reject the second best: this took
-10 us + 3 us (n-1) + 1.45 ms (n-1)/n of a ring for log2 n in 2400 of 2400 simulations. The sum of
-n and (n-1)/n, the latency and bandwidth of a ring, may look like log2 n, and on three numbers of
-ranks it is exactly the same; log2 n is therefore named only if the data reject this sum as well.
+half of the growth. The sum of n and (n-1)/n, the latency and bandwidth of a ring, may look like
+log2 n, and on three numbers of ranks it is exactly the same; log2 n is therefore named only if the
+data reject this sum as well.
 If the data reject every single law, three more are tried: n and (n-1)/n together, log2 n and
 (n-1)/n together (a tree), and a power law a n^p. A law with an error below compare's threshold is
 accepted even if noise is so small that the data reject it. Pure numbers.

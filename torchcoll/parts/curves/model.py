@@ -18,11 +18,7 @@ from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, find_col
 from torchcoll.core.display import OneLine
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import DeviceLimits, device_named
-from torchcoll.core.units import (
-    counted,
-    format_digits,
-    format_size,
-)
+from torchcoll.core.units import counted, format_digits, format_size
 from torchcoll.parts.curves.predictor import PredictedCase, Prediction, Predictor, bounded, least_ns
 from torchcoll.parts.curves.published_law import HALVES, half_all_reduce_interval
 from torchcoll.parts.curves.rank_laws import StepLaw, step_laws
@@ -259,9 +255,13 @@ class KindModel:
             high += max(a[1] - b[1] for a, b in zip(widths, inner, strict=True))
             texts.append(_beyond(size_bytes, law.low_bytes, law.high_bytes))
         if ranks > law.ranks[-1]:
-            texts.append(f"{_times(ranks / law.ranks[-1])}x the most ranks ({law.ranks[-1]})")
+            texts.append(
+                f"{format_digits(ranks / law.ranks[-1])}x the most ranks ({law.ranks[-1]})"
+            )
         elif ranks < law.ranks[0]:
-            texts.append(f"1/{_times(law.ranks[0] / ranks)} of the fewest ranks ({law.ranks[0]})")
+            texts.append(
+                f"1/{format_digits(law.ranks[0] / ranks)} of the fewest ranks ({law.ranks[0]})"
+            )
         return _prediction(log, (low, high), texts)
 
 
@@ -300,14 +300,10 @@ def doublings(value: float, low: float, high: float) -> tuple[float, float]:
 def _beyond(size_bytes: int, low: int, high: int) -> str:
     below, above = doublings(size_bytes, low, high)
     if above:
-        return f"{_times(size_bytes / high)}x the largest size ({format_size(high)})"
+        return f"{format_digits(size_bytes / high)}x the largest size ({format_size(high)})"
     if below:
-        return f"1/{_times(low / size_bytes)} of the smallest size ({format_size(low)})"
+        return f"1/{format_digits(low / size_bytes)} of the smallest size ({format_size(low)})"
     return ""
-
-
-def _times(ratio: float) -> str:
-    return format_digits(ratio)
 
 
 def _prediction(

@@ -12,7 +12,6 @@ from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.core.jsonl import rename_old_keys
 from torchcoll.core.opening import read_regular
 from torchcoll.parts.curves.model import (
     Figure,
@@ -169,7 +168,6 @@ def _read_spread(data: Mapping[str, Any]) -> Spread:
 
 def _read_entry(data: Mapping[str, Any]) -> KindModel:
     kind = dict(data["kind"])
-    rename_old_keys(kind)
     if kind["collective"] not in COLLECTIVES:
         raise ValueError(f"collective {kind['collective']}")
     ranks = data.get("over_ranks")
@@ -207,15 +205,19 @@ def _read_sizes(data: Mapping[str, Any]) -> OverSizes:
     ranks, hosts, low, high, sizes = (int(data[name]) for name in _PLAIN)
     if low < 1:
         raise ValueError("sizes below one byte")
-    collectives = int(data.get("bandwidth_beyond_of", 1))  # older files lack this field
     return OverSizes(
-        *(ranks, hosts, low, high, sizes, law, latencies, bandwidths),
-        *(
-            tuple(figure for _, figure in corrections),
-            beyond,
-            collectives,
-            _read_spread(data["interval"]),
-        ),
+        ranks,
+        hosts,
+        low,
+        high,
+        sizes,
+        law,
+        latencies,
+        bandwidths,
+        tuple(figure for _, figure in corrections),
+        beyond,
+        int(data["bandwidth_beyond_of"]),
+        _read_spread(data["interval"]),
     )
 
 
@@ -242,5 +244,5 @@ def _read_ranks(data: Mapping[str, Any]) -> OverRanks:
         link("between_hosts"),
         tuple((float(c["size_bytes"]), _figure(c["factor"])) for c in data["corrections"]),
         _read_spread(data["interval"]),
-        data.get("supported", True) is True,  # older files lack this field
+        data["supported"] is True,
     )

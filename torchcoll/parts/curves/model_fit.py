@@ -68,11 +68,9 @@ class FittedModel(Displayed):
         ranks = ", ".join(map(str, sorted({curve.ranks for curve in curves})))
         laws = [entry.over_ranks for entry in entries if entry.over_ranks]
         off = [_most_off(curve.spread) for curve in curves]
-        details = []
-        if off:
-            text = f"9 of 10 left-out sizes are predicted within {format_factor(max(off))}"
-            text += f" (half of the kinds: {format_factor(median(off))})" * (len(entries) > 1)
-            details.append(f"{text}, which is poor" if max(off) >= _POOR else text)
+        text = f"9 of 10 left-out sizes are predicted within {format_factor(max(off))}"
+        text += f" (half of the kinds: {format_factor(median(off))})" * (len(entries) > 1)
+        details = [f"{text}, which is poor" if max(off) >= _POOR else text]
         if len(laws) < len(entries):
             which = f"only {len(laws)} of them predict other numbers of ranks"
             details.append(which if laws else "it predicts no other number of ranks")
@@ -83,13 +81,10 @@ class FittedModel(Displayed):
         whole = len(laws) == len(entries) and not assumed
         names = list(dict.fromkeys(str(entry.kind["collective"]) for entry in entries))
         what = names[0] if len(entries) == 1 else f"{len(entries)} kinds of cases"
-        ends = [(curve.low_bytes, curve.high_bytes) for curve in curves]
-        sizes = ""
-        if ends:
-            low, high = min(low for low, _ in ends), max(high for _, high in ends)
-            sizes = f", {format_size(low)} to {format_size(high)}"
+        low = format_size(min(curve.low_bytes for curve in curves))
+        high = format_size(max(curve.high_bytes for curve in curves))
         return Answer(
-            f"the model predicts {what} on {ranks} ranks{sizes}",
+            f"the model predicts {what} on {ranks} ranks, {low} to {high}",
             "" if whole else "doubt",
             details=tuple(details),
             next_step="" if laws else "measure another number of ranks to predict others",
@@ -173,15 +168,7 @@ def machine_facts(files: Side) -> dict[str, Any]:
     links = {stated_link_gbps(run) for run in files.parts if hosts_of(run) != 1}
     if len(links) == 1 and (link := links.pop()):
         facts[LINK_GBPS] = link
-    if ids := run_ids(files):
-        facts["runs"] = ids  # model_check.py warns if a model is checked against its own runs
     return facts
-
-
-def run_ids(files: Side) -> list[str]:
-    """The identifiers of the runs that torchcoll measured; other tools' runs have none."""
-    every = (str(p.header.get("run_id") or "") for p in files.parts if not p.source)
-    return list(dict.fromkeys(filter(None, every)))
 
 
 def measured_times(files: Side, concurrent: bool = False) -> tuple[list[Measured], Counter[str]]:

@@ -13,10 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy
 
-from torchcoll.core.units import (
-    counted,
-    format_factor,
-)
+from torchcoll.core.units import counted, format_factor
 from torchcoll.parts.curves import model
 from torchcoll.parts.curves.model_sizes import (
     LEAST,

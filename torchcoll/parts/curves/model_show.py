@@ -39,13 +39,15 @@ def show_fits(
 ) -> None:
     """Print fitted models. Raises UsageError for another format than table."""
     choice(format, "format", ("table",))
+    out = Destination(file)
     for fitted in models:
-        show_fit(fitted, file)
+        print_grids([("", _fit_grids(fitted))], "table", out)
+    out.flush()
 
 
-def show_fit(fitted: FittedModel, file: TextIO | None = None) -> None:
-    """Print a line for each curve over sizes, and each law over ranks; once for all kinds why there
-    is no such law.
+def _fit_grids(fitted: FittedModel) -> list[Grid]:
+    """A line for each curve over sizes, and each law over ranks; once for all kinds why there is no
+    such law.
     """
     entries = fitted.model.entries
     missing = Counter(entry.why_not for entry in entries if not entry.over_ranks)
@@ -73,10 +75,7 @@ def show_fit(fitted: FittedModel, file: TextIO | None = None) -> None:
         lines += [title, *(f"  {text}" for text in law_lines)] if law_lines else []
     below = [f"{n} of {counted(len(entries), 'kind')}: {why}" for why, n in missing.items()]
     below += footer_lines(fitted.notes, fitted.runs)
-    grids = [table, Grid([], [], above=lines), Grid([], [], below=below, answer=fitted.answer)]
-    out = Destination(file)
-    print_grids([("", grids)], "table", out)
-    out.flush()
+    return [table, Grid([], [], above=lines), Grid([], [], below=below, answer=fitted.answer)]
 
 
 def _sizes(row: tuple[str, OverSizes]) -> str:

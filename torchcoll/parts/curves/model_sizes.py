@@ -25,9 +25,8 @@ from torchcoll.stats.line import Floats
 
 LEVEL = 0.9
 LEAST = 0.002  # the smallest half-width of an interval: clocks and rounding reach it
-_PRIOR_POINTS = (
-    4  # left-out errors, by which a curve's own mean counts as much as that of all curves
-)
+# Left-out errors, by which a curve's own mean counts as much as that of all curves.
+_PRIOR_POINTS = 4
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,6 @@ class Curve:
     sizes: Floats
     times: Floats
     errors: tuple[float, ...]
-
-    def without(self, index: int) -> Curve:
-        kept = numpy.arange(len(self.sizes)) != index
-        errors = tuple(e for i, e in enumerate(self.errors) if i != index)
-        return replace(self, sizes=self.sizes[kept], times=self.times[kept], errors=errors)
 
 
 Kinds = list[tuple[dict[str, Any], list[Curve]]]

@@ -86,9 +86,8 @@ def predict(
     size_bytes = parse_size(size) if isinstance(size, int | str) else None
     if size_bytes is None:
         raise UsageError("size", type(size).__name__, "bytes, or text such as 25M")
-    for what, value in (("ranks", ranks), ("hosts", hosts)):
-        optional = what == "hosts" and value is None
-        if not optional and (isinstance(value, bool) or not isinstance(value, int)):
+    for what, value in (("ranks", ranks), ("hosts", 1 if hosts is None else hosts)):
+        if type(value) is not int:
             raise UsageError(what, type(value).__name__, "a whole number")
     if hosts is not None and (hosts < 1 or ranks % hosts):
         raise UsageError("ranks", ranks, f"a multiple of the hosts ({hosts})")

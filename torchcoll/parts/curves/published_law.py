@@ -148,16 +148,18 @@ def published_points(
     return points, numpy.array(times)
 
 
+@dataclass(frozen=True)
 class LawPrediction:
-    """Predicted logarithms of times in ns.
+    """Predicted logarithms of times in ns, and their standard deviations.
 
-    logs: the values. deviations: their standard deviations. common: of each variance the share that
-    all calls on this machine have in common. latency: the share of latency in each time.
+    common: of each variance the share that all calls on this machine have in common.
+    latency: the share of latency in each time.
     """
 
-    def __init__(self, logs: Floats, deviations: Floats, common: Floats, latency: Floats) -> None:
-        self.logs, self.deviations = logs, deviations
-        self.common, self.latency = common, latency
+    logs: Floats
+    deviations: Floats
+    common: Floats
+    latency: Floats
 
 
 class PublishedLaw:

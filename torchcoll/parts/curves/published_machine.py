@@ -40,8 +40,6 @@ _MEMORY_GB = {
     "MI300X": 192.0,
 }
 
-_WORSE = 2.0  # by what factor an alternative is worse than assumed
-
 
 @dataclass(frozen=True)
 class PublishedCall:
@@ -190,12 +188,11 @@ class PublishedMachine:
 
     def alternatives(self) -> list[tuple[str, Predictor]]:
         latency, network = self.slower
+        slow_network = replace(self, slower=(latency, 2 * network))
+        slow_calls = replace(self, slower=(2 * latency, network))
         return [
-            (
-                "half the network speed between hosts",
-                replace(self, slower=(latency, network * _WORSE)),
-            ),
-            ("twice the latency of each call", replace(self, slower=(latency * _WORSE, network))),
+            ("half the network speed between hosts", slow_network),
+            ("twice the latency of each call", slow_calls),
         ]
 
 

@@ -3,11 +3,6 @@
 Dynamic programming over all segmentations of the curve (R. Bellman, Comm. ACM 4 (1961) 284). A
 Bayesian information criterion chooses the number of cuts; for each cut all positions are kept that
 the data cannot tell from the best one. Pure numbers: sizes in bytes, times in nanoseconds.
-
-Estimate how uncertain the times of a curve are, from its runs or from the calls of a single run.
-
-Only this can show that scatter about a law is noise. The estimates use medians, so that a run that
-was slow at a single size does not change those of the other sizes. Pure numbers.
 """
 
 from __future__ import annotations
@@ -371,7 +366,8 @@ def estimate_scatter(
     """Estimate the standard errors of a curve; None if neither runs nor calls allow it.
 
     A run that is slower at all sizes by the same factor does not move any point relative to the
-    others, so the median deviation of each run is subtracted first.
+    others, so the median deviation of each run is subtracted first. The estimates use medians, so
+    that a run that was slow at a single size does not change those of the other sizes.
 
     figures: for each size, the time of each run.
     calls: (5th percentile, 95th percentile, number of calls) of each case.

@@ -14,10 +14,8 @@ about the collective. A model (``model_ranks.py``) uses the collective and fits 
 
 Steps and shares are counted as in textbooks (R. Thakur, R. Rabenseifner and W. Gropp, Int. J. High
 Performance Computing Applications 19 (2005) 49) and in NCCL's graph/tuning.cc: a ring takes
-2 (n - 1) steps; a tree takes 2 log2 n, is pipelined, and sends the size twice for any n. They are
-derived from the collective's entry: a ring sends its bus factor. For some collectives two laws are
-the same, or hardly differ on the measured numbers of ranks; then both remain. Where the data cannot
-tell any law from another, it counts which algorithms the library has (``library_laws``).
+2 (n - 1) steps; a tree takes 2 log2 n, is pipelined, and sends the size twice for any n. Where the
+data cannot tell any law from another, it counts which algorithms the library has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Time, bandwidth and first calls over the number of ranks, and the law by which they grow.
 
-Bandwidth is shown as busbw, which is comparable between numbers of ranks, and as a share of the
-limit of --link-gbps. Bandwidth divided by ranks would not be an efficiency.
+Bandwidth is shown as busbw, which is comparable between numbers of ranks. Bandwidth divided by
+ranks would not be an efficiency.
 """
 
 from __future__ import annotations
@@ -87,7 +87,6 @@ class RanksPoint:
 
     hosts: the numbers of hosts that the runs had.
     low_ns, high_ns: the fastest and the slowest run.
-    share: busbw over --link-gbps.
     """
 
     ranks: int
@@ -97,7 +96,6 @@ class RanksPoint:
     low_ns: float | None
     high_ns: float | None
     busbw_gbps: float | None
-    share: float | None
     first_ns: float | None
 
 
@@ -139,7 +137,6 @@ class Scaling(Displayed):
     curves: list[RanksCurve]
     starts: list[RanksCurve]
     left_out: list[int]
-    link_gbps: float | None
     notes: list[str]
     faults: SideFaults = field(default_factory=SideFaults)
     machines: list[str] = field(default_factory=list)
@@ -276,20 +273,14 @@ class _Draft:
     position: str = ""
 
 
-def scaling(
-    sources: Source | Sequence[Source], *, sizes: Sequence[int] = (), link_gbps: float | None = None
-) -> Scaling:
+def scaling(sources: Source | Sequence[Source], *, sizes: Sequence[int] = ()) -> Scaling:
     """The curves over ranks of every kind of case of a folder, files or Runs. ``show`` prints it.
 
     sizes: the requested sizes in bytes; default: the smallest, the middle and the largest of those
         that the most numbers of ranks have.
-    link_gbps: the limit of busbw in GB/s.
     Raises UsageError for a size that no case has, and if no case has ranks and a time;
     UnreadableError for a file that cannot be read.
     """
-    number = isinstance(link_gbps, int | float) and not isinstance(link_gbps, bool)
-    if link_gbps is not None and not (number and 0 < link_gbps < float("inf")):
-        raise UsageError("link-gbps", link_gbps, "a number of GB/s above 0")
     files = side("files", sources)
     separate = kept_separate((run.ranks, known_of(run)) for run in files.parts)
     machines = unlike_machines(files.parts)
@@ -298,9 +289,6 @@ def scaling(
         started = cold(files.runs)
     except UsageError:  # no first call is known
         started = None
-    whole = isinstance(sizes, list | tuple) and all(type(size) is int for size in sizes)
-    if not whole:
-        raise UsageError("sizes", sizes, "a list of whole numbers of bytes")
     cases, left_out = _cases(files, separate, sizes, started)
     drafts = [*cases, *_starts(started)]
     if not drafts:
@@ -311,7 +299,7 @@ def scaling(
         RanksCurve(
             draft.kind,
             draft.size_bytes,
-            _points(draft.runs, link_gbps),
+            _points(draft.runs),
             curve_fits,
             hidden_among([run.facts for run in draft.runs], separate),
         )
@@ -329,7 +317,6 @@ def scaling(
         curves[: len(cases)],
         curves[len(cases) :],
         left_out,
-        link_gbps,
         notes,
         faults,
         machines,
@@ -423,12 +410,11 @@ def _starts(started: Cold | None) -> list[_Draft]:
     return drafts
 
 
-def _points(runs: Sequence[_Run], link_gbps: float | None) -> list[RanksPoint]:
+def _points(runs: Sequence[_Run]) -> list[RanksPoint]:
     points = []
     for ranks in dict.fromkeys(run.ranks for run in runs):
         runs_on_ranks = [run for run in runs if run.ranks == ranks]
         times = [run.time_ns or run.first_ns or 0.0 for run in runs_on_ranks]
-        busbw = geometric(run.busbw_gbps for run in runs_on_ranks)
         points.append(
             RanksPoint(
                 ranks,
@@ -437,8 +423,7 @@ def _points(runs: Sequence[_Run], link_gbps: float | None) -> list[RanksPoint]:
                 geometric(run.time_ns for run in runs_on_ranks),
                 min(times),
                 max(times),
-                busbw,
-                busbw / link_gbps if busbw and link_gbps else None,
+                geometric(run.busbw_gbps for run in runs_on_ranks),
                 geometric(run.first_ns for run in runs_on_ranks),
             )
         )

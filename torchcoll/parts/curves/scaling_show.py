@@ -34,7 +34,6 @@ def scaling_object(result: Scaling) -> dict[str, Any]:
     curves = [*result.curves, *result.starts]
     return {
         "schema": SCALING_SCHEMA,
-        "link_gbps": result.link_gbps,
         "rows": [record for curve in curves for record in _rows(curve)],
         "fits": [
             {
@@ -91,11 +90,9 @@ def scaling_grids(result: Scaling) -> list[Grid]:
     for curve in result.curves:
         groups.setdefault(repr(curve.kind), []).append(curve)
     titles = kind_texts([curves[0].kind for curves in groups.values()])
-    link = result.link_gbps
     grids = []
     for title, curves in zip(titles, groups.values(), strict=True):
         above = [title, f"{reading_of(result)}; geometric means over the runs"]
-        above += [f"share: busbw of the {link:g} GB/s of --link-gbps"] if link else []
         grids.append(_curves(curves, above, "first"))
     starts = kind_texts([{**curve.kind, "size_bytes": curve.size_bytes} for curve in result.starts])
     for title, curve in zip(starts, result.starts, strict=True):
@@ -152,7 +149,6 @@ def _curves(curves: Sequence[RanksCurve], above: list[str], first: str) -> Grid:
             (Head("time"), lambda i: format_time(i[1].time_ns)),
             (Head("range", "over runs", left=True, drop=2), lambda i: spread(i, of_time=True)),
             (Head("busbw", "GB/s"), lambda i: format_bandwidth(i[1].busbw_gbps)),
-            (Head("share"), lambda i: "-" if i[1].share is None else f"{100 * i[1].share:.1f} %"),
             (Head(first, "call" if first == "first" else ""), lambda i: format_time(i[1].first_ns)),
             (Head("range", "over runs", left=True, drop=2), lambda i: spread(i, of_time=False)),
         ],

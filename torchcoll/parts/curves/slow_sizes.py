@@ -4,7 +4,7 @@ The law is fitted without the size, and the distance of the size from this law i
 scatter of the other sizes. This is the externally studentized residual, which is distributed as
 Student's t (R. D. Cook and S. Weisberg, Residuals and Influence in Regression (1982), section 2.2).
 Bonferroni's correction accounts for testing every size. The size under test must not contribute to
-the scatter: an outlier would inflate it and hide itself. Pure numbers.
+the scatter: an outlier would hide itself. Pure numbers.
 """
 
 from __future__ import annotations

@@ -278,9 +278,8 @@ def transitions(sources: Source | Sequence[Source], *, over_ranks: str = "max") 
 
 def _notes(files: Side, separate: Sequence[str]) -> list[str]:
     """Notes on how the pooled runs differ, because this may explain a step in a curve."""
-    facts_by_ranks: dict[
-        int, list[dict[str, str]]
-    ] = {}  # each number of ranks is a curve of its own
+    # Each number of ranks is a curve of its own.
+    facts_by_ranks: dict[int, list[dict[str, str]]] = {}
     for run in files.parts:
         facts_by_ranks.setdefault(run.ranks, []).append(known_of(run))
     texts = dict.fromkeys(hidden_note(hidden_among(f, separate)) for f in facts_by_ranks.values())

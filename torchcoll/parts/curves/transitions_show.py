@@ -128,10 +128,8 @@ def transitions_grids(results: Sequence[Transitions], refine: bool = False) -> l
         if not curve.curve.ranges:
             rows.append([title or "-", *["-"] * (len(heads) - 2), notable])
     if len(curves) == 1:
-        heads, rows = (
-            heads[1:-1],
-            [row[1:-1] for row in rows],
-        )  # the lines below have what is notable
+        # The lines below have what is notable.
+        heads, rows = heads[1:-1], [row[1:-1] for row in rows]
     table = Grid(heads, rows, above=[LEGEND, *above], below=[*details, *note_lines(results)])
     return [replace(table, answer=answer)]
 

@@ -55,7 +55,12 @@ def again_arguments(parser: argparse.ArgumentParser) -> None:
             "(default 10%%)"
         ),
     )
-    add("-o", "--output", metavar="DIR", help="folder of the new runs (default: again-FILE)")
+    add(
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="folder of the new runs, or of an interrupted again (default: a new again-FILE)",
+    )
     add("--format", default="table", help="table (default), markdown, csv or json")
     add("--dry-run", action="store_true", help="print the command and start nothing")
     add("--quiet", action="store_true", help="print no progress, only the result")
@@ -84,6 +89,7 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.questions.check.published import publication_named, run_of
     from torchcoll.questions.show.recipe import recipe_of, unset_settings
     from torchcoll.reading.inputs import expand, load_all
+    from torchcoll.report.destination import free_name
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
@@ -110,19 +116,14 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
         if entry:  # what can be known without its hardware
             print("\n".join((*map(printable, recipe.notes), f"command: {command}")))
         raise
-    folder = Path(options.output or f"again-{Path(options.file).name.split('.')[0]}")
+    name = f"again-{Path(options.file).name.split('.')[0]}"
+    folder = Path(options.output or free_name(name))
     plan = _plan(recipe, launcher, number)
-    earlier = _earlier(plan, folder)
     code = launch(plan, folder, options.quiet, table=False)
     if code not in (ExitCode.OK, ExitCode.FAILED):
         return code
     linked = entry.linked if entry else None
     rerun = _rerun(runs, options.file, plan, folder, recipe, threshold, linked)
-    if earlier:
-        new_folder = _free_name(folder) if len(earlier) >= plan.runs else ""
-        rerun = replace(
-            rerun, earlier_runs=len(earlier), made_utc=min(earlier), new_folder=new_folder
-        )
     show_rerun(rerun, options.format)
     return ExitCode.OK if rerun.answer.level == "good" else ExitCode.FAILED
 
@@ -162,29 +163,9 @@ def _plan(recipe: Recipe, launcher: list[str], number: int) -> RunPlan:
         argv[:1] = [sys.executable, "-m", "torch.distributed.run"]
     command = command_of(argv)
     variables: dict[str, str | None] = {name: value for name, value in recipe.variables.items()}
-    plan = RunPlan(command, [Cell("again", variables=variables)], number, 0)
+    plan = RunPlan(command, [Cell("again", variables=variables)], number)
     plan.check_programs(os.environ)
     return plan
-
-
-def _earlier(plan: RunPlan, folder: Path) -> list[str]:
-    """When the runs began that the folder has already: ISO 8601, UTC."""
-    from torchcoll.parts.experiments.folder import stored_records
-
-    keys = {job.key for job in plan.jobs()}
-    return [
-        str(record.get("start_utc") or "")
-        for key, record in stored_records(folder).items()
-        if key in keys
-    ]
-
-
-def _free_name(folder: Path) -> str:
-    """``again-mine-2`` for ``again-mine``, or the next number that is not taken."""
-    number = 2
-    while os.path.lexists(f"{folder}-{number}"):
-        number += 1
-    return f"{folder}-{number}"
 
 
 # Every run of this command, of a matrix and of a versus has them: they are no setting.
@@ -247,22 +228,10 @@ def _rerun(
 
 
 def bisect_arguments(parser: argparse.ArgumentParser) -> None:
+    from torchcoll.parts.experiments.matrix_command import add_command, add_varied
+
     add = parser.add_argument
-    add(
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME=V1,V2,...",
-        help="versions as values of a variable, in order",
-    )
-    add(
-        "--axis",
-        action="append",
-        default=[],
-        metavar="NAME=V1,V2,...",
-        help="versions in order: library=PATH,... (LD_PRELOAD), venv=DIR,..., or values of {NAME} "
-        "in the command",
-    )
+    add_varied(parser, ". The values are the versions, in order", load=False)
     add("--metric", default="time", help="what changed: time, first-call or wrong (default: time)")
     add(
         "--threshold",
@@ -277,11 +246,9 @@ def bisect_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder of the runs; an interrupted search continues in it",
     )
-    add("--cell-timeout", metavar="S", help="end a run after this many seconds (default: no limit)")
     add("--format", default="table", help="table (default), markdown, csv or json")
     add("--dry-run", action="store_true", help="print a run of each version and start nothing")
-    add("--quiet", action="store_true", help="print no progress, only the result")
-    add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command of one run")
+    add_command(parser)
 
 
 def run_bisect(options: argparse.Namespace) -> ExitCode | int:
@@ -291,14 +258,13 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.parts.experiments.blocks import make_plan
     from torchcoll.parts.experiments.folder import Folder
     from torchcoll.parts.experiments.matrix_command import (
-        MostRuns,
         RunWatcher,
         dry_run,
         number_of,
     )
     from torchcoll.parts.experiments.run import run
     from torchcoll.parts.experiments.version_search import METRICS, VersionRuns
-    from torchcoll.parts.experiments.version_show import show_versions
+    from torchcoll.parts.experiments.version_show import answer_of, show_versions
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
@@ -307,8 +273,7 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
         raise UsageError("output", "none", "a folder for the runs", "Name one with -o DIR.")
     most = number_of("runs", options.runs, int, 4)
     timeout_s = number_of("cell-timeout", options.cell_timeout, float, 0.1)
-    argv = options.words[1:] if options.words[:1] == ["--"] else options.words
-    plan, notes = make_plan(argv, options.env, options.axis, runs=most)
+    plan, notes = make_plan(options.words, options.env, options.axis, runs=most)
     if len(plan.cells) < 3 or len(options.env) + len(options.axis) != 1:
         value = f"{len(plan.cells)} in {len(options.env) + len(options.axis)} options"
         raise UsageError("versions", value, "at least 3 in one --axis or --env")
@@ -318,9 +283,8 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
         tell(f"torchcoll: note: {note}")
     path = Path(options.output)
     if options.dry_run:
-        text = f"{most} runs of {len(plan.cells)} versions"
-        ends = MostRuns(most, text, "the version is found")
-        return dry_run(replace(plan, runs=1), path, most=ends)
+        text = f"{most} runs of {len(plan.cells)} versions, until the version is found"
+        return dry_run(replace(plan, runs=1), path, most=text)
     state = VersionRuns(
         plan, path, options.metric, most, parse_share(options.threshold, "threshold")
     )
@@ -342,7 +306,7 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
         raise UsageError(
             "versions", f"none that starts ({'; '.join(reasons)})", "2 or more", action
         )
-    return ExitCode.OK if state.answer.level in ("good", "bad") else ExitCode.FAILED
+    return ExitCode.OK if answer_of(state).level in ("good", "bad") else ExitCode.FAILED
 
 
 COMMANDS = {

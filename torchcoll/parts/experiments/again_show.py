@@ -29,10 +29,8 @@ class Rerun:
 
     file: its name. differences: facts that differ between the file and the new runs. notes: what
     could not be run as it was. folder: of the new runs. shares: what share of its own limit each
-    side reaches, on different hardware; '' if that is not known. earlier_runs: how many of the runs
-    in the folder an earlier command made; made_utc: when the first of these began. new_folder: one
-    that does not exist yet, if an earlier command made all runs; '' otherwise. faults: what of
-    the new runs is wrong, failed or missing.
+    side reaches, on different hardware; '' if that is not known. faults: what of the new runs is
+    wrong, failed or missing.
     """
 
     file: str
@@ -41,9 +39,6 @@ class Rerun:
     notes: Sequence[str]
     folder: str
     shares: str = ""
-    earlier_runs: int = 0
-    made_utc: str = ""
-    new_folder: str = ""
     faults: SideFaults = field(default_factory=SideFaults)
 
     @property
@@ -60,17 +55,6 @@ class Rerun:
         )
 
 
-def _runs_text(rerun: Rerun) -> str:
-    """How many runs there are, and when they were made if not now."""
-    runs = rerun.agreement.runs
-    date = f"made {rerun.made_utc[:16].replace('T', ' ')} UTC"
-    if rerun.new_folder:
-        return f"{counted(runs, 'run')} {date} in {one_line(rerun.folder)}"
-    if rerun.earlier_runs:
-        return f"{counted(runs, 'run')}, the first {date}"
-    return counted(runs, "new run")
-
-
 def _answer_of_the_rest(rerun: Rerun) -> Answer:
     """The verdict on the cases that the new runs have right."""
     result = rerun.agreement
@@ -80,9 +64,8 @@ def _answer_of_the_rest(rerun: Rerun) -> Answer:
         return Answer(text, "doubt", details=(rerun.shares,) if rerun.shares else ())
     width = format_difference(result.high)
     cases = counted(len(result.cases), "case")
-    runs = f"{_runs_text(rerun)}, {cases}"
-    subject = "the earlier runs" if rerun.new_folder else "the new runs"
-    what = f"{subject} are {format_change(1 / result.ratio)} over all cases"
+    runs = f"{counted(result.runs, 'run')}, {cases}"
+    what = f"the new runs are {format_change(1 / result.ratio)} over all cases"
     details = []
     furthest = max(result.open_cases, key=lambda case: abs(math.log(case.ratio)), default=None)
     if furthest and max(furthest.ratio, 1 / furthest.ratio) >= NOTABLE:
@@ -132,14 +115,15 @@ def _open_text(rerun: Rerun, noisiest: CaseAgreement, what: str) -> str:
     result = rerun.agreement
     limit = format_percent(result.threshold)
     number = f"{len(result.open_cases)} of {counted(len(result.cases), 'case')}"
+    runs = counted(result.runs, "run")
     if noisiest.bound >= 1:
         return (
-            f": {_runs_text(rerun)} vary too much to exclude a difference of {limit} in {number} "
+            f": {runs} vary too much to exclude a difference of {limit} in {number} "
             f"(most in {noisiest.name})"
         )
     return (
         f": {what}, but differences up to {format_difference(1 + noisiest.bound)} cannot be "
-        f"excluded ({number}, most in {noisiest.name}; {limit} was asked; {_runs_text(rerun)})"
+        f"excluded ({number}, most in {noisiest.name}; {limit} was asked; {runs})"
     )
 
 
@@ -163,8 +147,6 @@ def show_rerun(rerun: Rerun, format: str, file: TextIO | None = None) -> None:
         "p: of a difference as large between runs that do not differ, for this case alone",
         f"new runs: {rerun.folder}",
     ]
-    if rerun.new_folder:
-        grid.below[-1] = f"nothing was run now; for new runs: -o {one_line(rerun.new_folder)}"
     rows = [_row(case) for case in result.cases]
     document: dict[str, Any] = {
         "schema": SCHEMA,
@@ -175,8 +157,6 @@ def show_rerun(rerun: Rerun, format: str, file: TextIO | None = None) -> None:
         "low": result.low,
         "high": result.high,
         "runs": result.runs,
-        "earlier_runs": rerun.earlier_runs,
-        "made_utc": rerun.made_utc or None,
         "file_runs": result.file_runs,
         "differences": list(rerun.differences),
         "notes": list(rerun.notes),

@@ -5,16 +5,13 @@ further run lies within mean +- t s sqrt(1 / n_file + 1 / n_new) of their mean l
 the standard deviation of one median per run and case (a prediction interval; Hahn and Meeker,
 Statistical Intervals, 1991, section 4.5).
 
-Two tests share the error: one of the geometric mean over all cases, which finds what changed
-everywhere, and one of each case (Holm), which finds what changed in one place. The second gets less
-of it: with few runs, the tails of real noise make errors in single cases more frequent than the t
-distribution says (results/benchmarks/again-2026-11-28.txt).
+Two tests share the error: one of the geometric mean over all cases, and one of each case (Holm).
+The second gets less of it: with few runs, the tails of real noise make errors in single cases more
+frequent than the t distribution says (results/benchmarks/again-2026-11-28.txt).
 
-A difference that is not shown is not yet agreement. ``reproduced`` also needs that in each case a
-difference of the threshold is excluded: the 95 % interval of its ratio lies within the threshold
-(two tests against both bounds; Schuirmann, 1987). All cases have to pass, so the level needs no
-correction for their number (intersection-union test; Berger, 1982): where a case differs by the
-threshold or more, the error is at most 2.5 %.
+``reproduced`` also needs that in each case a difference of the threshold is excluded: the 95 %
+interval of its ratio lies within the threshold (two tests against both bounds; Schuirmann, 1987).
+All cases have to pass, so the level needs no correction for their number (Berger, 1982).
 """
 
 from __future__ import annotations

@@ -33,15 +33,14 @@ class Cell:
     """One combination; also one value of one dimension, before they are combined.
 
     axes: values of the placeholders, and of the axes ``library`` and ``venv``; they become labels.
-    variables: None unsets a variable. arguments: added to the command. argv: a command of its own,
-    in place of the common one. load: the command that runs around each run. load_name: its name.
+    variables: None unsets a variable. arguments: added to the command. load: the command that runs
+    around each run. load_name: its name.
     """
 
     name: str
     axes: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str | None] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
-    argv: tuple[str, ...] = ()
     load: tuple[str, ...] = ()
     load_name: str = ""
 
@@ -58,16 +57,13 @@ class Cell:
     def title(self) -> str:
         """What the cell sets, as a user writes it: ``NCCL_ALGO=Ring``, ``NCCL_ALGO unset``.
 
-        Its name, which file names have too, if it sets only a command or a load.
+        Its name, which file names have too, if it sets only a load.
         """
         parts = [
             f"{name} unset" if value == _UNSET else f"{name}={value}"
             for name, value in self.settings.items()
         ]
-        if self.load_name or self.argv or not parts:
-            return self.name
-        parts += [value for value in masked_words(self.arguments) if not value.startswith("-")]
-        return ", ".join(parts)
+        return self.name if self.load_name or not parts else ", ".join(parts)
 
     @property
     def version(self) -> str:
@@ -77,9 +73,9 @@ class Cell:
 
     def to_json(self) -> dict[str, Any]:
         """As the manifest keeps it: secrets are masked."""
-        optional: dict[str, Any] = {"words": masked_words(self.argv)} if self.argv else {}
+        optional: dict[str, Any] = {}
         if self.load:
-            optional |= {"load": masked_words(self.load), "load_name": self.load_name}
+            optional = {"load": masked_words(self.load), "load_name": self.load_name}
         return {
             "name": self.name,
             "axes": masked_labels(self.axes),
@@ -93,11 +89,11 @@ class Cell:
         """Read a cell of a manifest. Raises TypeError or ValueError for anything else."""
         axes, variables = (dict(stored.get(name) or {}) for name in ("axes", "variables"))
         variables = {name_of(name): value for name, value in variables.items()}
-        arguments, argv, load = (
-            tuple(map(str, stored.get(name) or ())) for name in ("arguments", "words", "load")
+        arguments, load = (
+            tuple(map(str, stored.get(name) or ())) for name in ("arguments", "load")
         )
         name, load_name = str(stored["name"]), str(stored.get("load_name") or "")
-        return cls(name, axes, variables, arguments, argv, load, load_name)
+        return cls(name, axes, variables, arguments, load, load_name)
 
 
 Dimension = list[Cell]
@@ -154,19 +150,6 @@ def axis_dimension(text: str, environ: Mapping[str, str] = os.environ) -> Dimens
         )
         for value in values
     ]
-
-
-def option_dimension(name: str, text: str, command: Command, such_as: str) -> Dimension:
-    """``gloo,ccl``: each in a run of its own, behind ``--backend``. Raises UsageError."""
-    option = f"--{name}"
-    if (recorded_value := command.option(option)) is not None:
-        raise UsageError(
-            "command", f"{option} {recorded_value}", f"no {option} with that of versus"
-        )
-    values = _distinct(name, text, split_values(text))
-    if "" in values:
-        raise UsageError(name, text, f"names with commas, such as {such_as}")
-    return [Cell(file_safe(value), arguments=(option, value)) for value in values]
 
 
 NO_LOAD = "none"

@@ -20,7 +20,6 @@ from torchcoll.parts.experiments.axes import (
     axis_dimension,
     combined,
     load_dimension,
-    option_dimension,
     variable_dimension,
 )
 from torchcoll.parts.experiments.presets import PresetOptions, preset
@@ -53,7 +52,6 @@ class RunPlan:
     command: launch_command.Command
     cells: Sequence[Cell]
     runs: int
-    seed: int
 
     def jobs(self) -> Iterator[PlannedRun]:
         """Run 1 of every cell in random order, then run 2 of every cell, ...
@@ -63,13 +61,12 @@ class RunPlan:
         """
         for run in range(1, self.runs + 1):
             block = list(self.cells)
-            random.Random(f"{self.seed}/{run}").shuffle(block)
+            random.Random(f"0/{run}").shuffle(block)
             yield from (PlannedRun(cell, run) for cell in block)
 
     def argv(self, job: PlannedRun, output: Path, labels: Mapping[str, str]) -> list[str]:
         """The command of one run."""
-        base_argv = job.cell.argv or self.command.filled(job.cell.axes)
-        argv = [*base_argv, *job.cell.arguments, "--output", str(output)]
+        argv = [*self.command.filled(job.cell.axes), *job.cell.arguments, "--output", str(output)]
         for name, value in {"cell": job.cell.name, "run": str(job.run), **labels}.items():
             argv += ["--label", f"{name}={value}"]
         return argv
@@ -87,15 +84,14 @@ class RunPlan:
     def check_programs(self, environ: Mapping[str, str]) -> None:
         """Raises UsageError where a launcher cannot be started."""
         for cell in self.cells:
-            argv = cell.argv or self.command.filled(cell.axes)
-            launch_command.check_program(argv, self.environment(cell, environ).get("PATH"))
+            path = self.environment(cell, environ).get("PATH")
+            launch_command.check_program(self.command.filled(cell.axes), path)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "command": masked_words(self.command.argv),
             "cells": [cell.to_json() for cell in self.cells],
             "runs": self.runs,
-            "seed": self.seed,
         }
 
 
@@ -105,12 +101,9 @@ def make_plan(
     axes: Sequence[str] = (),
     presets: Sequence[str] = (),
     runs: int = 6,
-    seed: int = 0,
     nccl_version: str | None = None,
     up_to: int | None = None,
     environ: Mapping[str, str] | None = None,
-    backends: str | None = None,
-    implementations: str | None = None,
     load: str | None = None,
 ) -> tuple[RunPlan, list[str]]:
     """The plan, and notes on it. Raises UsageError for an impossible plan.
@@ -118,7 +111,7 @@ def make_plan(
     ``RunPlan.check_programs`` checks that the launcher is installed.
     """
     env = dict(os.environ) if environ is None else dict(environ)
-    command = launch_command.command_of(argv)
+    command = launch_command.command_of(argv[1:] if argv[:1] == ["--"] else argv)
     dimensions: list[Dimension] = [variable_dimension(text) for text in variables]
     constants = [dimension[0] for dimension in dimensions if len(dimension) == 1]
     dimensions += [axis_dimension(text, env) for text in axes]
@@ -131,42 +124,20 @@ def make_plan(
         env,
     )
     dimensions += [preset(name, asked) for name in presets]
-    for name, values, such_as in (
-        ("backend", backends, "gloo,ccl"),
-        ("implementation", implementations, "own,one_shot"),
-    ):
-        if values is not None:
-            dimensions.append(option_dimension(name, values, command, such_as))
     dimensions += [load_dimension(load, command, env)] if load is not None else []
     cells = combined(dimensions)
     launch_command.check_placeholders(command, cells[0].axes, AXES_OF_LIBRARIES)
     _check_verified(command, cells)
-    plan = RunPlan(command, cells, runs, seed)
+    plan = RunPlan(command, cells, runs)
     return plan, [*asked.notes, *_warnings(cells, env)]
 
 
-def plan_of_commands(
-    commands: Mapping[str, Sequence[str]], runs: int, environ: Mapping[str, str] | None = None
-) -> RunPlan:
-    """A cell for each whole command, by its name. Raises UsageError for one that cannot be run."""
-    parsed = {name: launch_command.command_of(argv) for name, argv in commands.items()}
-    for command in parsed.values():
-        launch_command.check_placeholders(command, (), ())
-    cells = [Cell(name, argv=command.argv) for name, command in parsed.items()]
-    plan = RunPlan(next(iter(parsed.values())), cells, runs, 0)
-    plan.check_programs(os.environ if environ is None else environ)
-    return plan
-
-
-def stored_plan(spec: Mapping[str, Any], runs: int, environ: Mapping[str, str]) -> RunPlan:
+def stored_plan(spec: Mapping[str, Any], runs: int) -> RunPlan:
     """The plan of a manifest. Raises UsageError as ``make_plan``, TypeError or ValueError for bad
     cells.
     """
     cells = [Cell.from_json(cell) for cell in spec["cells"]]
-    command = launch_command.command_of(spec["command"])
-    plan = RunPlan(command, cells, runs, int(spec.get("seed") or 0))
-    plan.check_programs(environ)
-    return plan
+    return RunPlan(launch_command.command_of(spec["command"]), cells, runs)
 
 
 def _check_verified(command: launch_command.Command, cells: Sequence[Cell]) -> None:

@@ -14,8 +14,7 @@ import glob
 import itertools
 import os
 import socket
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import IO, Any
 
@@ -124,7 +123,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         yield record
 
 
-Stored = dict[tuple[str, int], float | None]  # (cell, run) -> seconds that it took
+Stored = Set[tuple[str, int]]  # (cell, run)
 
 
 def stored(folder: Path) -> tuple[dict[str, Any], Stored] | None:
@@ -133,7 +132,9 @@ def stored(folder: Path) -> tuple[dict[str, Any], Stored] | None:
     if not path.exists() or not path.stat().st_size:
         return None
     header, *records = _lines(path)
-    return header, {key: r.get("seconds") for key, r in _kept(folder, records).items()}
+    last = {(r["cell"], r["run"]): r for r in records if _is_run(r)}
+    there = {key for key, r in last.items() if r["file"] and (folder / r["file"]).exists()}
+    return header, there
 
 
 def cells(folder: str) -> list[str]:
@@ -144,70 +145,40 @@ def cells(folder: str) -> list[str]:
     return []
 
 
-def stored_records(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """The record of each usable run by (cell, run). Raises UnreadableError."""
-    path = folder / MANIFEST
-    if not path.exists() or not path.stat().st_size:
-        return {}
-    return _kept(folder, list(_lines(path))[1:])
-
-
-def _kept(folder: Path, records: Iterable[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
-    last = {(r["cell"], r["run"]): r for r in records if _is_run(r)}
-    return {key: r for key, r in last.items() if r["file"] and (folder / r["file"]).exists()}
-
-
 def check_same(folder: Path, header: dict[str, Any], spec: dict[str, Any]) -> None:
     """Raises UsageError naming what differs. More or fewer runs are no difference."""
     earlier = header["spec"]
-    for name, current, theirs in _differences(spec, earlier):
-        raise UsageError(
-            f"{name} of {folder}",
-            current,
-            f"{theirs}, as it was begun with",
-            "Start with the same again, or name another folder with -o.",
-        )
-
-
-def _differences(current: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    kinds = ["versus" if "versus" in spec else "matrix" for spec in (current, theirs)]
-    if kinds[0] != kinds[1]:
-        yield "runs", f"those of a {kinds[0]}", f"those of a {kinds[1]}"
-    mine, others = current["command"], theirs["command"]
-    if mine != others:
-        pairs = itertools.zip_longest(mine, others)
-        place = next(n for n, pair in enumerate(pairs) if pair[0] != pair[1])
-        # Both as a whole would be cut before they differ.
-        near = slice(max(0, place - 1), place + 2)
-        yield "command", " ".join(mine[near]) or "less", " ".join(others[near]) or "less"
-    if current["seed"] != theirs.get("seed"):
-        yield "seed", str(current["seed"]), str(theirs.get("seed"))
-    cells = {cell["name"]: cell for cell in current["cells"]}
-    earlier = {cell["name"]: cell for cell in theirs["cells"]}
-    more = [name for name in cells if name not in earlier]
-    fewer = [name for name in earlier if name not in cells]
-    if more or fewer:
-        changes = (("added", more), ("missing", fewer))
-        argv = [f"{', '.join(names)} {how}" for how, names in changes if names]
-        yield "cells", " and ".join(argv), f"{len(earlier)} cells"
-    for name, cell in cells.items():
-        if name in earlier and cell != earlier[name]:
-            yield f"cell {name}", _stated(cell), _stated(earlier[name])
+    kinds = ["versus" if "versus" in each else "matrix" for each in (spec, earlier)]
+    arguments = itertools.zip_longest(spec["command"], earlier["command"], fillvalue="nothing")
+    names = [{cell["name"]: cell for cell in each["cells"]} for each in (spec, earlier)]
+    pairs = [
+        ("runs", *(f"those of a {kind}" for kind in kinds)),
+        *(("command", *pair) for pair in arguments),
+        ("cells", *(", ".join(sorted(cells)) for cells in names)),
+        *(
+            (f"cell {name}", _stated(cell), _stated(names[1].get(name, {})))
+            for name, cell in names[0].items()
+        ),
+    ]
+    for name, current, theirs in pairs:
+        if current != theirs:
+            raise UsageError(
+                f"{name} of {folder}",
+                current,
+                f"{theirs}, as it was begun with",
+                "Start with the same again, or name another folder with -o.",
+            )
 
 
 def _stated(cell: dict[str, Any]) -> str:
     parts = [cell.get(name) for name in ("axes", "variables")]
     settings = {k: v for part in parts if isinstance(part, dict) for k, v in part.items()}
     argv = [f"{k}={v}" if v is not None else f"no {k}" for k, v in settings.items()]
-    more = [cell.get(name) for name in ("arguments", "load")]
-    return " ".join(
-        [*argv, *(str(w) for arguments in more if isinstance(arguments, list) for w in arguments)]
-    )
+    argv += [*(cell.get("arguments") or ()), *(cell.get("load") or ())]
+    return " ".join(map(str, argv))
 
 
-# The folder of a matrix: who works in it, and what of it counts.
-#
-# ::
+# The folder of a matrix:
 #
 #     manifest.jsonl           what was asked, and the runs that ended
 #     <cell>-<run>.jsonl    the result files that count
@@ -225,7 +196,6 @@ class Folder:
             raise UsageError("output", path, "a folder")
         self.path = path
         self._last: dict[Any, dict[str, Any]] = {}
-        self._attempts: Counter[Any] = Counter()
         self._unavailable: set[Any] = set()
         try:
             for each in (path, path / _ASIDE, path / _LOGS):
@@ -283,7 +253,6 @@ class Folder:
     def _note(self, record: dict[str, Any]) -> None:
         key = record.get("cell"), record.get("run")
         self._last[key] = record
-        self._attempts[key] += 1
         if record.get("status") == "unavailable":
             self._unavailable.add(record.get("cell"))
 
@@ -296,9 +265,6 @@ class Folder:
                 "one that stays",
                 "Start the matrix again.",
             )
-
-    def attempts(self, job: PlannedRun) -> int:
-        return self._attempts[job.key]
 
     def last(self, job: PlannedRun) -> dict[str, Any] | None:
         """The latest attempt at this run."""

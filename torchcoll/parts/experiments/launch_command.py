@@ -18,7 +18,6 @@ _MODULE = re.compile(rf"(?:-m)?torchcoll\.({'|'.join([*_MODULES, SUITE])})")
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 # What a matrix says itself.
 _OURS = (("-J", "--output"), ("--no-output",), ("--resume",), ("--dry-run",))
-_SCRIPT_BYTES = 1 << 20
 _SUFFIXES = (".sh", ".py")
 
 
@@ -79,7 +78,6 @@ def command_of(argv: Sequence[str]) -> Command:
         )
     ran = _collective_of_run(argv)
     places = [n for n, argument in enumerate(argv) if _MODULE.fullmatch(argument)]
-    places += [n for n, argument in enumerate(argv) if ran is None and _names_torchcoll(argument)]
     places = places or ([] if ran is None else [ran]) or _script_places(argv)
     if not places:
         raise UsageError(
@@ -131,22 +129,6 @@ def _collective_of_run(argv: Sequence[str]) -> int | None:
     return place
 
 
-def _names_torchcoll(path: str) -> bool:
-    """Whether a word is a script in which torchcoll is named."""
-    return b"torchcoll" in _first_bytes(path, _SCRIPT_BYTES)
-
-
-def _first_bytes(path: str, size: int) -> bytes:
-    """Empty where there is no such file, or it cannot be read."""
-    if not os.path.isfile(path):
-        return b""
-    try:
-        with open(path, "rb") as file:
-            return file.read(size)
-    except OSError:
-        return b""
-
-
 def _script_places(argv: Sequence[str]) -> list[int]:
     """The words that may be a script or program that starts torchcoll through others: those behind
     the first word, which may be a launcher, come first. Only a run shows whether it does.
@@ -161,7 +143,7 @@ def _script_places(argv: Sequence[str]) -> list[int]:
         return not in_path and os.path.isfile(argument)
 
     # A script of its own may be about to write the other files that it is given.
-    own_script = _first_bytes(argv[0], 2) == b"#!"
+    own_script = os.sep in argv[0] and os.path.isfile(argv[0])
     places = []
     for number, argument in enumerate(argv):
         if may_be_script(number, argument):

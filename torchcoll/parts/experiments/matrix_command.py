@@ -7,21 +7,17 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.core.collectives import DEFAULT_COLLECTIVE
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import (
     ExitCode,
-    TorchcollError,
     UsageError,
     one_line,
     printable,
     tell,
 )
-from torchcoll.core.units import counted, format_duration
-from torchcoll.parts.experiments.launch_command import SUITE, command_of
+from torchcoll.core.units import counted
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import Grid, Head, print_grid
 
@@ -36,14 +32,9 @@ if TYPE_CHECKING:
 def show_summary(
     rows: Sequence[Mapping[str, Any]], below: Sequence[str] = (), file: TextIO | None = None
 ) -> None:
-    """Print the rows of ``run.summary``, and lines below them."""
-    out = Destination(file)
-    print_grid(summary_grid(rows, below), out)
-    out.flush()
-
-
-def summary_grid(rows: Sequence[Mapping[str, Any]], below: Sequence[str] = ()) -> Grid:
-    """Columns of a status that no run has are left out; reasons stand below, each once."""
+    """Print the rows of ``run.summary``, and lines below them. Columns of a status that no run has
+    are left out; reasons stand below, each once.
+    """
     statuses = [n for n in ("failed", "timeout", "unavailable") if any(row[n] for row in rows)]
     heads = [Head("cell", left=True), Head("ok", "runs")]
     heads += [Head(name) for name in statuses]
@@ -63,12 +54,56 @@ def summary_grid(rows: Sequence[Mapping[str, Any]], below: Sequence[str] = ()) -
         if row["reason"]:
             reasons.setdefault(one_line(row["reason"]), []).append(one_line(row["cell"]))
     lines = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
-    return Grid(heads, cells, below=[*lines, *below], styles=styles)
+    out = Destination(file)
+    print_grid(Grid(heads, cells, below=[*lines, *below], styles=styles), out)
+    out.flush()
 
 
 def matrix_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     parser.usage = "torchcoll matrix -o DIR [options] -- LAUNCHER ... -m torchcoll.allreduce ..."
+    add_varied(parser)
+    add(
+        "--preset",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="nccl-algorithms, oneccl-algorithms, cold, scaling or network",
+    )
+    add(
+        "--runs",
+        default="6",
+        metavar="N",
+        help="number of runs of each cell (default %(default)s)",
+    )
+    add(
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="folder for everything; the same folder again runs what is missing",
+    )
+    add(
+        "--nccl-version",
+        metavar="V",
+        help="NCCL version for the preset nccl-algorithms (default: this Python's)",
+    )
+    add(
+        "--up-to",
+        metavar="N",
+        help="largest number of ranks or nodes for the preset scaling",
+    )
+    add(
+        "--dry-run",
+        action="store_true",
+        help="say how many runs there are, print the command of the first, and start nothing",
+    )
+    add("--verbose", action="store_true", help="with --dry-run: print the commands of all runs")
+    add_command(parser)
+
+
+def add_varied(parser: argparse.ArgumentParser, order: str = "", load: bool = True) -> None:
+    """Add the options of what differs. order: what the order of the values means, if anything."""
+    add = parser.add_argument
     add(
         "--env",
         action="append",
@@ -76,7 +111,7 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=V1,V2",
         help=(
             "a variable and its values; an empty value leaves it unset; write \\, "
-            "for a comma in a value. Several --env: every combination"
+            f"for a comma in a value{order}"
         ),
     )
     add(
@@ -86,62 +121,23 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="name=V1,V2",
         help=(
             "values of {name} in the command; or library=PATH,... (set in LD_PRELOAD), "
-            "venv=DIR,... (first in PATH)"
+            f"venv=DIR,... (first in PATH){order}"
         ),
     )
-    add(
-        "--preset",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="nccl-algorithms, oneccl-algorithms, cold, scaling, subsets or network",
-    )
-    add_load(parser)
-    add(
-        "--runs",
-        default="6",
-        metavar="N",
-        help="number of runs of each cell (default %(default)s)",
-    )
-    add(
-        "--seed",
-        default="0",
-        metavar="N",
-        help="seed of the random order of the runs (default %(default)s)",
-    )
-    add(
-        "-o",
-        "--output",
-        metavar="DIR",
-        help="folder for everything; the same folder again runs what is missing",
-    )
+    if load:
+        add(
+            "--load",
+            metavar="none,NAME=COMMAND",
+            help="other work to run during each run, or none; write \\, for a comma in a value",
+        )
+
+
+def add_command(parser: argparse.ArgumentParser) -> None:
+    """Add the options of how a run is made, and its command."""
+    add = parser.add_argument
     add("--cell-timeout", metavar="S", help="end a run after this many seconds (default: no limit)")
-    add(
-        "--nccl-version",
-        metavar="V",
-        help="NCCL version for the preset nccl-algorithms (default: this Python's)",
-    )
-    add(
-        "--up-to",
-        metavar="N",
-        help=("largest number of ranks, nodes or devices for the presets scaling and subsets"),
-    )
-    add(
-        "--dry-run",
-        action="store_true",
-        help="say how many runs there are, print the command of the first, and start nothing",
-    )
-    add("--verbose", action="store_true", help="with --dry-run: print the commands of all runs")
-    add("--quiet", action="store_true", help="print no progress, only the table of cells")
+    add("--quiet", action="store_true", help="print no progress, only the result")
     add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command of one run")
-
-
-def add_load(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--load",
-        metavar="none,NAME=COMMAND",
-        help=("other work to run during each run, or none; write \\, for a comma in a value"),
-    )
 
 
 def number_of(what: str, text: str | None, kind: type, least: float) -> Any:
@@ -166,12 +162,11 @@ def run_matrix(options: argparse.Namespace) -> ExitCode | int:
         raise UsageError("output", "none", "a folder for the results", "Name one with -o DIR.")
     timeout_s = number_of("cell-timeout", options.cell_timeout, float, 0.1)
     plan, notes = make_plan(
-        options.words[1:] if options.words[:1] == ["--"] else options.words,
+        options.words,
         options.env,
         options.axis,
         options.preset,
         number_of("runs", options.runs, int, 1),
-        number_of("seed", options.seed, int, 0),
         options.nccl_version,
         number_of("up-to", options.up_to, int, 1),
         load=options.load,
@@ -237,13 +232,11 @@ def _below(plan: RunPlan, folder: Folder, number: int | None) -> list[str]:
     return [*lines, f"results, logs and manifest: {folder.path}"]
 
 
-def dry_run(
-    plan: RunPlan, folder: Any, every: bool = True, most: MostRuns | None = None
-) -> ExitCode:
+def dry_run(plan: RunPlan, folder: Path, every: bool = True, most: str = "") -> ExitCode:
     """Print how many runs there are, and their commands as they could be typed.
 
-    every: all commands, not only the first. most: of a command that decides itself when it ends;
-    ``plan`` has one run of each cell.
+    every: all commands, not only the first. most: the most runs and when it ends, in words, of a
+    command that decides itself when it ends; ``plan`` has one run of each cell.
     """
     from torchcoll.core.shell import command_line, named
     from torchcoll.machine.environment import variables
@@ -252,15 +245,10 @@ def dry_run(
     cells, jobs = len(plan.cells), [*plan.jobs()]
     if most:  # in the order of the cells: bisect begins with the first and the last
         jobs.sort(key=lambda job: plan.cells.index(job.cell))
-    if most:
-        total_s = estimated_s(plan)[0]
-        whole = f" ({format_duration(total_s / cells * most.runs)})" if total_s else ""
-        tell(f"at most {most.text}{whole}; it ends as soon as {most.until}; nothing was started")
-        tell(f"the first {counted(cells, 'run')}, {_estimate(plan)}:")
+        tell(f"at most {most}; nothing was started; the first {counted(cells, 'run')}:")
     else:
         varied = f" ({text})" if (text := _varied(plan.cells)) else ""
-        runs = f"{counted(len(jobs), 'run')}: {counted(cells, 'cell')}{varied} x {plan.runs}"
-        tell(f"{runs}; {_estimate(plan)}")
+        tell(f"{counted(len(jobs), 'run')}: {counted(cells, 'cell')}{varied} x {plan.runs}")
     for job in jobs if every else jobs[:1]:
         argv = plan.argv(job, folder / f"{job.stem}.jsonl", labels_of(job, variables))
         line = command_line(argv, named(job.cell.variables))
@@ -270,18 +258,6 @@ def dry_run(
     if not every and len(jobs) > 1:
         tell(f"the first of {len(jobs)} commands; --verbose prints all of them")
     return ExitCode.OK
-
-
-@dataclass(frozen=True)
-class MostRuns:
-    """The end of a command that may end earlier.
-
-    runs: how many runs there are at most. text: the same in words. until: when it ends earlier.
-    """
-
-    runs: int
-    text: str
-    until: str
 
 
 def _varied(cells: Sequence[Cell]) -> str:
@@ -305,63 +281,10 @@ def _range_text(values: Sequence[str]) -> str:
     return f"{', '.join(map(one_line, values[: _MOST_VALUES - 1]))}, ... ({len(values)} values)"
 
 
-# What an estimate assumes: torch's import, meeting and connecting of a run; a case's cold calls
-# and verification.
-_START_S, _CONCURRENT_S = 10.0, 0.5
-
-
-def _estimate(plan: RunPlan) -> str:
-    """How long all runs take, as far as the command tells its cases."""
-    total_s, how = estimated_s(plan)
-    return how if total_s is None else f"about {format_duration(total_s)} ({how})"
-
-
-def estimated_s(plan: RunPlan) -> tuple[float | None, str]:
-    """How long all runs take, and what is assumed for it; None and why not, where the command
-    does not tell.
-    """
-    from torchcoll.bench.options import parse
-
-    total_s, cases = 0.0, set()
-    for cell in plan.cells:
-        argv = cell.argv or plan.command.filled(cell.axes)
-        command = command_of(cell.argv) if cell.argv else plan.command
-        arguments = [*argv[len(argv) - len(command.arguments) :], *cell.arguments]
-        module = command.module
-        name = None if module in ("", SUITE) else DEFAULT_COLLECTIVE  # only the number counts
-        try:
-            spec = parse(arguments, name, f"torchcoll.{module}").spec
-            count = len(spec.cases(_ranks(argv, cell.axes)))
-        except (TorchcollError, ValueError):
-            return None, "its time is not known from here"
-        cases.add(count)
-        if spec.iters is not None:
-            calls = f"{spec.iters} calls a case" if spec.iters else "the cold calls alone"
-            return None, f"no estimate of time: it depends on how long {calls} take"
-        total_s += plan.runs * (_START_S + count * (spec.max_time_s + _CONCURRENT_S))
-    several = " to ".join(str(n) for n in dict.fromkeys((min(cases), max(cases))))
-    return total_s, (
-        f"assumed: {_START_S:g} s to start a run, and "
-        f"{spec.max_time_s + _CONCURRENT_S:g} s for each of its {several} cases"
-    )
-
-
-def _ranks(argv: Sequence[str], axes: Mapping[str, str]) -> int:
-    """How many a run has, as far as its words tell: few collectives' cases depend on it."""
-    for number, argument in enumerate(argv):
-        name, _, value = argument.partition("=")
-        if name in ("--nproc-per-node", "--nproc_per_node", "-np", "-n", "--ntasks"):
-            value = value or next(iter(argv[number + 1 :]), "")
-            if value.isdecimal() and 0 < int(value) < _MOST_RANKS:
-                return int(value)
-    return 2
-
-
-_MOST_RANKS = 1 << 20
-
-
 class RunWatcher:
     """Progress on stderr: a line that stays on a terminal, elsewhere one line a run."""
+
+    tells_each_run = True
 
     def __init__(self, plan: RunPlan, folder: Folder, quiet: bool, most: int | None = None) -> None:
         """most: runs at which it ends, if these are not all runs of the plan."""
@@ -398,7 +321,7 @@ class RunWatcher:
         self._done += 1
         seconds = f", {record['seconds']:.1f} s" if record["seconds"] is not None else ""
         why = f": {record['reason']}" if record["reason"] else ""
-        if not self._terminal or record["status"] != "ok":
+        if record["status"] != "ok" or (self.tells_each_run and not self._terminal):
             self.note(f"[{self._done}/{self._total}] {job.title}: {record['status']}{seconds}{why}")
 
     def skipped(self) -> None:
@@ -429,7 +352,7 @@ COMMANDS = {
         exit_1="a run failed, or took longer than --cell-timeout",
         option_groups={
             "what differs between the cells": "--env --axis --load --preset --nccl-version --up-to",
-            "how the runs are made": "--runs --seed --cell-timeout --dry-run",
+            "how the runs are made": "--runs --cell-timeout --dry-run",
             "output": "--output --quiet --verbose",
         },
     ),

@@ -37,14 +37,12 @@ OF_RANKS = ("nproc", "ranks")
 class Checked:
     """The result of a check.
 
-    usable: whether the file counts. reason: '' if nothing is wrong. library: what was verified of
-    an axis ``library`` or ``venv``. unavailable: see UNAVAILABLE of libraries/nccl/forced.py.
-    complete: whether the run came to its end.
+    usable: whether the file counts. reason: '' if nothing is wrong. unavailable: see UNAVAILABLE of
+    libraries/nccl/forced.py. complete: whether the run came to its end.
     """
 
     usable: bool
     reason: str = ""
-    library: str | None = None
     unavailable: bool = False
     complete: bool = True
 
@@ -63,16 +61,13 @@ def check(path: Path, job: PlannedRun, recorded: Recorded) -> Checked:
         reason = run.ending or "its file has no end: it was killed, or the disk is full"
         return Checked(False, reason, complete=False)
     wrong = next(_mismatches(run, job, recorded), "")
-    if wrong:
-        return Checked(False, wrong)
-    library, wrong = _library(run, job.cell.axes)
-    if wrong:
+    if wrong := wrong or _wrong_library(run, job.cell.axes):
         return Checked(False, wrong)
     if problem := shortfall(run.results):
         shortfall_text, first = problem
         reason = f"{shortfall_text}: {first.case.describe()}: {first.reason}"
-        return Checked(True, reason, library)
-    return Checked(True, "", library)
+        return Checked(True, reason)
+    return Checked(True)
 
 
 def _mismatches(run: Run, job: PlannedRun, recorded: Recorded) -> Iterator[str]:
@@ -148,42 +143,39 @@ def _nccl_version(run: Run) -> str:
     return str(recorded).rpartition(" ")[2]
 
 
-def _library(run: Run, axes: Mapping[str, str]) -> tuple[str | None, str]:
-    """(what was verified, what is wrong) of the axes ``library`` and ``venv``."""
+def _wrong_library(run: Run, axes: Mapping[str, str]) -> str:
+    """What is wrong with the libraries of the axes ``library`` and ``venv``; '' if nothing is."""
     wanted = {name: axes[name] for name in AXES_OF_LIBRARIES if name in axes}
-    versions: dict[str, None] = {}
     ranks = list(_mapped(run))
     if wanted and not ranks:
-        return None, "its file does not say which libraries were mapped"
+        return "its file does not say which libraries were mapped"
     for name, path in wanted.items():
-        judge = _preloaded if name == "library" else _of_venv
+        judge = _wrong_preload if name == "library" else _wrong_venv
         for rank, mapped in ranks:
-            judged, wrong = judge(path, mapped)
-            if wrong:
-                return None, f"rank {rank}: {wrong}"
-            versions[f"{judged.get('path')} {judged.get('version') or ''}".strip()] = None
-    return ", ".join(versions) or None, ""
+            if wrong := judge(path, mapped):
+                return f"rank {rank}: {wrong}"
+    return ""
 
 
-def _preloaded(path: str, mapped: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+def _wrong_preload(path: str, mapped: list[dict[str, Any]]) -> str:
     real = os.path.realpath(path)
     kind = os.path.basename(path).split(".")[0]  # libnccl; its plug-ins are libnccl-net, ...
     alike = [m for m in mapped if str(m.get("name")).split(".")[0] == kind]
     matches = [m for m in mapped if m.get("path") in (path, real)]
     if not matches:
         there = alike[0].get("path") if alike else "no library of that name"
-        return {}, f"LD_PRELOAD did not load {path}; mapped is {there}"
+        return f"LD_PRELOAD did not load {path}; mapped is {there}"
     others = [m for m in alike if m not in matches]
     if others:
-        return {}, f"{path} and {others[0].get('path')} are both mapped: which one runs is open"
-    return matches[0], ""
+        return f"{path} and {others[0].get('path')} are both mapped: which one runs is open"
+    return ""
 
 
-def _of_venv(path: str, mapped: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+def _wrong_venv(path: str, mapped: list[dict[str, Any]]) -> str:
     torch = next((m for m in mapped if str(m.get("name")).startswith("libtorch_cpu")), None)
     if torch is None:
-        return {}, f"no torch is mapped, and that of {path} was to be"
+        return f"no torch is mapped, and that of {path} was to be"
     roots = {path.rstrip("/"), os.path.realpath(path)}
     if not any(str(torch.get("path")).startswith(f"{root}/") for root in roots):
-        return {}, f"torch is mapped from {torch.get('path')}, not from {path}"
-    return torch, ""
+        return f"torch is mapped from {torch.get('path')}, not from {path}"
+    return ""

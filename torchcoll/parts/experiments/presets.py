@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 
 from torchcoll.core.backends import only_device
 from torchcoll.core.errors import UsageError, choice
-from torchcoll.core.plausibility import device_named
 from torchcoll.libraries.known_variables import Forcing
 from torchcoll.libraries.nccl import algorithms as nccl
 from torchcoll.libraries.nccl import forced as nccl_forced
 from torchcoll.libraries.nccl.forced import FACTORS
 from torchcoll.libraries.oneccl import algorithms as oneccl
-from torchcoll.parts.experiments.axes import AUTO, Cell, Dimension, split_values
+from torchcoll.parts.experiments.axes import AUTO, Cell, Dimension
 from torchcoll.parts.experiments.launch_command import SUITE, Command
 
 _NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
@@ -51,44 +50,7 @@ def preset(name: str, asked: PresetOptions) -> Dimension:
 
 def _nccl_algorithms(asked: PresetOptions) -> Dimension:
     collectives = _with_algorithms(asked, nccl.FUNCTIONS, "NCCL")
-    version, lacking = _nccl_version(asked), _lacking(asked)
-    every = [each.name.partition("-")[0] for each in nccl_forced.forcings(collectives, version)]
-    for why in dict.fromkeys(lacking.values()):
-        names = [name for name in lacking if name in every and lacking[name] == why]
-        if names:
-            asked.notes.append(f"left out, {why}: {', '.join(names)}")
-    return _forced(asked, collectives, nccl_forced.forcings(collectives, version, lacking))
-
-
-def _lacking(asked: PresetOptions) -> dict[str, str]:
-    """The algorithms that cannot run where the command runs, and why: by the label ``fabric``, or
-    by the GPUs of this machine if torchrun starts all ranks here.
-    """
-    labels = [argument.partition("fabric=")[2] for argument in asked.command.arguments]
-    fabric = next(filter(None, labels), "").partition(":")[0]
-    argv = [argument.partition("=")[0] for argument in asked.command.argv]
-    here = any(os.path.basename(argument) == "torchrun" for argument in argv)
-    here = here and not {"--nnodes", "--rdzv-endpoint", "--rdzv_endpoint"} & set(argv)
-    if fabric:
-        nvls = _switches_reduce(fabric)
-        return nccl_forced.missing(here or nvls is not None, nvls, sharp=fabric != "ethernet")
-    if not here:
-        return {}
-    from torchcoll.machine.gpu_state import switches_reduce
-
-    return nccl_forced.missing(True, switches_reduce())
-
-
-# Fabrics of torchcoll/rules within a host whose GPUs no switch connects.
-_NO_SWITCH = ("pcie-gen4", "pcie-gen5", "xgmi-mi300x", "xe-link-max")
-
-
-def _switches_reduce(fabric: str) -> bool | None:
-    """Whether the switches of a fabric of torchcoll/rules reduce; None if that is not known."""
-    if fabric in _NO_SWITCH:
-        return False
-    device = device_named(fabric.removeprefix("nvswitch-")) if "nvswitch-" in fabric else None
-    return device.multicast if device else None
+    return _forced(asked, collectives, nccl_forced.forcings(collectives, _nccl_version(asked)))
 
 
 def _device(command: Command) -> str | None:
@@ -192,51 +154,6 @@ def _scaling(asked: PresetOptions) -> Dimension:
     return [Cell(f"{free[0]}{number}", {free[0]: str(number)}) for number in numbers]
 
 
-def _subsets(asked: PresetOptions) -> Dimension:
-    """Subsets of devices: the first 2, 3, ..., other blocks of equal size, and every second,
-    fourth, ...
-
-    The mask is one for the whole run. With a mask for each rank oneCCL cannot see the peers, and
-    hangs or fails (uxlfoundation/oneCCL#217), nor can NCCL's peer-to-peer.
-    """
-    command = asked.command
-    intel = _device(command) == "xpu"
-    variable = "ZE_AFFINITY_MASK" if intel else "CUDA_VISIBLE_DEVICES"
-    name = next((n for n in _RANKS if n in command.placeholders and n not in asked.axes), None)
-    if name is None:
-        raise UsageError(
-            "preset subsets", "no {nproc}", "a placeholder for the number of ranks in the command"
-        )
-    visible = asked.variable(variable)
-    devices = split_values(visible) if visible else list(map(str, range(asked.up_to or 0)))
-    devices = devices[: asked.up_to]
-    if len(devices) < max(2, asked.up_to or 0):
-        raise UsageError(
-            "preset subsets",
-            f"{len(devices)} devices ({variable}={visible or 'unset'})",
-            f"at least {max(2, asked.up_to or 0)}",
-            "" if asked.up_to else "Say how many there are: --up-to 8.",
-        )
-    cells = []
-    for places in _places(len(devices)):
-        chosen = [devices[place] for place in places]
-        axes = {name: str(len(places))}
-        cells.append(Cell(f"devices_{_spans(places)}", axes, {variable: ",".join(chosen)}))
-    return cells
-
-
-def _places(count: int) -> Iterator[range]:
-    for number in range(2, count + 1):
-        yield range(number)
-        if number < count and count % number == 0:
-            yield from (range(n, n + number) for n in range(number, count, number))
-            yield range(0, count, count // number)
-
-
-def _spans(places: range) -> str:
-    return f"{places[0]}-{places[-1]}" if places.step == 1 else "+".join(map(str, places))
-
-
 def _network(asked: PresetOptions) -> Dimension:
     names = dict.fromkeys(name for settings in FACTORS.values() for name in settings)
     return [
@@ -250,6 +167,5 @@ PRESETS: dict[str, Callable[[PresetOptions], Dimension]] = {
     "oneccl-algorithms": _oneccl_algorithms,
     "cold": _cold,
     "scaling": _scaling,
-    "subsets": _subsets,
     "network": _network,
 }

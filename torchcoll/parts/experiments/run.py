@@ -28,10 +28,8 @@ from torchcoll.libraries.nccl import forced as nccl_forced
 from torchcoll.machine.processes import Ended, LoadEnded, end_orphans, launch, under_load
 from torchcoll.parts.experiments.blocks import PlannedRun, RunPlan
 from torchcoll.parts.experiments.folder import Folder, log_bytes, read_log
-from torchcoll.parts.experiments.launch_command import command_of
 from torchcoll.parts.experiments.obeyed import Recorded, check, unverified
 
-_LAST_LINES = 20
 _ERROR = "torchcoll: error: "
 
 
@@ -82,15 +80,10 @@ def run(
             record = _one(plan, folder, job, recorded, signals, watcher, timeout_s)
             folder.add(record)
             watcher.ended(job, record)
-            if record["exit_code"] == 0 and not folder.has_results and _runs_script(plan, job):
+            # Only a script itself knows whether --output arrives.
+            if record["exit_code"] == 0 and not (folder.has_results or plan.command.module):
                 _check_written(folder, job, record)
         return signals.number
-
-
-def _runs_script(plan: RunPlan, job: PlannedRun) -> bool:
-    """Whether a script starts torchcoll, so that only it knows whether ``--output`` arrives."""
-    command = command_of(job.cell.argv) if job.cell.argv else plan.command
-    return not command.module
 
 
 def _check_written(folder: Folder, job: PlannedRun, record: Mapping[str, Any]) -> None:
@@ -135,15 +128,13 @@ def _one(
         load_error = _last_error(read_log(load_log, load_start))
         load = f"load {job.cell.load_name} {error}{f': {load_error}' if load_error else ''}"
     output = read_log(log, start)
-    status, reason, library, usable = _judged(ended, folder, job, output, recorded, timeout_s)
+    status, reason, usable = _judged(ended, folder, job, output, recorded, timeout_s)
     if load:
         status, reason, usable = "failed", load, False
     aside = None if usable else folder.set_aside(job)
-    last = "\n".join(output.splitlines()[-_LAST_LINES:])
     return {
         "cell": job.cell.name,
         "run": job.run,
-        "attempt": folder.attempts(job) + 1,
         "axes": masked_labels(job.cell.axes),
         "variables": masked_variables(job.cell.variables),
         "command": masked_words(argv),
@@ -156,8 +147,6 @@ def _one(
         "aside": aside,
         "log": str(log.relative_to(folder.path)),
         **({"load_log": str(load_log.relative_to(folder.path))} if job.cell.load else {}),
-        "output": "" if status == "ok" else _without_secrets(last, job, argv),
-        "library": library,
     }
 
 
@@ -204,28 +193,28 @@ def _judged(
     output: str,
     recorded: Recorded,
     timeout_s: float | None,
-) -> tuple[str, str, str | None, bool]:
-    """(status, reason, library, whether the file counts) of a run."""
+) -> tuple[str, str, bool]:
+    """(status, reason, whether the file counts) of a run."""
     if ended is None:
-        return "interrupted", "", None, False
+        return "interrupted", "", False
     if ended.timed_out:
-        return "timeout", f"ended after --cell-timeout {timeout_s:g} s", None, False
+        return "timeout", f"ended after --cell-timeout {timeout_s:g} s", False
     if ended.exit_code is None:
-        return "failed", ended.why, None, False
+        return "failed", ended.why, False
     result = check(folder.result(job), job, recorded)
     if result.unavailable or (not result.usable and nccl_forced.UNAVAILABLE in output):
-        return "unavailable", "NCCL has not got it on this machine", None, False
+        return "unavailable", "NCCL has not got it on this machine", False
     code = f"signal {-ended.exit_code}" if ended.exit_code < 0 else f"exit code {ended.exit_code}"
     if not result.usable:
         if not ended.exit_code or result.complete:
-            return "failed", result.reason, None, False
+            return "failed", result.reason, False
         # What a run said last tells more than that its file has no end.
-        return "failed", f"{code}: {_last_error(output) or result.reason}", None, False
+        return "failed", f"{code}: {_last_error(output) or result.reason}", False
     if result.reason:
-        return "failed", result.reason, result.library, True
+        return "failed", result.reason, True
     if ended.exit_code:
-        return "failed", f"{code} although all its cases are ok", result.library, True
-    return "ok", "", result.library, True
+        return "failed", f"{code} although all its cases are ok", True
+    return "ok", "", True
 
 
 _EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception): ")

@@ -19,15 +19,10 @@ versions were chosen (the choice depends on the data alone).
 
 The next run is of the version whose time tells most about the answer (none, a step before k, two
 steps): the mutual information of answer and time, with the entropy of each distribution taken as
-that of a normal one of the same variance. It halves the probability of k at first (probabilistic
-bisection: Horstein 1963), then alternates between the neighbours of a step, and goes to the ends
-where a second step would show. results/benchmarks/bisection-2026-11-28.txt has the error rates and
-the number of runs.
+that of a normal one of the same variance (probabilistic bisection: Horstein 1963).
+results/benchmarks/bisection-2026-11-28.txt has the error rates and the number of runs.
 
-The runs of ``torchcoll bisect``: which version is run next, and what the runs say together.
-
-As in ``versus``, what the folder holds decides what is run next: a bisection that was killed goes
-on where it was, and the same folder always gives the same answer.
+As in ``versus``, what the folder holds decides what is run next.
 """
 
 from __future__ import annotations
@@ -41,12 +36,9 @@ from pathlib import Path
 
 import numpy as np
 
-from torchcoll.core.answer import Answer
-from torchcoll.core.display import as_one_line
 from torchcoll.core.file import load_own
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import default_clock, steady_figure
-from torchcoll.parts.experiments import version_search
 from torchcoll.parts.experiments.blocks import PlannedRun, RunPlan
 from torchcoll.parts.experiments.folder import Folder
 from torchcoll.stats.distributions import t_quantile
@@ -317,7 +309,7 @@ ATTEMPTS = 2  # at one version, before it is skipped
 _LEVEL = 0.05
 
 
-@dataclass(repr=False)
+@dataclass
 class VersionRuns:
     """The runs so far.
 
@@ -347,16 +339,6 @@ class VersionRuns:
         return [version for version in range(len(self.plan.cells)) if version not in self.skipped]
 
     @property
-    def answer(self) -> Answer:
-        """At which version it changed, by how much, and how sure."""
-        from torchcoll.parts.experiments.version_show import answer_of
-
-        return answer_of(self)
-
-    def __repr__(self) -> str:
-        return as_one_line(f"VersionRuns: {self.answer.headline}")
-
-    @property
     def names(self) -> list[str]:
         """The usable versions, as they were given."""
         return [self.plan.cells[version].version for version in self.usable]
@@ -369,7 +351,7 @@ class VersionRuns:
         """Each run that is missing, until it is decided."""
         self.take(folder)
         while not self.stopped:
-            version = self.usable[version_search.next_version(self.posterior)]
+            version = self.usable[next_version(self.posterior)]
             job = PlannedRun(self.plan.cells[version], len(self.figures[version]) + 1)
             for _ in range(ATTEMPTS):
                 yield job
@@ -391,7 +373,7 @@ class VersionRuns:
             self.stopped = "too few"
             return
         posterior = self.posterior
-        if posterior.decided or version_search.same_ends(posterior, self.threshold):
+        if posterior.decided or same_ends(posterior, self.threshold):
             self.stopped = posterior.decided or "none"
         elif self.runs >= self.most:
             self.stopped = "runs"
@@ -428,7 +410,7 @@ class VersionRuns:
         return [c for c, p in zip(common, adjusted, strict=True) if p <= _LEVEL] or common
 
     @property
-    def posterior(self) -> version_search.Posterior:
+    def posterior(self) -> Posterior:
         """What the runs say, from the mean over ``cases`` of each."""
         cases = self.cases
         ran, logs = [], []
@@ -436,7 +418,7 @@ class VersionRuns:
             for figures in self.figures[version] if cases else ():
                 ran.append(number)
                 logs.append(statistics.fmean(figures[case] for case in cases))
-        return version_search.posterior_of(len(self.usable), ran, logs)
+        return posterior_of(len(self.usable), ran, logs)
 
     def change(self, first: int, last: int) -> float:
         """Difference of the mean logarithms: versions from ``last`` on less those to ``first``."""

@@ -120,7 +120,7 @@ def show_versions(state: VersionRuns, format: str, file: TextIO | None = None) -
         ],
         rows,
     )
-    grid.answer = state.answer
+    grid.answer = answer_of(state)
     cases = shorten(list(map(one_line, state.cases)), _MOST_CASES)
     grid.below = [f"over {cases}", f"runs: {state.path}"]
     if state.stopped == "none":

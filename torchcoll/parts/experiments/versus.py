@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy
 
-from torchcoll.core.answer import Answer
-from torchcoll.core.display import as_one_line
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import load_own
 from torchcoll.core.result import Run
-from torchcoll.core.units import format_duration, format_percent
+from torchcoll.core.units import format_percent
 from torchcoll.parts.experiments.blocks import PlannedRun, RunPlan
 from torchcoll.parts.experiments.folder import Folder
-from torchcoll.parts.experiments.versus_plan import begun
+from torchcoll.parts.experiments.versus_plan import begun_versus
 from torchcoll.questions.comparison.compare import Comparison, comparison_of, matched
 from torchcoll.questions.comparison.results import (
     Judged,
@@ -97,9 +94,8 @@ class Versus:
 
     plan: its first cell is the base of all others. most: runs a side at which it ends. same_most:
     runs over which the error of 'same' is spent. stopped: why it ended, '' before. futile: whether
-    more runs would not pay. failed: whether a run has no result. out_of_time: whether the budget
-    ended it. round: the last round that was judged. standing: what it left of each cell but the
-    base.
+    more runs would not pay. failed: whether a run has no result. round: the last round that was
+    judged. standing: what it left of each cell but the base.
     """
 
     def __init__(
@@ -112,7 +108,6 @@ class Versus:
         self.stopped = ""
         self.futile = False
         self.failed = False
-        self.out_of_time = False
         self.round = 0
         self.standing: list[Standing] = []
         self.cells = {cell.name: Launched() for cell in plan.cells}
@@ -125,7 +120,7 @@ class Versus:
         self._number = 1
         self._decided = False
         self._now: list[Standing] = []
-        self._news: list[Repeat | str | None] = []
+        self._news: list[Repeat | None] = []
 
     def next(self, done: Done) -> PlannedRun | None:
         """Take the runs that are done; returns the next run that is missing, or None at the end.
@@ -150,18 +145,6 @@ class Versus:
                 self._find_outliers()
 
     @property
-    def answer(self) -> Answer:
-        """Who is faster, by how much and at which sizes, as the last look has it."""
-        from torchcoll.parts.experiments.versus_show import answer
-
-        if not self.standing:
-            return Answer(f"nothing is judged before {FIRST_LOOK} runs of each side", "doubt")
-        return answer(self, self.comparisons(), str(self._path))
-
-    def __repr__(self) -> str:
-        return as_one_line(f"Versus: {self.answer.headline}")
-
-    @property
     def titles(self) -> list[str]:
         """The names of the sides in sentences."""
         return [cell.title for cell in self.plan.cells]
@@ -171,37 +154,14 @@ class Versus:
         """How many of each cell the last look had, outliers too."""
         return dict(self._looked)
 
-    def news(self) -> Iterator[Repeat | str | None]:
-        """What has happened since it was asked last: a repeat, None for a round, or a text."""
+    def news(self) -> Iterator[Repeat | None]:
+        """What has happened since it was asked last: a repeat, or None for a round."""
         while self._news:
             yield self._news.pop(0)
 
-    def short_of(self, budget_s: float, run_s: float, spent_s: float = 0.0) -> str:
-        """Why a budget is too short for FIRST_LOOK runs of each side; '' if it is not. run_s: of
-        one run.
-        """
-        missing = sum(max(0, FIRST_LOOK - cell.kept) for cell in self.cells.values())
-        if spent_s + missing * run_s <= budget_s:
-            return ""
-        return (
-            f"--budget ends before anything is judged: {FIRST_LOOK} runs of each of "
-            f"{len(self.cells)} sides take about {format_duration(spent_s + missing * run_s)}, "
-            f"{format_duration(run_s)} each"
-        )
-
-    def jobs(
-        self,
-        folder: Folder,
-        budget_s: float | None = None,
-        now: Callable[[], float] = time.monotonic,
-        run_s: float | None = None,
-    ) -> Iterator[PlannedRun]:
-        """Yields each missing run until it has stopped.
-
-        budget_s: no round begins that would end later, by the mean of earlier runs. run_s: the time
-        of a run if it is known; otherwise the first one shows whether the budget suffices.
-        """
-        began, launched, tried = now(), 0, 0
+    def jobs(self, folder: Folder) -> Iterator[PlannedRun]:
+        """Yields each missing run until it has stopped."""
+        tried = 0
         before: PlannedRun | None = None
         while (job := self.next(folder.done)) is not None:
             tried = tried + 1 if before and before.key == job.key else 1
@@ -210,16 +170,7 @@ class Versus:
                 self.failed = True
                 self.stopped = f"{job.title} has no result: {last.get('reason')}"
                 return
-            spent = now() - began
-            if budget_s is not None and launched == (run_s is None):
-                text = self.short_of(budget_s, run_s or spent, spent)
-                self._news += [text] if text else []
-            a_round = spent / launched * len(self._names) if launched else 0.0
-            first = all(cell.kept < self._number for cell in self.cells.values())
-            if budget_s is not None and first and spent + a_round > budget_s:
-                self.stopped, self.out_of_time = "the time of --budget is spent", True
-                return
-            before, launched = job, launched + 1
+            before = job
             yield job
 
     def _measure(self) -> list[Standing]:
@@ -372,12 +323,11 @@ def read(folder: Path) -> Versus | None:
 
     Nothing of it can be launched. Raises UnreadableError for a broken manifest.
     """
-    stored = begun(folder)
-    if stored is None:
+    begun = begun_versus(folder)
+    if begun is None:
         return None
-    most = stored.same_most
-    state = Versus(stored.plan, folder, stored.threshold, most, most)
-    state.next(lambda job: job.key in stored.there)
+    state = Versus(begun.plan, folder, begun.threshold, begun.most, begun.same_most)
+    state.next(lambda job: job.key in begun.there)
     return state
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell
-from torchcoll.core.units import counted, parse_duration, parse_share
+from torchcoll.core.units import counted, parse_share
 
 if TYPE_CHECKING:
     from torchcoll.parts.experiments.versus import Versus
@@ -20,43 +20,13 @@ if TYPE_CHECKING:
 
 
 def versus_arguments(parser: argparse.ArgumentParser) -> None:
-    from torchcoll.parts.experiments.matrix_command import add_load
+    from torchcoll.parts.experiments.matrix_command import add_command, add_varied
 
     add = parser.add_argument
     parser.usage = (
-        "torchcoll versus --env NAME=A,B [options] -- LAUNCHER ... -m torchcoll.allreduce ...\n"
-        "       torchcoll versus [options] --a LAUNCHER ... --b LAUNCHER ..."
+        "torchcoll versus --env NAME=A,B [options] -- LAUNCHER ... -m torchcoll.allreduce ..."
     )
-    add(
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME=A,B",
-        help=(
-            "a variable and its values; an empty value leaves it unset; write \\, "
-            "for a comma in a value. The first value is the base"
-        ),
-    )
-    add(
-        "--axis",
-        action="append",
-        default=[],
-        metavar="name=A,B",
-        help=(
-            "values of {name} in the command; or library=PATH,... (set in LD_PRELOAD), "
-            "venv=DIR,... (first in PATH)"
-        ),
-    )
-    add("--backend", metavar="A,B", help="compare backends, each in runs of its own")
-    add(
-        "--implementation",
-        metavar="A,B",
-        help=(
-            "compare implementations, each in runs of its own, such as "
-            "nccl,one_shot,two_shot (kernels of torch's symmetric memory)"
-        ),
-    )
-    add_load(parser)
+    add_varied(parser, ". The first value is the base")
     add("--threshold", metavar="SHARE", help="changes smaller than this are 'same' (default 2%%)")
     add(
         "--runs",
@@ -66,11 +36,6 @@ def versus_arguments(parser: argparse.ArgumentParser) -> None:
             "ends earlier when every case is decided, or when more runs would not "
             "help"
         ),
-    )
-    add(
-        "--budget",
-        metavar="TIME",
-        help="begin no round that would end after this time: 90s, 10m, 2h",
     )
     add(
         "-o",
@@ -83,27 +48,13 @@ def versus_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="continue in this folder, with the command it was started with",
     )
-    add("--cell-timeout", metavar="S", help="end a run after this many seconds (default: no limit)")
     add("--format", default="table", help="table (default), markdown, csv or json")
     add("--dry-run", action="store_true", help="print the runs of one round and start nothing")
-    add("--quiet", action="store_true", help="print no progress, only the result")
-    add("--a", nargs=argparse.REMAINDER, help="compare two whole commands: --a COMMAND --b COMMAND")
-    add(
-        "words",
-        nargs=argparse.REMAINDER,
-        metavar="-- COMMAND",
-        help="the command of one run, for both sides",
-    )
+    add_command(parser)
 
 
 def run_versus(options: argparse.Namespace) -> ExitCode | int:
-    from torchcoll.parts.experiments.matrix_command import (
-        MostRuns,
-        dry_run,
-        estimated_s,
-        number_of,
-        tell_notes,
-    )
+    from torchcoll.parts.experiments.matrix_command import dry_run, number_of, tell_notes
     from torchcoll.parts.experiments.versus import Versus
     from torchcoll.parts.experiments.versus_plan import Sides, asked_of
     from torchcoll.parts.experiments.versus_show import show_versus
@@ -111,41 +62,26 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.stats.sequential import FIRST_LOOK
 
     choice(options.format, "format", FORMATS)
-    budget_s = None if options.budget is None else parse_duration(options.budget, "budget")
     timeout_s = number_of("cell-timeout", options.cell_timeout, float, 0.1)
-    argv = options.words[1:] if options.words[:1] == ["--"] else options.words
     asked = asked_of(
-        Sides(
-            argv,
-            options.env,
-            options.axis,
-            options.backend,
-            options.implementation,
-            options.load,
-            options.a,
-        ),
+        Sides(options.words, options.env, options.axis, options.load),
         options.output,
         options.resume,
         None if options.threshold is None else parse_share(options.threshold, "threshold"),
         number_of("runs", options.runs, int, FIRST_LOOK),
     )
+    if options.dry_run:
+        tell_notes(asked.plan, asked.notes)
+        runs = counted(len(asked.plan.cells), "run")
+        text = f"{asked.most} rounds of {runs}, until every case is decided"
+        return dry_run(dataclasses.replace(asked.plan, runs=1), asked.folder, most=text)
     state = Versus(asked.plan, asked.folder, asked.threshold, asked.most, asked.same_most)
     missing = state.next(lambda job: job.key in asked.there)
-    if options.dry_run:
-        a_round = dataclasses.replace(asked.plan, runs=1)
-        notes = [*asked.notes]
-        run_s = asked.run_s or (estimated_s(a_round)[0] or 0.0) / len(a_round.cells)
-        if budget_s is not None and (text := state.short_of(budget_s, run_s)):
-            notes.append(text)
-        tell_notes(asked.plan, notes)
-        runs = len(a_round.cells)
-        text = f"{asked.most} rounds of {counted(runs, 'run')}"
-        most = MostRuns(asked.most * runs, text, "every case is decided")
-        return dry_run(a_round, asked.folder, most=most)
     number = None
     if missing is not None:
+        asked.plan.check_programs(os.environ)
         tell_notes(asked.plan, asked.notes)
-        number = _launched(state, asked, budget_s, timeout_s, options.quiet)
+        number = _launched(state, asked, timeout_s, options.quiet)
     ended = state.stopped
     if number:
         name = signal.Signals(number).name
@@ -166,9 +102,7 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
     return ExitCode.FAILED if state.failed or faulty or not comparisons else ExitCode.OK
 
 
-def _launched(
-    state: Versus, asked: Asked, budget_s: float | None, timeout_s: float | None, quiet: bool
-) -> int | None:
+def _launched(state: Versus, asked: Asked, timeout_s: float | None, quiet: bool) -> int | None:
     """What is missing, with a live line; the number of the signal that stopped it, else None."""
     from torchcoll.machine.environment import variables
     from torchcoll.parts.experiments.folder import Folder
@@ -176,10 +110,9 @@ def _launched(
     from torchcoll.parts.experiments.versus_show import Live
 
     with Folder(asked.folder, asked.spec) as folder:
-        live = Live(state, str(asked.folder), quiet)
+        live = Live(state, folder, quiet)
         try:
-            jobs = state.jobs(folder, budget_s, run_s=asked.run_s)
-            return run(asked.plan, folder, variables, live, timeout_s, jobs)
+            return run(asked.plan, folder, variables, live, timeout_s, state.jobs(folder))
         finally:
             live.close()
 
@@ -239,8 +172,8 @@ COMMANDS = {
         exit_1="a run failed twice in a row, a result was wrong or failed, or too few runs to "
         "judge",
         option_groups={
-            "what is compared": "--env --axis --backend --implementation --load --a",
-            "when it ends": "--threshold --runs --budget --cell-timeout",
+            "what is compared": "--env --axis --load",
+            "when it ends": "--threshold --runs --cell-timeout",
             "output": "--output --resume --format --quiet --dry-run",
         },
     ),

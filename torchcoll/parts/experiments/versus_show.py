@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
-import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.answer import Answer, worst_level
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_factor, format_percent, format_ratio, shorten
+from torchcoll.parts.experiments.matrix_command import RunWatcher
 from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.compare import Comparison
 from torchcoll.questions.comparison.conclusion_show import counts_of
@@ -24,13 +23,13 @@ from torchcoll.questions.comparison.results import (
     tables_of,
     titles_of,
 )
-from torchcoll.questions.comparison.show import case_grid, comparison_object
-from torchcoll.report.destination import Destination, ProgressLine, clock_text
+from torchcoll.questions.comparison.show import case_grid, comparison_object, start_lines
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid
 
 if TYPE_CHECKING:
     from torchcoll.parts.experiments.blocks import PlannedRun
+    from torchcoll.parts.experiments.folder import Folder
     from torchcoll.parts.experiments.versus import Repeat, Standing, Versus
 
 SCHEMA = "torchcoll-versus/1"
@@ -77,57 +76,30 @@ def _listed(names: Sequence[str], between: str) -> str:
     return f"{between.join([*names[: _MOST_NAMED - 1], '...', names[-1]])} ({len(names)})"
 
 
-class Live:
-    """Reports the progress of ``run``: a status line, and a line per round and repeat."""
+class Live(RunWatcher):
+    """Progress on stderr, with a line for each round and each repeat."""
 
-    def __init__(self, state: Versus, folder: str, quiet: bool) -> None:
+    tells_each_run = False
+
+    def __init__(self, state: Versus, folder: Folder, quiet: bool) -> None:
+        super().__init__(state.plan, folder, quiet, state.most * len(state.plan.cells))
         self._state = state
-        self._quiet = quiet
-        self._began = time.monotonic()
-        self._out = Destination(sys.stderr)
-        self._line = ProgressLine(None if quiet else sys.stderr, self._out.width or 80)
-        self._doing = ""
         names = " and ".join(one_line(name) for name in state.titles)
-        self.note(f"{names} in turn, at most {state.most} runs of each, into {folder}")
-        if there := sum(len(cell.runs) for cell in state.cells.values()):
-            self.note(f"{counted(there, 'run')} taken as they are")
+        self.note(f"{names} in turn, at most {state.most} runs of each, into {folder.path}")
         for _ in state.news():  # of the runs that were there
             pass
 
-    def note(self, text: str) -> None:
-        if not self._quiet:
-            self._line.clear()
-            self._out.lines([one_line(text)])
-            self._out.flush()
-
     def began(self, job: PlannedRun) -> None:
         self._tell_news()
-        self._doing = job.title
-        self.tick()
-
-    def tick(self) -> None:
-        parts = [f"elapsed {clock_text(time.monotonic() - self._began)}", self._doing]
-        cases = [case for s in self._state.standing for case in s.cases if case.ratio]
-        if cases:
-            decided = sum(case.result != "inconclusive" for case in cases)
-            parts.append(f"{decided} of {len(cases)} decided")
-        self._line.show("  ".join(filter(None, parts)))
-
-    def ended(self, job: PlannedRun, record: Mapping[str, Any]) -> None:
-        if record["status"] != "ok":
-            self.note(f"{job.title}: {record['status']}: {record['reason']}")
-
-    def skipped(self) -> None:
-        """Does nothing: versus plans no impossible runs."""
+        super().began(job)
 
     def close(self) -> None:
         self._tell_news()
-        self._line.clear()
+        super().close()
 
     def _tell_news(self) -> None:
         for event in self._state.news():
-            text = event if isinstance(event, str) else repeat_text(event) if event else None
-            self.note(text or round_text(self._state))
+            self.note(repeat_text(event) if event else round_text(self._state))
 
 
 def repeat_text(repeat: Repeat) -> str:
@@ -150,8 +122,6 @@ def answer(state: Versus, comparisons: Sequence[Comparison], folder: str) -> Ans
             details=tuple(dict.fromkeys(text for each in answers for text in each.details)),
         )
     ends = [f"not ended: {counted(state.round, 'round')} so far"] if not state.stopped else []
-    if state.out_of_time:
-        ends = [f"stopped by --budget after {counted(state.round, 'round')}"]
     return replace(
         merged,
         counts=counts_of(comparisons),
@@ -180,14 +150,14 @@ def _answer_of(comparison: Comparison) -> Answer:
         than = f" than {base}" if not texts else ""
         if named:
             start = f"{result}{than} in {len(named)} of {counted(len(rows), 'case')}"
-            texts.append(f"{start}: {_shortened(named)}")
+            texts.append(f"{start}: {shorten(named, _MOST_NAMED, ', ...')}")
     open_names = [
         f"{comparison.name_of(row)} (looks {wording.change_text(row.speed)})"
         if row.is_notable
         else comparison.name_of(row)
         for row in sorted(is_open, key=_distance)
     ]
-    texts.append(f"not decided: {_shortened(open_names)}")
+    texts.append(f"not decided: {shorten(open_names, _MOST_NAMED, ', ...')}")
     if same := sum(row.result == "same" for row in rows):
         texts.append(f"{same} the same")
     if out := sum(row.matched and row.result == "not comparable" for row in comparison.rows):
@@ -198,10 +168,6 @@ def _answer_of(comparison: Comparison) -> Answer:
 
 def _distance(row: Compared) -> float:
     return -abs(math.log(row.speed))
-
-
-def _shortened(names: Sequence[str]) -> str:
-    return shorten(names, _MOST_NAMED, ", ...")
 
 
 def _next_step(state: Versus, comparisons: Sequence[Comparison], folder: str) -> str:

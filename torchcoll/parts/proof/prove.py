@@ -315,9 +315,9 @@ def prove(options: argparse.Namespace) -> Report:
     folder = (output or Path(tempfile.mkdtemp(prefix="torchcoll-proof-"))).resolve()
     try:
         machine = look(options, folder)
-        own = [*_TORCHRUN, "--nproc-per-node", str(machine.ranks), "-m"]
+        torchrun = [*_TORCHRUN, "--nproc-per-node", str(machine.ranks), "-m"]
         tell(f"torchcoll: proof on {machine.described}; at most 20 minutes")
-        kit = Kit(folder, machine, starter(shlex.split(options.launcher or "") or own))
+        kit = Kit(folder, machine, starter(shlex.split(options.launcher or "") or torchrun))
         return run_parts(kit, list(dict.fromkeys(names)))
     finally:
         if not output:
