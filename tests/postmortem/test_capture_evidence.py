@@ -37,12 +37,9 @@ COMPLETED = CallSeen(
     dtype="float32",
     state="completed",
     created_ns=1_000_001_000,
-    duration_ns=499_000,
     origin="train.py:88 step",
 )
-PENDING = replace(
-    COMPLETED, number=8, state="scheduled", created_ns=1_000_002_000, duration_ns=None
-)
+PENDING = replace(COMPLETED, number=8, state="scheduled", created_ns=1_000_002_000)
 
 
 def test_a_ring(read):
@@ -53,7 +50,7 @@ def test_a_ring(read):
     assert (job.ranks, job.nodes, job.pids) == (4, {1: "node07"}, {1: 4711})
     assert (job.alive_ns, job.first_ns, job.last_ns) == ({1: 2 * 10**9}, 10**9, 2 * 10**9)
     assert job.files == [FileRead("file", "call ring", (1,))]
-    assert (job.events, job.problems) == ([], [])
+    assert job.events == []
 
 
 def test_calls_whose_end_is_not_sure_or_that_failed(read):
@@ -122,15 +119,12 @@ def test_damaged_calls_are_one_line(read):
     data[(1 << 16) + 2 * 64 + 20] ^= 1  # in call 2; call 3 is of a group that is not there
     (job,) = read(bytes(data))
     assert job.calls == [COMPLETED]
-    (problem,) = job.problems
-    assert "2 damaged records" in problem
 
 
 def test_truncated_rings(read):
     whole = ring(call(1, 7, ENDED), call(2, 8, 0))
     (job,) = read(whole[: (1 << 16) + 2 * 64 + 10])
     assert job.calls == [COMPLETED]
-    assert any("truncated" in problem for problem in job.problems)
     (job,) = read(whole[:4000])
     assert job.calls == [] and job.nodes == {1: "node07"}
     for size_bytes in (30, 64, 200):
@@ -152,7 +146,7 @@ def test_hostile_groups_are_bounded(read):
     for ranks, spaced in (([0, 10**18, 1], True), ([0, 9], False), ([0, 4, 0], True)):
         group = {**made_rings.GROUP, "id": 2, "name": "x", "spaced": spaced, "ranks": ranks}
         (job,) = read(ring(call(1, 7, ENDED), records=[group]))
-        assert list(job.groups) == ["0"] and job.problems
+        assert list(job.groups) == ["0"]
 
 
 def test_stacks(read):

@@ -205,7 +205,7 @@ class TestCallsThatDiffer:
         first = [*calls_to(0, 4), call(0, 5, "broadcast", state="started"), call(0, 6)]
         second = [*calls_to(1, 4), call(1, 5, state="started"), call(1, 6, "broadcast")]
         result = concluded(first, second, ranks=2)
-        assert (result.kind, result.detail, result.culprits) == ("mismatch", "order", (0, 1))
+        assert (result.kind, result.detail, result.culprits) == ("mismatch", "collective", (0, 1))
 
     def test_two_against_two_are_all_named(self):
         odd = [
@@ -226,7 +226,7 @@ class TestCallsThatDiffer:
             for n, name in enumerate([names[0], *names[2:]])
         ]
         result = concluded(usual, skipped)
-        assert (result.kind, result.culprits, result.number) == ("missing_call", (3,), 2)
+        assert (result.kind, result.culprits, result.number) == ("mismatch", (3,), 2)
 
     def test_uneven_splits_are_no_mismatch(self):
         parts = [call(r, 1, "all_to_all", size=(10 + r,), state="started") for r in range(4)]

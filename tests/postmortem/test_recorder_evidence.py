@@ -67,7 +67,7 @@ def test_a_call_that_is_in_flight(read):
     first, second = evidence.calls
     assert first == CallSeen(
         1, "0", 2, "all_reduce", place, ((3, 4),), ((3, 4),), "float32", "completed",
-        created_ns=CREATED + 2_000_000, duration_ns=2_500_000,
+        created_ns=CREATED + 2_000_000,
     )  # fmt: skip
     assert second == CallSeen(
         1, "0", 3, "reduce_scatter", place, ((8,),), ((4,),), "float32", "started",
@@ -82,11 +82,7 @@ def test_a_call_that_is_in_flight(read):
     assert evidence.identities == {"communicator 0x9a", "communicator 0x5d"}
     assert (evidence.first_ns, evidence.last_ns) == (CREATED + 2_000_000, CREATED + 3_000_000)
     assert (evidence.files[0].path, evidence.files[0].ranks) == ("nccl_trace_rank_1", (1,))
-    assert (evidence.events, evidence.problems) == (
-        [],
-        ["nccl_trace_rank_1: the buffer kept the last 2 calls, and lost 1 before: its messages are "
-         "counted from the first that it kept"],
-    )  # fmt: skip
+    assert evidence.events == []
 
 
 # The stack of a call under torchcoll's capture, in torch 2.11.
@@ -155,7 +151,6 @@ def test_messages_are_counted_by_peer(read):
         ("node3/comm_lib_trace_rank_5", 5),
         ("job/rank7/dump.pickle", 7),
         ("job/rank_7/host1/dump.json", 7),
-        ("dump", 1),  # its first message is "send 0->1" in group 7 of the ranks 1 and 0
     ],
 )
 def test_the_rank(read, name, rank):
@@ -185,12 +180,6 @@ def test_broken_entries(read):
     (call,) = evidence.calls
     assert (call.number, call.sizes_in, call.sizes_out) == (2, None, ((3, 4),))
     assert (call.dtype, call.state, call.origin) == ("float32", "scheduled", "")
-    assert [text.split(": ", 1)[1] for text in evidence.problems] == [
-        "3 calls without a group",
-        "the buffer kept the last 1 call, and lost 1 before: its messages are counted from the "
-        "first that it kept",
-        "entry 0: state lost is not known",
-    ]
 
 
 @pytest.mark.parametrize("form", ("pickle", "json"))
@@ -204,7 +193,6 @@ def test_a_dump_that_was_cut_off(tmp_path, form):
     (evidence,) = call_evidence.read_evidence(path, "nccl_trace_rank_0")
     numbers = [call.number for call in evidence.calls]
     assert numbers == list(range(1, len(numbers) + 1)) and 60 < len(numbers) < 90
-    assert "cut off" in evidence.problems[0] and str(tmp_path) not in evidence.problems[0]
 
 
 @pytest.mark.parametrize(

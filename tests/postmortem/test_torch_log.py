@@ -261,7 +261,7 @@ def test_gloo_mismatch_without_a_rank_is_of_the_rank_that_aborted(tmp_path: Path
     )
     (event,) = events(evidence, "mismatch")
     assert event.rank == 1
-    assert [(e.rank, e.signal) for e in events(evidence, "exit", "killed")] == [(1, None)]
+    assert [(e.rank, e.signal) for e in events(evidence, "exit", "killed")] == [(1, 6)]
 
 
 @pytest.mark.parametrize("first", ["-9", "1"])

@@ -27,7 +27,7 @@ from torchcoll.core.collectives import DTYPES
 from torchcoll.core.errors import UnreadableError, one_line
 from torchcoll.core.jsonl import lines_of
 from torchcoll.core.traffic import Group
-from torchcoll.core.units import counted, parse_utc
+from torchcoll.core.units import parse_utc
 from torchcoll.parts.postmortem.evidence import (
     STATES,
     CallSeen,
@@ -66,7 +66,6 @@ _CALLER = re.compile(r"(?P<file>.+):(?P<line>\d{1,9}) (?P<function>.+)$")
 _WHAT = "Flight Recorder dump"
 _JSON = re.compile(rb'\A\s*\{[^\0]*?"(?:pg_status|collective_seq_id|profiling_name)"\s*:')
 _FRAMES = 40  # of the stack of a call
-_NS_PER_MS = 1e6
 
 
 def recognizes(path: Path, begin: bytes) -> bool:
@@ -89,20 +88,16 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
 
 
 def _of_dump(path: Path, shown: str) -> JobEvidence:
-    problems: list[str] = []
-    data = read_document(path, problems)
+    data = read_document(path, [])
     listed = data.get("entries")
     listed = listed if isinstance(listed, list) else []
     entries = [entry for entry in listed if isinstance(entry, dict) and _has_group(entry)]
-    if len(entries) < len(listed):
-        problems.append(f"{path}: {counted(len(listed) - len(entries), 'call')} without a group")
     groups = read_groups(data, entries)
-    rank = _rank(data, entries, shown, {name: group.ranks for name, group in groups.items()})
+    rank = _rank(data, shown)
     if rank is None:
         expected = "a name that ends in the rank, such as nccl_trace_rank_0"
         raise UnreadableError(_WHAT, shown, expected)
-    evidence = JobEvidence(problems=[text.replace(str(path), shown) for text in problems])
-    evidence.files = [FileRead(shown, _WHAT, (rank,))]
+    evidence = JobEvidence(files=[FileRead(shown, _WHAT, (rank,))])
     evidence.groups = {
         name: GroupSeen(name, group.ranks, group.description) for name, group in groups.items()
     }
@@ -112,12 +107,6 @@ def _of_dump(path: Path, shown: str) -> JobEvidence:
     communicators = data.get("nccl_comm_state")
     if isinstance(communicators, dict):
         evidence.identities = {f"communicator {key}" for key in communicators}
-    lost = whole(entries[0].get("record_id")) if entries else None
-    if lost:
-        evidence.problems.append(
-            f"{shown}: the buffer kept the last {counted(len(entries), 'call')}, and lost {lost} "
-            "before: its messages are counted from the first that it kept"
-        )
     _read_calls(evidence, entries, rank, shown)
     times = [call.created_ns for call in evidence.calls if call.created_ns is not None]
     evidence.first_ns, evidence.last_ns = min(times, default=None), max(times, default=None)
@@ -132,25 +121,13 @@ def _has_group(entry: Mapping[str, Any]) -> bool:
     return True
 
 
-def _rank(
-    data: Mapping[str, Any],
-    entries: Sequence[Mapping[str, Any]],
-    shown: str,
-    members: Mapping[str, tuple[int, ...]],
-) -> int | None:
-    """The rank of the world that wrote the dump: as it says, by its name or that of a folder, or by
-    its messages, which name their own rank first.
-    """
+def _rank(data: Mapping[str, Any], shown: str) -> int | None:
+    """The rank of the world that wrote the dump: as it says, by its name or that of a folder."""
     rank = whole(data.get("rank"))
     rank = rank_in_name(shown, bare=True) if rank is None else rank
     folder = os.path.dirname(shown)
     while rank is None and folder:
         rank, folder = rank_in_name(folder), os.path.dirname(folder)
-    for entry in entries if rank is None else ():
-        match = re.search(r":(?:send|recv) (\d{1,7})(?:->|<-)", str(entry.get("profiling_name")))
-        ranks = members[group_name(entry)[0]] if match else ()
-        if match and int(match[1]) < len(ranks):
-            return ranks[int(match[1])]
     return rank
 
 
@@ -159,7 +136,7 @@ def _read_calls(
 ) -> None:
     numbers = Numbers()
     is_whole = bool(entries) and not whole(entries[0].get("record_id"))
-    for index, entry in enumerate(entries):
+    for entry in entries:
         name = str(entry.get("profiling_name"))
         backend = name.partition(":")[0]
         collective = torch_collective(name)
@@ -172,11 +149,8 @@ def _read_calls(
             recorded = entry.get("collective_seq_id", entry.get("seq_id"))
             counted_number = whole(recorded) or counted_number
         state = str(entry.get("state"))
-        if state not in STATES:
-            evidence.problems.append(f"{shown}: entry {index}: state {state[:40]} is not known")
-            state = STATES[0]
+        state = state if state in STATES else STATES[0]
         retired = bool(entry.get("retired"))
-        duration = number(entry.get("duration_ms"))
         evidence.calls.append(
             CallSeen(
                 rank,
@@ -191,7 +165,6 @@ def _read_calls(
                 backend != "gloo" or ("retired" in entry and not retired),
                 peer,
                 whole(entry.get("time_created_ns")),
-                None if duration is None else round(duration * _NS_PER_MS),
                 _origin_of_frames(entry.get("frames")),
             )
         )
@@ -242,7 +215,7 @@ def _dtype(entry: Mapping[str, Any]) -> str | None:
 
 def _of_ring(ring: CallRing, shown: str) -> JobEvidence:
     rank, header, place = ring.rank, ring.header, Place(shown)
-    evidence = JobEvidence(ranks=ring.ranks, problems=list(ring.problems))
+    evidence = JobEvidence(ranks=ring.ranks)
     evidence.nodes[rank], evidence.pids[rank] = header["host"], header["pid"]
     for kind, name in (
         ("capture", "capture"),
@@ -297,7 +270,6 @@ def _of_ring_call(call: RingCall, rank: int, place: Place) -> CallSeen:
         reliable_state=ended or call.certain,
         peer=call.peer,
         created_ns=call.created_ns,
-        duration_ns=max(0, call.ended_ns - call.created_ns) if ended and call.ended_ns else None,
         origin=_origin(call.caller),
     )
 

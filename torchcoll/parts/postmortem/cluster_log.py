@@ -11,6 +11,7 @@ from torchcoll.parts.postmortem.log_lines import (
     LogScan,
     adds,
     ranks_in,
+    signal_named,
     time_ns,
 )
 
@@ -25,18 +26,6 @@ _TASKS = re.compile(
     r"Segmentation fault|Bus error|Floating point exception|Illegal instruction|Interrupt|"
     r"Hangup|Exited with exit code (\d{1,3}))"
 )
-_TASK_SIGNALS = {
-    "Killed": signal.SIGKILL,
-    "Out Of Memory": signal.SIGKILL,
-    "Terminated": signal.SIGTERM,
-    "Aborted": signal.SIGABRT,
-    "Segmentation fault": signal.SIGSEGV,
-    "Bus error": signal.SIGBUS,
-    "Floating point exception": signal.SIGFPE,
-    "Illegal instruction": signal.SIGILL,
-    "Interrupt": signal.SIGINT,
-    "Hangup": signal.SIGHUP,
-}
 _OOM_STEP = re.compile(
     r"Detected \d{1,6} oom[-_]kill event(?:s|\(s\))? in (?:StepId=|step )(?P<slurm>\d{1,12})"
 )
@@ -76,7 +65,7 @@ def _somebody_failed(scan: LogScan) -> bool:
 
 
 def _tasks(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    number = _TASK_SIGNALS.get(match[3])
+    number = signal.SIGKILL if match[3] == "Out Of Memory" else signal_named(match[3])
     code = int(match[4]) if match[4] else None
     if number is None and code is not None and code > 128:
         number = signal.Signals(code - 128) if code - 128 in set(signal.Signals) else None

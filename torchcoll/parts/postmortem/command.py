@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, choice, unknown
@@ -17,6 +18,12 @@ def postmortem_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="a folder with what a job left: Flight Recorder dumps, logs of ranks, launcher and "
         "kernel, py-spy dumps, captures; or one such file",
+    )
+    add(
+        "--live",
+        action="store_true",
+        help="first collect what the ranks of this host show now into FOLDER: stacks (py-spy), "
+        "rings of a capture, Flight Recorder dumps, stderr, NCCL's RAS, dmesg. Nothing is killed",
     )
     add("--job", metavar="NAME", help="report only this one of several jobs in the folder")
     add(
@@ -35,6 +42,10 @@ def run_postmortem(options: argparse.Namespace) -> ExitCode:
     from torchcoll.parts.postmortem.show import FORMATS, NO_NAME, show_postmortem
 
     choice(options.format, "format", FORMATS)
+    if options.live:
+        from torchcoll.parts.postmortem.live import collect
+
+        collect(Path(options.folder))
     folder = read_folder(os.fspath(from_stdin(options.folder)))
     jobs = folder.jobs
     if options.job is not None:
@@ -55,6 +66,7 @@ COMMANDS = {
         examples=(
             "torchcoll postmortem job-4711/",
             "torchcoll postmortem job-4711/ --format json",
+            "torchcoll postmortem --live hanging-job/",
         ),
     ),
 }

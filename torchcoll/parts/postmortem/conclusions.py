@@ -94,8 +94,8 @@ def _of_difference(facts: job_facts.JobFacts, difference: CallDifference) -> dia
     usual = difference.calls[0]
     result = diagnosis.Diagnosis(
         facts.job,
-        kind="missing_call" if difference.what == "skipped" else "mismatch",
-        detail=None if difference.what == "skipped" else difference.what,
+        kind="mismatch",
+        detail=difference.what,
         culprits=culprits,
         group=diagnosis.group_name(group),
         collective=usual.collective,
@@ -182,36 +182,11 @@ def reported_mismatch(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
         job_facts.name_call(facts, result, facts.graph.roots)
         result.reasons.append("the others wait for it in a call that it did not make")
     else:
-        agreeing = _agreeing_ranks(facts)
-        suspects = facts.others(agreeing) if agreeing else tuple(facts.ranks)
-        if len(suspects) == 1:
-            result.culprits = suspects
-        else:
-            result.candidates, result.certainty = suspects, "possible"
-        if agreeing:
-            names = diagnosis.rank_names(facts.job, agreeing)
-            result.reasons.append(f"the recorded calls of {names} agree with each other")
-            job_facts.name_most_common_wait(facts, result)
-        else:
-            result.reasons.append(
-                "a rank that reports a mismatch need not be the one that is wrong"
-            )
+        result.candidates, result.certainty = tuple(facts.ranks), "possible"
+        result.reasons.append("a rank that reports a mismatch need not be the one that is wrong")
     for event in events[:_MOST_LINES]:
         result.evidence.append(diagnosis.EvidenceLine(event.text, event.place, event.rank))
     return result
-
-
-def _agreeing_ranks(facts: job_facts.JobFacts) -> tuple[int, ...]:
-    """Ranks that are recorded in the last call of the group of all ranks, if there are several: the
-    calls of one number have been compared, and do not differ.
-    """
-    for group in facts.standings.groups.values():
-        if group.is_default and group.last:
-            number = max(group.last.values())
-            ranks = tuple(rank for rank in group.ranks if group.call(rank, number))
-            if len(ranks) > 1:
-                return ranks
-    return ()
 
 
 def waited_for(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:

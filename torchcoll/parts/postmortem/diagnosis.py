@@ -10,7 +10,14 @@ from torchcoll.core.errors import cut_text, one_line
 from torchcoll.core.units import counted, format_ranges
 from torchcoll.parts.postmortem.evidence import CallSeen, JobEvidence, Place
 from torchcoll.parts.postmortem.standing import GroupStanding, Standings
-from torchcoll.parts.postmortem.texts import KILLED, known_text
+from torchcoll.parts.postmortem.texts import (
+    DEVICE_MEMORY,
+    HOST_MEMORY,
+    KILLED,
+    KILLED_BY,
+    LINK,
+    known_text,
+)
 
 
 @dataclass(frozen=True)
@@ -149,17 +156,9 @@ def _call_of(diagnosis: Diagnosis) -> str:
     return text + (f" of group {diagnosis.group}" if diagnosis.group is not None else "")
 
 
-_KILLED_BY = {
-    "SIGKILL": KILLED,
-    "SIGSEGV": "set PYTHONFAULTHANDLER=1 to get its stack, and look at its core dump (gdb)",
-    "SIGBUS": "look whether /dev/shm is full (df -h /dev/shm): docker --shm-size=16g or --ipc=host",
-    "SIGABRT": "look at its last lines for the text of the abort: a failed check, or double free",
-    "SIGTERM": "ask the scheduler who ended it: sacct -j JOB, or kubectl describe pod",
-}
 _OUT_OF_MEMORY = {
-    "kernel": "give the job more memory (Slurm --mem, a limit of Kubernetes), or use fewer "
-    "data-loader workers",
-    "device": "use a smaller batch, activation checkpointing or more shards",
+    "kernel": HOST_MEMORY,
+    "device": DEVICE_MEMORY,
     "python": "look at what grows on this rank: its data, caches and the limit of its memory",
 }
 _CANCELED = {
@@ -170,7 +169,7 @@ _CANCELED = {
 _REMEDIES = {
     "disk_full": "free space where the job writes (checkpoints, caches, /tmp)",
     "node_failed": "drain the node, and look at its console and dmesg before it comes back",
-    "link": "check the link: ibstat, ibqueryerrors, the cable and the switch port",
+    "link": LINK,
     "slow": "look at what this rank does before the call, and raise the timeout if that may take "
     "so long",
     "missing_call": "make all ranks call the same collectives: look where this rank leaves its "
@@ -193,7 +192,7 @@ def remedy_of(diagnosis: Diagnosis) -> str:
     if kind == "exception" and quoted and (place := re.search(r" \[(\S+:\d+) \S+\]$", quoted[0])):
         return f"fix {place[1]}"
     if kind == "killed":
-        return _KILLED_BY.get(diagnosis.detail or "", KILLED)
+        return KILLED_BY.get(diagnosis.detail or "", KILLED)
     if kind == "out_of_memory":
         return _OUT_OF_MEMORY.get(diagnosis.detail or "", _OUT_OF_MEMORY["python"])
     if kind == "canceled":

@@ -22,28 +22,6 @@ from torchcoll.parts.postmortem.texts import Text
 
 # States of a call, in their order.
 STATES = ("scheduled", "started", "completed")
-# What an event can be. The rank of an event is the one that it happened to, or that says it;
-# ``about`` are ranks that its text blames.
-EVENT_KINDS = (
-    "exception",  # a Python exception ended the rank
-    "out_of_memory",  # of the device, or a MemoryError
-    "disk_full",  # no space left on a device
-    "killed",  # by a signal, or by the kernel for its memory
-    "exit",  # the launcher reports an exit code
-    "canceled",  # by the scheduler or by a person: time limit, scancel, eviction
-    "node_failed",  # the scheduler or the kernel lost the node
-    "timeout",  # a collective did not end in time
-    "peer_lost",  # a connection was closed or reset by another rank
-    "mismatch",  # torch or the library found ranks that call different things
-    "link",  # a network device or link reported a fault
-    "stack",  # where the Python code of a rank stood
-    "ending",  # the rank ended as it should
-    "unanswered",  # NCCL's RAS got no answer from the process of the rank
-    "unequal_counts",  # of operations that ranks launched, by NCCL's RAS; about: may be behind
-    "ras_error",  # of the rank's communicator, by NCCL's RAS; about: ranks that may be the cause
-    "warning",  # of NCCL or oneCCL, that no other kind fits
-    "all_answered",  # NCCL's RAS got an answer from all ranks, and has nothing to report
-)
 LOGS = ("stderr", "stdout", "log")  # kinds of files in which a rank itself speaks
 # Errors of a rank itself, which end it if nobody handles them.
 ENDED_BY_ITSELF = ("exception", "out_of_memory", "disk_full")
@@ -99,7 +77,6 @@ class CallSeen:
     reliable_state: bool = True
     peer: int | None = None
     created_ns: int | None = None
-    duration_ns: int | None = None
     origin: str = ""
 
 
@@ -107,9 +84,13 @@ class CallSeen:
 class JobEvent:
     """A line, or a few, that say what happened.
 
-    kind: one of EVENT_KINDS. rank: of the world, None where not known. node: '' where not known.
-    text: one line, a quotation in the words of the source. about: ranks of the world that the text
-    blames. group, number, collective: of the call that it names. when_ns: since 1970. signal: its
+    kind: ``exception``, ``out_of_memory``, ``disk_full``, ``killed``, ``exit`` (with a code),
+    ``canceled`` (by the scheduler or a person), ``node_failed``, ``timeout`` (of a call),
+    ``peer_lost`` (a connection), ``mismatch``, ``link`` (a fault), ``stack`` (where Python stood),
+    ``ending`` (as it should), ``warning`` (of a library), or one of RAS_KINDS.
+    rank: of the world, that it happened to or that says it; None where not known, as node ''. text:
+    one line, a quotation in the words of the source. about: ranks of the world that the text blames.
+    group, number, collective: of the call that it names. when_ns: since 1970. signal: its
     number. pid: the process that it happened to. addresses: hosts that it names, such as the peer
     of a connection. ranks: how many ranks the job has by the source, of ``unanswered``. fatal:
     whether torch's excepthook printed it, which marks exceptions that nobody handled; None where
@@ -231,7 +212,6 @@ class JobEvidence:
     addresses: dict[str, str] = field(default_factory=dict)
     files: list[FileRead] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
     texts: LogTexts = field(default_factory=LogTexts)
 
     def check_ranks(self) -> None:

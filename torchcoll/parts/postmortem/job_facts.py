@@ -62,8 +62,6 @@ class Complaints:
     """What ranks report of others, and how each ended."""
 
     causes: dict[int, Cause] = field(default_factory=dict)
-    # Causes that came after the rank itself had complained: it was told to end.
-    consequences: dict[int, Cause] = field(default_factory=dict)
     timeouts: dict[int, JobEvent] = field(default_factory=dict)
     peer_lost: dict[int, JobEvent] = field(default_factory=dict)
     mismatches: list[JobEvent] = field(default_factory=list)
@@ -186,9 +184,8 @@ def sort_events(job: JobEvidence) -> Complaints:
         by_signal = best.detail in ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "SIGABRT")
         before = [result.timeouts.get(rank), result.peer_lost.get(rank)]
         reported = any(event.rank == rank for event in result.mismatches)
-        if reported or any(e and (by_signal or _precedes(e, best.event)) for e in before):
-            result.consequences[rank] = best
-        else:
+        # A rank that had complained, and ended then, was told to end.
+        if not reported and not any(e and (by_signal or _precedes(e, best.event)) for e in before):
             result.causes[rank] = best
     return result
 

@@ -20,7 +20,7 @@ import re
 import stat
 import tempfile
 import zlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
@@ -52,7 +52,6 @@ _MOST_FILES = 100_000
 _MOST_DEPTH = 16  # folders below folders
 # Calls that are kept, 500 bytes each. Of every rank the last ones, at least so many.
 _MOST_CALLS, _FEWEST_CALLS_OF_RANK = 400_000, 64
-_FEWEST_CALLS_OF_GROUP = 4
 _LOGS = (".log", ".err", ".out", ".txt")
 
 
@@ -254,18 +253,7 @@ def _keep_last_calls(evidence: JobEvidence, most: int) -> None:
     for call in evidence.calls:
         calls_of[call.rank].append(call)
     most = max(_FEWEST_CALLS_OF_RANK, most // max(1, len(calls_of)))
-    if all(len(calls) <= most for calls in calls_of.values()):
-        return
-    kept: list[CallSeen] = []
-    for calls in calls_of.values():
-        of_group: Counter[str] = Counter()
-        last = []
-        for index, call in enumerate(reversed(calls)):
-            of_group[call.group] += 1
-            if index < most or of_group[call.group] <= _FEWEST_CALLS_OF_GROUP:
-                last.append(call)
-        kept += reversed(last)
-    evidence.calls = kept
+    evidence.calls = [call for calls in calls_of.values() for call in calls[-most:]]
 
 
 def _why(error: Exception) -> str:
@@ -293,10 +281,6 @@ _SEVERAL_IN_ONE_JOB = {"communicator", "host", "pod", "step"}
 # Kinds of events in which a rank itself speaks.
 _SAID_BY_THE_RANK = ("exception", "timeout", "peer_lost", "mismatch")
 _DAY_NS = 86_400 * 10**9
-# Two sources record a call within this time of each other, and most calls that are so near are the
-# same, if consecutive ones are further apart.
-_SAME_CALL_NS = 1_000_000
-_SHARE_ALIKE = 0.6
 # torchrun starts a job again in the same log folder: each attempt ends for a reason of its own.
 _ATTEMPT = re.compile(r"(?:^|/)(attempt_\d+)(?:/|$)")
 
@@ -530,7 +514,6 @@ def _merged(cluster: _Cluster) -> JobEvidence:
                 key = (rank, names.get(old, old))
                 numbers[key] = max(number, numbers.get(key, 0))
         job.files += evidence.files
-        job.problems += evidence.problems
         job.texts.add(evidence.texts)
     # A log quotes more of an error than a record of calls does: the call, and the line of code.
     logs = {seen.path for seen in job.files if seen.what in LOGS}

@@ -146,7 +146,7 @@ def _settle(scan: log_lines.LogScan) -> None:
         events = [e for e in events if (e.place, e.text) not in of_tasks]
         if scan.tasks:
             evidence.nodes.clear()
-    evidence.events = _without_aborts(_attributed(events))
+    evidence.events = _attributed(events)
 
 
 def _attributed(events: Sequence[JobEvent]) -> list[JobEvent]:
@@ -178,19 +178,6 @@ def _attributed(events: Sequence[JobEvent]) -> list[JobEvent]:
                 event = replace(event, rank=next(iter(ranks)))
         result.append(event)
     return result
-
-
-def _without_aborts(events: Sequence[JobEvent]) -> list[JobEvent]:
-    """The events, with SIGABRT as a plain end of a rank that has reported a mismatch: gloo aborts
-    the rank that receives too much.
-    """
-    reported = {event.rank for event in events if event.kind == "mismatch"}
-    return [
-        replace(event, kind="exit", signal=None, exit_code=None)
-        if event.kind == "killed" and event.signal == signal.SIGABRT and event.rank in reported
-        else event
-        for event in events
-    ]
 
 
 def _without_survived(
@@ -254,11 +241,8 @@ def command_for(path: str, text: bytes) -> str | None:
     shown = text.decode(errors="replace")
     if any(each.pattern.search(shown) for each in TEXTS):
         return "postmortem"
-    handlers = [each for each in HANDLERS if each[0] in shown]
-    lines = shown.splitlines() if handlers else []
-    ends = any(
-        literal in line and pattern.search(line)
-        for line in lines
-        for literal, pattern, _ in handlers
-    )
-    return "postmortem" if ends else None
+    handlers = [(literal, pattern) for literal, pattern, _ in HANDLERS if literal in shown]
+    for line in shown.splitlines() if handlers else ():
+        if any(literal in line and pattern.search(line) for literal, pattern in handlers):
+            return "postmortem"
+    return None

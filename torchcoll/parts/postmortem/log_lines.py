@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -179,7 +180,7 @@ def lines_with(
 def _lines_of_block(
     block: bytes, number: int, texts: Sequence[bytes], more: Callable[[], bool]
 ) -> Iterator[tuple[int, bytes]]:
-    starts: set[int] = set()
+    starts = {len(block)}
     for text in texts:
         position = block.find(text)
         while position >= 0:
@@ -188,23 +189,15 @@ def _lines_of_block(
             position = block.find(text, end) if end >= 0 else -1
     position, counted = 0, 0  # lines before ``counted`` are in ``number``
     for start in sorted(starts):
-        while position < start and more():
-            end = block.find(b"\n", position, start) + 1 or start
+        while position <= start and position < len(block):
+            if position < start and not more():
+                position = start
+                continue
             number += block.count(b"\n", counted, position)
             counted = position
+            end = block.find(b"\n", position) + 1 or len(block)
             yield number, block[position : min(end, position + LONGEST)]
             position = end
-        end = block.find(b"\n", start) + 1 or len(block)
-        number += block.count(b"\n", counted, start)
-        counted = start
-        yield number, block[start : min(end, start + LONGEST)]
-        position = end
-    while position < len(block) and more():
-        end = block.find(b"\n", position) + 1 or len(block)
-        number += block.count(b"\n", counted, position)
-        counted = position
-        yield number, block[position : min(end, position + LONGEST)]
-        position = end
 
 
 def times_of(path: Path, reader: LineReader, begin: bytes) -> tuple[int | None, int | None]:
@@ -354,7 +347,16 @@ class LogScan:
                 numbers[key] = max(number, numbers.get(key, 0))
 
 
-def adds(kind: str, signal: int | None = None) -> Handle:
+def signal_named(text: str) -> int | None:
+    """The signal of ``Segmentation fault`` or ``Killed (core dumped)``; None for another text."""
+    for number in signal.valid_signals():
+        name = signal.strsignal(number)
+        if name and text.replace("-", " ").startswith(name):
+            return int(number)
+    return None
+
+
+def adds(kind: str, number: int | None = None) -> Handle:
     """A handler that adds an event of no rank, with what the groups of the pattern name: ``pid``,
     ``node``, and the job of Slurm as ``slurm``.
     """
@@ -365,7 +367,7 @@ def adds(kind: str, signal: int | None = None) -> Handle:
             scan.evidence.identities.add(f"slurm {names['slurm']}")
         pid = int(names["pid"]) if names.get("pid") else None
         node = names.get("node") or line.node or scan.node
-        scan.add(kind, line, rank=None, pid=pid, node=node, signal=signal)
+        scan.add(kind, line, rank=None, pid=pid, node=node, signal=number)
 
     return handle
 

@@ -8,7 +8,6 @@ py-spy dump: ``Process 4711: python train.py``, then a stack for each thread, in
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -26,7 +25,14 @@ from torchcoll.parts.postmortem.evidence import (
     identities_of_path,
     rank_of_path,
 )
-from torchcoll.parts.postmortem.log_lines import Handler, Line, LogScan, facts_of, quotation
+from torchcoll.parts.postmortem.log_lines import (
+    Handler,
+    Line,
+    LogScan,
+    facts_of,
+    quotation,
+    signal_named,
+)
 from torchcoll.parts.postmortem.texts import kind_of
 from torchcoll.reading.torch_names import torch_collective
 
@@ -138,13 +144,6 @@ _FOLLOWED = re.compile("|".join(_CHAINED) + r"|[IWEF]\d{4} |Fatal Python error: 
 _IGNORED = re.compile(r"Exception ignored in")
 _SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error")
 _FATAL = re.compile(r"Fatal Python error: (.{1,200})")
-_FATAL_SIGNALS = {
-    "Segmentation fault": signal.SIGSEGV,
-    "Aborted": signal.SIGABRT,
-    "Bus error": signal.SIGBUS,
-    "Floating": signal.SIGFPE,
-    "Illegal instruction": signal.SIGILL,
-}
 
 # Exceptions of launchers, which report what happened to a rank in their own words.
 _OF_LAUNCHER = re.compile(
@@ -262,9 +261,8 @@ def _is_exception(name: str) -> bool:
 
 
 def _fatal(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    number = next((n for text, n in _FATAL_SIGNALS.items() if match[1].startswith(text)), None)
-    kind = "killed" if number is not None else "exception"
-    scan.add(kind, line, match[0], signal=None if number is None else int(number))
+    number = signal_named(match[1])
+    scan.add("exception" if number is None else "killed", line, match[0], signal=number)
     scan.want(_FOLLOWING)
 
 

@@ -218,10 +218,9 @@ _MAJORITY = 2  # times as many ranks as the others together
 class CallDifference:
     """Ranks that made different calls with the same number.
 
-    what: ``collective``, ``size``, ``dtype`` or ``order`` (the ranks made the same two calls in
-    another order) or ``skipped`` (a rank is ahead by the calls that it left out). calls: one of
-    each kind, the most frequent first. ranks: those of each kind. minority: ranks that differ from
-    a majority of at least 2 to 1; () if there is no such majority.
+    what: ``collective``, ``size`` or ``dtype``. calls: one of each kind, the most frequent first.
+    ranks: those of each kind. minority: ranks that differ from a majority of at least 2 to 1; () if
+    there is no such majority.
     """
 
     group: GroupStanding
@@ -320,8 +319,6 @@ def _difference(group: GroupStanding, number: int, calls: dict[int, CallSeen]) -
             kinds.append((calls[rank], [rank]))
     kinds.sort(key=lambda kind: -len(kind[1]))
     what = _differ(kinds[0][0], kinds[1][0])
-    usual, odd = kinds[0][1][0], kinds[1][1][0]
-    what = _exchanged(group, number, usual, odd) or what
     return CallDifference(
         group,
         number,
@@ -329,20 +326,6 @@ def _difference(group: GroupStanding, number: int, calls: dict[int, CallSeen]) -
         tuple(example for example, _ in kinds),
         tuple(tuple(ranks) for _, ranks in kinds),
     )
-
-
-def _exchanged(group: GroupStanding, number: int, usual: int, odd: int) -> str:
-    """``order`` if two calls are exchanged, ``skipped`` if one rank left a call out, as far as the
-    calls after this one tell.
-    """
-    at = [[group.call(rank, n) for n in range(number, number + 3)] for rank in (usual, odd)]
-    (u0, u1, u2), (o0, o1, o2) = at
-    if u0 and o0 and u1 and o1 and not _differ(u0, o1) and not _differ(u1, o0):
-        return "order"
-    for ahead, behind in (((o0, o1), (u1, u2)), ((u0, u1), (o1, o2))):
-        if all(a and b and not _differ(a, b) for a, b in zip(ahead, behind, strict=True)):
-            return "skipped"
-    return ""
 
 
 _NOBODY: frozenset[int] = frozenset()

@@ -7,7 +7,6 @@ watchdogs name the ranks that waited, so the ranks that did not report are the o
 from __future__ import annotations
 
 import re
-import signal
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,9 +23,9 @@ from torchcoll.parts.postmortem.evidence import (
     TextMatch,
     WaitedCall,
 )
-from torchcoll.parts.postmortem.job_facts import JobFacts
+from torchcoll.parts.postmortem.job_facts import JobFacts, signal_name
 from torchcoll.parts.postmortem.standing import SAME_SIZE
-from torchcoll.parts.postmortem.texts import KILLED, TEXTS, Text
+from torchcoll.parts.postmortem.texts import KILLED, KILLED_BY, TEXTS, Text
 from torchcoll.reading.torch_names import torch_collective
 
 _MOST_BYTES = 32 << 20  # of a file: its first and its last half of that
@@ -244,8 +243,8 @@ def sentences(first: TextMatch, same: Sequence[TextMatch]) -> tuple[str, str]:
         "rank": who,
         "any": filled,
         "host": host,
-        "signal": signal.Signals(number).name if number in set(signal.Signals) else f"{number}",
-        "killed": _shared_memory_or_kill(number),
+        "signal": signal_name(number),
+        "killed": KILLED_BY.get(signal_name(number), KILLED),
         "rank_": first.names.get("rank", ""),
         **{name: group for name, group in first.names.items() if name != "rank"},
     }
@@ -262,14 +261,6 @@ def sentences(first: TextMatch, same: Sequence[TextMatch]) -> tuple[str, str]:
                 "MASTER_PORT or file, and start it once"
             )
     return says, remedy
-
-
-def _shared_memory_or_kill(number: int) -> str:
-    if number == signal.SIGBUS:
-        return "look whether /dev/shm is full (df -h /dev/shm): docker --shm-size=16g or --ipc=host"
-    if number == signal.SIGKILL:
-        return KILLED
-    return "set PYTHONFAULTHANDLER=1 to get the stack of the rank, and look at its core dump"
 
 
 def _mismatch(finding: TextMatch) -> tuple[str, str]:

@@ -19,14 +19,21 @@ _SHARED_MEMORY = (
     "give the container more shared memory: docker --shm-size=16g or --ipc=host, in Kubernetes an "
     "emptyDir with medium: Memory at /dev/shm"
 )
-_OUT_OF_MEMORY = "use a smaller batch, activation checkpointing or more shards"
-_HOST_MEMORY = (
+DEVICE_MEMORY = "use a smaller batch, activation checkpointing or more shards"
+HOST_MEMORY = (
     "give the job more memory (Slurm --mem, a Kubernetes limit), or use fewer data-loader workers"
 )
 _FIRST_OF_OTHERS = "look for the first error of {host}, not at the last lines"
 KILLED = "look for the out-of-memory killer (dmesg -T | grep -i oom) and the job's memory limit"
+KILLED_BY = {
+    "SIGKILL": KILLED,
+    "SIGSEGV": "set PYTHONFAULTHANDLER=1 to get its stack, and look at its core dump (gdb)",
+    "SIGBUS": "look whether /dev/shm is full (df -h /dev/shm): docker --shm-size=16g or --ipc=host",
+    "SIGABRT": "look at its last lines for the text of the abort: a failed check, or double free",
+    "SIGTERM": "ask the scheduler who ended it: sacct -j JOB, or kubectl describe pod",
+}
 _SAME_CALLS = "make all ranks of the group call the same collectives in the same order"
-_LINK = "check the link: ibstat, ibqueryerrors, the cable and the switch port"
+LINK = "check the link: ibstat, ibqueryerrors, the cable and the switch port"
 _ALL_NODES = (
     "start torchrun on all nodes with the same --nnodes, --rdzv-id and --rdzv-endpoint, and look "
     "at the nodes that did not come"
@@ -281,14 +288,14 @@ TEXTS = (
         r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|HIP out of memory|"
         r"(?:Cuda|HIP) failure (?:\d+ )?'out of memory'",
         "{rank} ran out of device memory",
-        _OUT_OF_MEMORY,
+        DEVICE_MEMORY,
         "writer",
     ),
     _text(
         "out of memory",
         r"oom[-_]kill(?:er)?[ :]|Out of memory: Killed process|oom[-_]kill event|OOMKilled",
         "the kernel killed a process because the host's memory was full",
-        _HOST_MEMORY,
+        HOST_MEMORY,
     ),
     _text(
         "shared memory",
@@ -343,6 +350,13 @@ TEXTS = (
         r"send/recv from rank (?P<rank>\d+)",
         "rank {1} did not answer in a barrier in which rank {0} waited",
         "look at the log of rank {1}: it ended, or reports itself which rank is missing",
+        "named",
+    ),
+    _text(
+        "killed",
+        r"rank (?P<rank>\d+): process (\d+) is in state [Tt] \(",
+        "rank {0} (process {1}) is stopped by a signal or a debugger",
+        "let it go on with kill -CONT {1}, or look who stopped it",
         "named",
     ),
     _text(
@@ -522,7 +536,7 @@ TEXTS = (
         r"NCCL WARN NET/IB ?:? ?(?:(\S+) )?Got async event : (port error|local catastrophic error"
         r"|[\w ]+)",
         "the network device of {host} reported: {1}",
-        _LINK,
+        LINK,
         weak=True,
     ),
     _text(
@@ -538,7 +552,7 @@ TEXTS = (
         "link",
         r"NET/IB\w? ?:? ?Got completion from peer (\S+?(?:<\d+>)?) with (?:error|status=?) ?(\w+)",
         "a transfer over InfiniBand or RoCE to {0} failed (status {1})",
-        "look whether that host's process ended first; if not, " + _LINK,
+        "look whether that host's process ended first; if not, " + LINK,
         weak=True,
     ),
     _text(
@@ -553,7 +567,7 @@ TEXTS = (
     ),
 )
 
-# What kind of evidence a line is (evidence.EVENT_KINDS), the first that fits. Errors of a class
+# What kind of evidence a line is (JobEvent.kind), the first that fits. Errors of a class
 # that torch and gloo raise because another rank is missing are complaints, unless they say more.
 LINES = tuple(
     (kind, re.compile(pattern))
@@ -609,7 +623,7 @@ LINES = tuple(
 
 
 def kind_of(text: str) -> str:
-    """What kind of evidence an error with this text is: one of evidence.EVENT_KINDS, ``exception``
+    """What kind of evidence an error with this text is: as JobEvent.kind, ``exception``
     if no entry fits.
     """
     return next((kind for kind, pattern in LINES if pattern.search(text)), "exception")

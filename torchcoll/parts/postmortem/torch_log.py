@@ -272,9 +272,6 @@ def _spawn(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     )
 
 
-_DEVICE_ERROR = re.compile(r"CUDA error: .{1,200}|device-side assert triggered")
-
-
 # NCCL and oneCCL.
 
 _PEER = re.compile(r"(?:peer|to|from) ((?:\d{1,3}\.){3}\d{1,3})<\d{1,5}>")
@@ -543,15 +540,17 @@ class RasText:
         return self._event("ras_error", line, text, rank=rank, about=suspects)
 
 
+_LOADER = re.compile(r"DataLoader worker \(pid.{1,80}(?:killed by signal|exited unexpectedly)")
+_CLOSING = re.compile(r"Sending process (\d{1,10}) closing signal (\w{1,20})")
+_FORCED = re.compile(r"Unable to shutdown process (\d{1,10}) via")
+_AGENT_ENDED = re.compile(
+    r"Received (?:Signals\.\w+|(\d{1,3})) death signal, shutting down workers"
+)
 HANDLERS: tuple[Handler, ...] = (
     ("Watchdog caught collective operation timeout", _ANY, _watchdog),
     ("ast enqueued", _NUMBERS, _numbers),
     ("watchdog got stuck for ", re.compile(r"\w+'s watchdog got stuck for .{0,60}"), _stuck),
-    (
-        "raised the following async exception",
-        _ASYNC_ERROR,
-        _async_error,
-    ),
+    ("raised the following async exception", _ASYNC_ERROR, _async_error),
     ("essage truncated", re.compile(r"^NET/\w+ ?: .{0,200}[Mm]essage truncated"), _truncated),
     ("op.preamble.", _ANY, _complaint),
     ("monitoredBarrier", _ANY, _complaint),
@@ -561,26 +560,10 @@ HANDLERS: tuple[Handler, ...] = (
     ("Connection was likely closed", _ANY, _complaint),
     ("wait timeout after ", re.compile(r"[Ww]ait timeout after \d+ ?ms"), _complaint),
     ("client socket has timed out", _ANY, _complaint),
-    (
-        "DataLoader worker (pid",
-        re.compile(r"DataLoader worker \(pid.{1,80}(?:killed by signal|exited unexpectedly)"),
-        _loader,
-    ),
-    (
-        "closing signal",
-        re.compile(r"Sending process (\d{1,10}) closing signal (\w{1,20})"),
-        _closing,
-    ),
-    (
-        "forcefully exiting via",
-        re.compile(r"Unable to shutdown process (\d{1,10}) via"),
-        _closing,
-    ),
-    (
-        "death signal, shutting down",
-        re.compile(r"Received (?:Signals\.\w+|(\d{1,3})) death signal, shutting down workers"),
-        _agent_ended,
-    ),
+    ("DataLoader worker (pid", _LOADER, _loader),
+    ("closing signal", _CLOSING, _closing),
+    ("forcefully exiting via", _FORCED, _closing),
+    ("death signal, shutting down", _AGENT_ENDED, _agent_ended),
     ("failed (exitcode: ", _FAILED, _failed),
     ("Root Cause (first observed failure)", _ANY, _in_table),
     ("Failures:", _ANY, _in_table),

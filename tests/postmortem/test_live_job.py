@@ -1,0 +1,120 @@
+"""``torchcoll postmortem --live`` on a real gloo job that hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ranks import free_port
+
+from torchcoll.cli import main
+from torchcoll.parts.postmortem.live import find_ranks
+
+TRAINING = """
+import sys, time
+import torch, torch.distributed as dist
+import torchcoll
+
+def stuck_in_tokenizer():
+    time.sleep(600)
+
+dist.init_process_group("gloo")
+with torchcoll.capture(sys.argv[1], on_hang="dump"):
+    for step in range(20):
+        dist.all_reduce(torch.ones(1000))
+    open(f"{sys.argv[1]}.{dist.get_rank()}", "w").close()
+    if dist.get_rank() == 1:
+        stuck_in_tokenizer()
+    dist.all_reduce(torch.ones(1000))
+"""
+SECRET = "hf_" + "Qx7Lw2Vn9Rk4Tz8Bd3"
+
+
+@pytest.fixture
+def hanging(tmp_path):
+    """The processes of three ranks, of which rank 1 does not come to call 21."""
+    (tmp_path / "train.py").write_text(TRAINING)
+    capture = tmp_path / "capture"
+    shared = {
+        **os.environ,
+        "WORLD_SIZE": "3",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "HF_TOKEN": SECRET,
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    processes = []
+    for rank in range(3):
+        words = [sys.executable, str(tmp_path / "train.py"), str(capture)]
+        variables = {**shared, "RANK": str(rank)}
+        with (tmp_path / f"{rank}.err").open("w") as log:
+            processes.append(subprocess.Popen(words, env=variables, stderr=log))
+    deadline = time.monotonic() + 120
+    while not all((tmp_path / f"capture.{rank}").exists() for rank in range(3)):
+        assert time.monotonic() < deadline, (tmp_path / "1.err").read_text()
+        time.sleep(0.1)
+    time.sleep(1)
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_the_rank_that_does_not_come_is_named(hanging, tmp_path, capsys, monkeypatch):
+    """py-spy is played by a program that prints a stack of each rank."""
+    program = tmp_path / "bin" / "py-spy"
+    program.parent.mkdir()
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import sys\n"
+        f"frame = 'stuck_in_tokenizer (train.py:7)' if sys.argv[-1] == '{hanging[1].pid}' else "
+        "'all_reduce (torch/distributed/distributed_c10d.py:1)'\n"
+        "print(f'Process {sys.argv[-1]}: python --token " + SECRET + "')\n"
+        'print(f\'Python v3\\n\\nThread 1 (idle): "MainThread"\\n    {frame}\\n'
+        "    <module> (train.py:20)')\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    ours = {process.pid for process in hanging}
+    assert {rank.pid for rank in find_ranks()} >= ours
+    monkeypatch.setattr(
+        "torchcoll.parts.postmortem.live.find_ranks",
+        lambda: [rank for rank in find_ranks() if rank.pid in ours],
+    )
+    folder = tmp_path / "live"
+    assert main(["postmortem", "--live", str(folder), "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    (job,) = json.loads(out)["jobs"]
+    assert (job["kind"], job["culprits"], job["waiting"]) == ("user_code", [1], [0, 2])
+    assert (job["collective"], job["number"], job["ranks"]) == ("all_reduce", 21, 3)
+    assert "ranks 0-2 of this host: stacks of py-spy, call rings" in err
+    assert all(process.poll() is None for process in hanging)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]
+
+
+def test_a_rank_that_is_stopped(hanging, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "")  # without py-spy
+    hanging[1].send_signal(signal.SIGSTOP)
+    ours = {process.pid for process in hanging}
+    monkeypatch.setattr(
+        "torchcoll.parts.postmortem.live.find_ranks",
+        lambda: [rank for rank in find_ranks() if rank.pid in ours],
+    )
+    assert main(["postmortem", "--live", str(tmp_path / "live")]) == 0
+    first = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
+    assert f"rank 1 (process {hanging[1].pid}) is stopped by a signal" in first
+    assert f"kill -CONT {hanging[1].pid}" in first
+
+
+def test_a_host_without_ranks(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("torchcoll.parts.postmortem.live.find_ranks", lambda: [])
+    assert main(["postmortem", "--live", str(tmp_path / "live")]) == 4
+    assert "RANK in its environment" in capsys.readouterr().err
+    assert not (tmp_path / "live").exists()
