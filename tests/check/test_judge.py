@@ -461,6 +461,9 @@ def test_how_the_run_ended():
 
     assert of(end={"status": "interrupted", "reason": "SIGINT"}) == "FAIL interrupted by SIGINT"
     assert of(end=None) == "FAIL the run did not end"
+    damaged = ["a.jsonl:9: unusable record: no check sum"]
+    text = "FAIL the file is damaged and has no end: 1 unusable record"
+    assert of(end=None, problems=damaged).startswith(text)
     cut = "truncated: the file has no end record"
     assert of(end=None, problems=["line 3: broken", cut]) == f"FAIL {cut}"
     source = {"source": {"tool": "OSU"}}

@@ -13,7 +13,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Reported, Verification
 from torchcoll.questions.comparison.compare import compare
 from torchcoll.questions.comparison.conclusion_show import answer_of
-from torchcoll.questions.comparison.show import comparison_grids, show_comparisons
+from torchcoll.questions.comparison.show import comparison_grids
 
 BASE = make_runs([100_000, 101_000, 99_000, 100_500, 99_500, 100_000])
 
@@ -323,11 +323,6 @@ def test_the_public_name_and_what_show_prints(capsys):
     assert lines[0] == "new is 1.05x slower than base (1K, at least 1.04x, 6 runs each)"
     # 1 / 1.05 is 0.952.
     assert lines[-1].split()[:6] == ["1K", "100.0", "us", "105.0", "us", "0.952"]
-    show_comparisons([found], verbose=True)
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        "p: t of the side in log figure ~ side + run number by start time, one case; below 0.05 "
-        "counts"
-    )
 
 
 def test_without_samples_the_sources_say_what_a_figure_is():

@@ -325,5 +325,3 @@ def test_a_loaded_machine_is_warned_of_beside_the_slowdown():
     text = "vm: other processes used 1.4 of 2 cores during the run"
     grid = concurrent_grid([found], [text])
     assert [line for line in grid.below if line.startswith(f"WARN {text}")]
-    # And which of the two times of a case this table has.
-    assert any("runs of 5 calls with no barrier between them" in line for line in grid.above)

@@ -6,6 +6,7 @@ import base64
 
 import pytest
 from handmade import case, result, run
+from made_pairs import pairs_run
 
 import torchcoll
 from torchcoll.parts.training.traffic_charts import plan_pictures
@@ -16,7 +17,18 @@ def test_a_run_shows_its_verdict_and_its_table():
     html = run(result())._repr_html_()
     assert html.startswith("<p><b>all_reduce on 8 gloo ranks takes 1.00 ms and reaches 117 GB/s ")
     assert html.count("NO REFERENCE") == 1
-    assert "117.441  correct\n" in html
+    assert html.count("<table>") == 1
+    assert 'right">117.441</td><td style="text-align: left">correct</td></tr>' in html
+
+
+def test_a_run_and_a_finding_have_their_answer():
+    """As ``show`` and the commands begin."""
+    start = "all_reduce on 8 gloo ranks takes 1.00 ms and reaches 117 GB/s "
+    assert run(result()).answer.headline.startswith(start)
+    assert pairs_run(5, slow=3).answer.headline.startswith("rank 3 (n3) is slow: it has 50 % of ")
+    started = torchcoll.cold([run(result(), header={"start_utc": "2026-01-01T00:00:00Z"})])
+    for finding in (started, torchcoll.compare(run(result()), run(result()))):
+        assert finding.answer.headline in finding._repr_html_()
 
 
 def test_what_a_file_holds_is_no_markup():

@@ -55,8 +55,8 @@ class Displayed(OneLine):
     def answer(self) -> Answer | None:
         """The sentence of the command that displays it, as data; None if there is none."""
         # By name, as below.
-        form = importlib.import_module("torchcoll.report.shown").shown(self)
-        answer: Answer | None = form.answer(self) if form and form.answer else None
+        show = importlib.import_module("torchcoll.questions.show.show")
+        answer: Answer | None = show.answer_of(self)
         return answer
 
     def _ipython_display_(self) -> None:

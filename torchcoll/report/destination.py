@@ -170,10 +170,6 @@ def clock_text(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-class TextWithoutAnswer(io.StringIO):
-    """A text in memory, whose reader shows the answer in another way: ``print_answer`` skips it."""
-
-
 class RunProgress:
     """Cases done of all cases, elapsed time, and time left if the rest is like what was done."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from torchcoll.core.answer import Answer
-from torchcoll.report.destination import Destination, TextWithoutAnswer
+from torchcoll.report.destination import Destination
 
 T = TypeVar("T")
 _KEYS = 0.5  # of the terminal's width: the most that columns take which name the rows
@@ -248,8 +248,6 @@ def print_grid(grid: Grid, out: Destination) -> None:
 
 def print_answer(answer: Answer, out: Destination) -> None:
     """Prints the answer as a line of its own, in colour if the terminal shows colours."""
-    if isinstance(out.file, TextWithoutAnswer):
-        return
     length = None if answer.level else len(answer.headline)  # what was not judged is plain
     out.styled(answer.text, _ANSWERS.get(answer.level, "bold"), length)
 

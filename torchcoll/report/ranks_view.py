@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchcoll.core.answer import CERTAIN, Answer, nothing_found
+from torchcoll.core.answer import CERTAIN, Answer, format_quantity, nothing_found
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import Run
 from torchcoll.core.summary import PERIOD, calls_of, has_period, median
@@ -112,6 +112,12 @@ def ranks_answer(
     if consistent:
         suspect = max(consistent, key=lambda each: each.excess)
         return _answer_of(suspect, named(suspect.rank), len(cases))
+    details: tuple[str, ...] = ()
+    most = max(map(_spread, cases)) - 1
+    if most >= SLOW_EXCESS / 2:  # as the tables show
+        named_if = f"the slowest in {100 * _OFTEN:.0f} % of the calls of as many cases"
+        differ = f"the ranks of one case differ by up to {format_quantity(most, '%')}"
+        details = (f"{differ}: one is named if it is {named_if}",)
     return nothing_found(
         "rank",
         "is slow",
@@ -119,6 +125,7 @@ def ranks_answer(
         SLOW_EXCESS,
         "measure longer (--max-time), or on a quieter machine",
         scope=f"in {counted(len(cases), 'case')}",
+        details=details,
     )
 
 

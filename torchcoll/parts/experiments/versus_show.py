@@ -23,7 +23,7 @@ from torchcoll.questions.comparison.results import (
     tables_of,
     titles_of,
 )
-from torchcoll.questions.comparison.show import case_grid, comparison_object, start_lines
+from torchcoll.questions.comparison.show import case_grid, comparison_object
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid
 

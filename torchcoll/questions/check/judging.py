@@ -204,7 +204,12 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
         yield Phrase(FAIL, run.ending)
     elif run.end is None and not run.source:
         text = truncated_text(run)
-        yield Phrase(FAIL, text if text in run.problems else "the run did not end")
+        damaged = [problem for problem in run.problems if ": unusable record: " in problem]
+        if damaged:
+            text = f"the file is damaged and has no end: {counted(len(damaged), 'unusable record')}"
+        elif text not in run.problems:
+            text = "the run did not end"
+        yield Phrase(FAIL, text)
     wrong = [row for row in rows if row.outcome == "wrong"]
     doubted = [row for row in rows if row.outcome == IMPLAUSIBLE]
     accepted = (*EXPECTED_STATUSES, "wrong", IMPLAUSIBLE)

@@ -11,7 +11,7 @@ from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.units import counted, format_bandwidth, format_ns, format_share, format_size
-from torchcoll.questions.comparison.results import BUFFER_REUSE_TEXTS, Compared, tables_of
+from torchcoll.questions.comparison.results import BUFFER_REUSE_TEXTS, Compared
 from torchcoll.questions.comparison.wording import figure_cell
 from torchcoll.report.grid import Grid, Head, grid_of_columns
 from torchcoll.stats.across_hardware import Profile
@@ -39,8 +39,6 @@ def across_answer(comparison: Comparison) -> Answer:
         sides = [text_of([pair[side] for pair in _profiles(comparison)]) for side in (0, 1)]
         if any(sides):
             texts.append(f"{what}: {_of_sides(comparison, [text or NOT_KNOWN for text in sides])}")
-        if text_of is _halves_text:
-            texts += _shares_texts(comparison)
     texts += [f"{counted(number, 'case')} {one_line(reason)}" for reason, number in others.items()]
     bad = any(row.judged.fault not in ("", IMPLAUSIBLE) for row in rows)
     return Answer("; ".join(texts), "bad" if bad else "doubt")
@@ -104,33 +102,6 @@ def bytes_text(size_bytes: int) -> str:
 def _first_calls_text(profiles: Sequence[Profile]) -> str:
     times = {profile.first_call_ns for profile in profiles if profile.first_call_ns}
     return _range_text(format_ns(ns, 3) for ns in sorted(times))
-
-
-def _shares_texts(comparison: Comparison) -> list[str]:
-    """What each side reaches of its own best at the largest size that both have."""
-    tables = tables_of([row for row in comparison.rows if row.matched])
-    shares: tuple[list[float], list[float]] = ([], [])
-    sizes = set()
-    largest: tuple[list[bool], list[bool]] = ([], [])  # whether the best is of that very size
-    for (_, base, new), table in zip(comparison.profiles, tables, strict=True):
-        row = max(table, key=lambda row: row.pair.size_bytes)
-        of_base = share_of(row.pair.base, base.best_gbps)
-        of_new = share_of(row.pair.new, new.best_gbps)
-        if of_base is not None and of_new is not None:
-            sizes.add(row.pair.size_bytes)
-            shares[0].append(of_base)
-            shares[1].append(of_new)
-            for profile, at_best in zip((base, new), largest, strict=True):
-                at_best.append(profile.best_bytes == profile.largest_bytes == row.pair.size_bytes)
-    if not sizes:
-        return []
-    where = f"at {format_size(sizes.pop())}" if len(sizes) == 1 else "at the largest common sizes"
-    texts = [
-        _range_text(map(format_share, sorted(each)))
-        + (" (its largest size)" if all(is_largest) else "")
-        for each, is_largest in zip(shares, largest, strict=True)
-    ]
-    return [f"share of its own best busbw {where}: {_of_sides(comparison, texts)}"]
 
 
 def share_of(items: Sequence[Measured], best_gbps: float | None) -> float | None:

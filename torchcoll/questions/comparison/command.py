@@ -66,7 +66,6 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
             "NEW, without ignore-wrong, ignore-failed, ignore-missing"
         ),
     )
-    add("--verbose", action="store_true", help="show the statistics too")
     add("--format", default="table", help="table (default), markdown, csv or json")
 
 
@@ -112,7 +111,6 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
         comparisons,
         options.format,
         every=options.every,
-        verbose=options.verbose,
     )
     for text in notes_of_sides(comparisons, options.format):
         tell(f"torchcoll: {text}")
@@ -201,7 +199,7 @@ COMMANDS = {
         option_groups={
             "what is read": "--collective --ranks --filter --by",
             "how it is compared": "--threshold --metric --over-ranks",
-            "output": "--format --all --verbose --fail-on",
+            "output": "--format --all --fail-on",
         },
     ),
 }

@@ -201,19 +201,6 @@ def _result(case: Judged, threshold: float, more_is_faster: bool) -> Judged:
     return replace(case, reason=p_text(p))
 
 
-def p_note(cases: Sequence[Judged]) -> list[str]:
-    """How p was computed, where any was."""
-    tested = sum(case.p_value is not None for case in cases)
-    if not tested:
-        return []
-    what = f"Holm over {tested} cases" if tested > 1 else "one case"
-    ordered = any(
-        case.ratio and case.p_value is not None and case.ratio.design.in_order for case in cases
-    )
-    model = "side + run number by start time" if ordered else "side"
-    return [f"p: t of the side in log figure ~ {model}, {what}; below 0.05 counts"]
-
-
 def outlier_text(name: str, outlier: Outlier) -> str:
     """A run that is left out, and why."""
     return (

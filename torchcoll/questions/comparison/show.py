@@ -23,7 +23,6 @@ from torchcoll.questions.comparison.prediction import error_of
 from torchcoll.questions.comparison.results import (
     FIRST_CALLS,
     Compared,
-    p_note,
     tables_of,
     titles_of,
 )
@@ -49,17 +48,14 @@ _WHAT = tuple(
 _STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow", "not comparable": "dim"}
 
 
-def comparison_grids(
-    comparison: Comparison, every: bool = False, verbose: bool = False
-) -> list[Grid]:
+def comparison_grids(comparison: Comparison, every: bool = False) -> list[Grid]:
     """The answer, a table of cases, and what one must know to read it.
 
-    - every: a table of the cases of each collective, where many are one table of speed-ups.
-    - verbose: the statistics too.
+    every: a table of the cases of each collective, where many are one table of speed-ups.
     """
     tables = tables_of([r for r in comparison.rows if r.matched and r.reason != FIRST_CALLS])
-    first = Grid([], [], above=_above(comparison, verbose))
-    last = Grid([], [], below=_below(comparison, verbose), answer=comparison.answer)
+    first = Grid([], [], above=_above(comparison))
+    last = Grid([], [], below=_below(comparison), answer=comparison.answer)
     across = comparison.across_hardware
     settings = [settings_grid(comparison)] if across else []
     titles = titles_of([table[0].pair for table in tables])
@@ -130,23 +126,25 @@ def _unmatched(comparison: Comparison, every: bool) -> list[str]:
     lines = []
     for side, other in ((comparison.base, "new"), (comparison.new, "base")):
         rows = [row for row in comparison.rows if not getattr(row.pair, other)]
-        collectives = [row.row.collective for row in rows]
-        names = [comparison.name_of(row) or row.row.collective for row in rows]
-        shown = ", ".join(dict.fromkeys(names if every else collectives))
+        names = list(dict.fromkeys(row.row.collective for row in rows))
+        if every:
+            names = [comparison.name_of(row) or row.row.collective for row in rows]
+        elif len(names) == 1:
+            names = units.shorten_middle([row.size_cell for row in rows], 5)
         if rows:
             cases = units.counted(len(rows), "case")
-            lines.append(f"{cases} only in {one_line(side.name)}: {shown}")
+            lines.append(f"{cases} only in {one_line(side.name)}: {', '.join(names)}")
     return lines
 
 
-def _above(comparison: Comparison, verbose: bool = False) -> list[str]:
+def _above(comparison: Comparison) -> list[str]:
     base, new = comparison.side_names
     sides = (("base", base, comparison.base), ("new", new, comparison.new))
     lines = ["; ".join(_side_text(*each) for each in sides)]
     lines.append("; ".join([common_text(_shared(comparison)), *_in_common(comparison)]))
     differences = [
         *comparison.case_differences,
-        *(d for d in comparison.differences if verbose or d.name not in _OF_THE_LOOP),
+        *(d for d in comparison.differences if d.name not in _OF_THE_LOOP),
     ]
     if comparison.across_hardware:
         lines += [
@@ -155,8 +153,6 @@ def _above(comparison: Comparison, verbose: bool = False) -> list[str]:
         ]
     elif differences:
         lines += ["differences:", *(f"  {one_line(str(d))}" for d in differences)]
-    elif verbose:
-        lines.append("differences: none recorded between the environments")
     for side in (comparison.base, comparison.new):
         for run in side.runs:
             where = one_line(run.path or run.header.get("run_id") or side.name)
@@ -168,8 +164,6 @@ def _above(comparison: Comparison, verbose: bool = False) -> list[str]:
     has_ratios = comparison.ranked and not comparison.errors
     speed = "; speed-up: how many times as fast the new side is" if has_ratios else ""
     lines.append(f"{figures}: {comparison.reading}{several}{speed}")
-    if verbose and any(r.judged.ratio and r.judged.ratio.design.in_order for r in comparison.rows):
-        lines.append("steady drift from run to run is taken out of the speed-up")
     return lines
 
 
@@ -277,15 +271,13 @@ def _result_text(comparison: Comparison, row: Compared, notes: dict[str, int]) -
     return f"{row.result} ({one_line(row.reason)}){marks}"
 
 
-def _below(comparison: Comparison, verbose: bool = False) -> list[str]:
+def _below(comparison: Comparison) -> list[str]:
     lines = []
     if cold := sum(row.reason == FIRST_CALLS for row in comparison.rows):
         lines.append(f"{units.counted(cold, 'case')} not shown: {FIRST_CALLS}")
     # They are among the differences above the table, but not where hardware differs.
     above = [] if comparison.across_hardware else also_differ(comparison.case_differences)
     lines += [one_line(note) for note in comparison.notes if note not in above]
-    if verbose:
-        lines += p_note(comparison.judged)
     return lines
 
 
@@ -312,14 +304,13 @@ def show_comparisons(
     format: str = "table",
     file: TextIO | None = None,
     every: bool = False,
-    verbose: bool = False,
 ) -> None:
     """Print comparisons with one base; the options are those of ``comparison_grids``. Raises
     UsageError for an unknown format.
     """
     parts = [
         Forms(
-            comparison_grids(comparison, every, verbose),
+            comparison_grids(comparison, every),
             comparison_object(comparison),
             _records(comparison),
         )

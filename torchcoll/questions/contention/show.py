@@ -49,9 +49,9 @@ def concurrent_grid(overlaps: Sequence[Overlap], machine: Sequence[str] = ()) ->
             (Head("", left=True), lambda o: "" if o.covered else "too short"),
         ],
         overlaps,
-        above=[*_heads(overlaps), _single_or_row(overlaps)],
+        above=_heads(overlaps),
         below=[
-            *_notes(overlaps),
+            *([_TOO_SHORT] if not all(o.covered for o in overlaps) else []),
             *(f"WARN {text}: every figure above contains it" for text in machine),
         ],
     )
@@ -73,33 +73,6 @@ def _heads(overlaps: Sequence[Overlap]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _single_or_row(overlaps: Sequence[Overlap]) -> str:
-    """Explains how this time differs from the one in the table above."""
-    mode = overlaps[0].case.mode
-    how = "pairs of single calls, each after a pause and a barrier"
-    if overlaps[0].offset_ns is None:
-        least, most = (pick(o.calls for o in overlaps) for pick in (min, max))
-        calls = f"{least}" if least == most else f"{least} to {most}"
-        how = f"runs of {calls} calls with no barrier between them"
-    return (
-        f"call alone: time / calls of {how}, slowest rank, median of {overlaps[0].blocks} blocks; "
-        f"the table above has the median of the {mode} calls, which is another time"
-    )
-
-
-def _notes(overlaps: Sequence[Overlap]) -> list[str]:
-    below = []
-    short = [o for o in overlaps if not o.covered]
-    if short:
-        below.append(
-            f"too short: in {counted(len(short), 'case')} the work of some rank ended before its "
-            "calls, so they were alone for a part of the time: slowdown and overlap are too small"
-        )
-    if any(o.threads is not None for o in overlaps):
-        below.append("on a CPU both take the same cores: no overlap (0) is the usual answer")
-    return below
-
-
 def _overlap_text(overlap: Overlap) -> str:
     """``-`` if the interval is wider than the whole range, or the work began later."""
     value = overlap.efficiency
@@ -116,6 +89,10 @@ def _text(value: Estimate, unit: str = "") -> str:
     return f"{text} [{value.low:.2f}, {value.high:.2f}]"
 
 
+_TOO_SHORT = (
+    "too short: the work of some rank ended before its calls, so they were alone for a part of the "
+    "time: slowdown and overlap are too small"
+)
 _BEGINS = (
     "work begins: one call and one of the work at a time; how long after the call it began, as "
     "measured; its time is from there"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import html
 import io
-import json
 import operator
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TextIO
@@ -22,7 +22,9 @@ from torchcoll.core.units import shorten
 from torchcoll.questions.check.judging import Verdict, judge
 from torchcoll.questions.check.measured_show import run_answer, runs_answer
 from torchcoll.questions.check.published_show import published_lines
-from torchcoll.questions.pairs.matches import is_pair
+from torchcoll.questions.pairs.matches import is_pair, read_pairs
+from torchcoll.questions.pairs.show import pairs_answer, show_pairs
+from torchcoll.questions.pairs.suspects import find_suspects
 from torchcoll.reading.inputs import load_all
 from torchcoll.report.columns import (
     Entry,
@@ -32,7 +34,7 @@ from torchcoll.report.columns import (
     named_columns,
     percentile_column,
 )
-from torchcoll.report.destination import Destination, TextWithoutAnswer
+from torchcoll.report.destination import Destination
 from torchcoll.report.formats import FORMATS, METRICS, View, split_list
 from torchcoll.report.grid import Grid, print_grids
 from torchcoll.report.header import first_lines, header_lines, requested_cases
@@ -195,9 +197,7 @@ def show(
         verbose,
     )
     out = Destination(file)
-    # A notebook gets the tables of a terminal.
-    wide = out.terminal or isinstance(file, TextWithoutAnswer)
-    by_collective = view is None and format == "table" and wide
+    by_collective = view is None and format == "table" and out.terminal
     view = view or "cases"
     if not isinstance(view, str):
         raise UsageError("view", type(view).__name__, f"one of {', '.join(VIEWS)}, {_PIVOT}KEY")
@@ -465,8 +465,6 @@ def has_pairs(run: Run) -> bool:
 
 def show_with_pairs(runs: Sequence[Run], format: str, out: Destination) -> None:
     """Of pairs their matrix, what follows from it and the verdict; of other runs their table."""
-    from torchcoll.questions.pairs.show import show_pairs
-
     for number, run in enumerate(runs):
         out.write("\n" if number else "")
         if has_pairs(run):
@@ -485,22 +483,49 @@ def show_with_pairs(runs: Sequence[Run], format: str, out: Destination) -> None:
             print_grids([(title, [table_grid(run)])], format, out)
 
 
-# Columns are aligned by blanks: the notebook must neither wrap nor collapse them.
-_STYLE = "white-space: pre; overflow-x: auto; font-family: monospace; line-height: 1.25"
+def answer_of(finding: Any) -> Answer | None:
+    """The first sentence of ``show`` about a Run or a finding, as data; None if there is none."""
+    if not isinstance(finding, Run):
+        how = shown(finding)
+        return how.answer(finding) if how and how.answer else None
+    if pairs := read_pairs(finding):
+        suspected = find_suspects(pairs, pairs.threshold)
+        return pairs_answer(finding, pairs, suspected, pairs.threshold)
+    return table_grid(finding).answer
 
 
 def html_of(finding: Any) -> str:
-    """The text of ``show``, as text, below the answer if the finding has one."""
-    record, table = io.StringIO(), TextWithoutAnswer()
-    show(finding, format="json", file=record)
-    show(finding, format="table", file=table)
-    document = json.loads(record.getvalue())
-    answer = (document[0] if isinstance(document, list) else document).get("answer")
-    first = ""
-    if answer:
-        headline, *details = (
-            html.escape(text) for text in (answer["headline"], *answer["details"])
-        )
-        first = f"<p>{'; '.join([f'<b>{headline}</b>', *details])}</p>"
-    text = table.getvalue().strip("\n")
-    return f'{first}<pre style="{_STYLE}">{html.escape(text)}</pre>'
+    """The answer and the tables of ``show`` as HTML."""
+    text = io.StringIO()
+    show(finding, format="markdown", file=text)
+    parts = []
+    for block in text.getvalue().strip().split("\n\n"):
+        lines = [_unescaped(line.removeprefix("- ")) for line in block.split("\n")]
+        if block.startswith("| "):
+            parts.append(_html_table(block.split("\n")))
+        else:
+            parts.append(f"<p>{'<br>'.join(lines)}</p>")
+    answer = finding.answer
+    headline = html.escape(answer.headline) if answer else ""
+    return "\n".join(parts).replace(f"<p>{headline}", f"<p><b>{headline}</b>", 1)
+
+
+def _html_table(lines: Sequence[str]) -> str:
+    """lines: of a table in markdown: the heads, how columns are aligned, and the rows."""
+    heads, sides, *rows = [line[2:-2].split(" | ") for line in lines]
+    styles = ["left" if side.startswith(":") else "right" for side in sides]
+
+    def row(tag: str, cells: Sequence[str]) -> str:
+        texts = [
+            f'<{tag} style="text-align: {style}">{_unescaped(cell)}</{tag}>'
+            for cell, style in zip(cells, styles, strict=True)
+        ]
+        return f"<tr>{''.join(texts)}</tr>"
+
+    body = "\n".join(row("td", cells) for cells in rows)
+    return f"<table>\n<thead>{row('th', heads)}</thead>\n<tbody>\n{body}\n</tbody></table>"
+
+
+def _unescaped(text: str) -> str:
+    """A text of ``escape_markdown`` as HTML."""
+    return html.escape(re.sub(r"\\(.)", r"\1", text))
