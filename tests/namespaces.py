@@ -171,7 +171,7 @@ def hosts(count: int, search: Search) -> Iterator[Hosts]:
             _run("ip", "netns", "del", name)
 
 
-# The search for a culprit, used by tests/launch and tests/benchmarks.
+# The search for a culprit, used by tests/launch.
 COUNT = 6
 
 

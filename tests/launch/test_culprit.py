@@ -1,6 +1,6 @@
 """Six hosts on one bridge, a worse link or a worse path: is it named, and nobody else?
 
-Once each. How often it is in many runs: tests/benchmarks/culprit.py.
+Once each. How often it is in many runs: results/benchmarks/culprit-2026-11-22.txt.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ import pytest
 from handmade import case, result, run
 
 from torchcoll.core.spec import Spec
-from torchcoll.core.units import format_ranges
 from torchcoll.questions.show.show import table_grid
 from torchcoll.report.header import first_lines, header_lines, ranks_text
 
@@ -24,14 +23,6 @@ def members(hosts: int, each: int, device: str = "cuda", name: str = "NVIDIA H20
         }
         for r in range(hosts * each)
     ]
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [((), ""), ((3,), "3"), ((0, 1, 2, 3), "0-3"), ((7, 0, 1, 4), "0-1,4,7")],
-)
-def test_format_ranges(numbers, text):
-    assert format_ranges(numbers) == text
 
 
 @pytest.mark.parametrize(
@@ -124,11 +115,6 @@ def test_a_fresh_communicator_has_its_own_connect():
     assert first_lines(launch)[0] == (
         "connect 30.0 ms, first call 5.00 ms, steady after 2 calls, time to first result 35.0 ms"
     )
-
-
-def test_the_version_is_also_found_in_the_environment():
-    launch = run(header={"torchcoll": None, "environment": {"torchcoll": "0.2.0"}})
-    assert header_lines(launch, [case()])[0].startswith("torchcoll 0.2.0: all_reduce")
 
 
 def test_the_first_call_is_that_of_the_first_case_that_ran():

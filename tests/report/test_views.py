@@ -112,19 +112,13 @@ def test_csv_of_files_with_different_labels_and_of_none_that_ran(shown):
     one.header["spec"]["labels"] = {"net": "ib"}
     two.header["spec"]["labels"] = {"driver": "550"}
     rows = list(csv.DictReader(io.StringIO(shown(one, two, format="csv", over_ranks="min"))))
-    assert [(r["label_net"], r["label_driver"], r["over_ranks"]) for r in rows] == [
-        ("ib", "", "min"),
-        ("", "550", "min"),
+    names = ("file", "label_net", "label_driver", "over_ranks")
+    assert [tuple(r[name] for name in names) for r in rows] == [
+        ("r1", "ib", "", "min"),
+        ("r1", "", "550", "min"),
     ]
     text = shown(run(), format="csv")
     assert text == ",".join([*NAMES, "over_ranks", "run_id", "start_utc"]) + "\n"
-
-
-def test_csv_of_several_files_names_them(shown):
-    one, two = run(result()), run(not_run("oom", "no, none"), header={"run_id": "r2"})
-    rows = list(csv.DictReader(io.StringIO(shown(one, two, format="csv"))))
-    assert [row["file"] for row in rows] == ["r1", "r2"]
-    assert rows[1]["reason"] == "no, none"
 
 
 def test_markdown(shown):
@@ -293,15 +287,6 @@ def test_calls_stand_where_they_ran(shown):
         ),
         ranks=2,
     )
-    rows = shown(launch, view="calls").split("rank\n", 2)[2].splitlines()[:6]
-    assert [row.split()[:3] for row in rows] == [
-        ["0", "cold", "90.00"],
-        ["1", "ramp-up", "51.00"],
-        ["2", "steady", "20.00"],
-        ["3", "steady", "21.00"],
-        ["4", "ramp-up", "41.00"],
-        ["5", "steady", "22.00"],
-    ]
     found = list(csv.DictReader(io.StringIO(shown(launch, view="calls", format="csv"))))
     assert [(r["call"], r["kind"], r["ns"]) for r in found if r["rank"] == "1"] == [
         ("0", "cold", "90000"),
@@ -349,16 +334,6 @@ def test_samples_of_several_calls_weigh_as_many(shown):
     # Every call was issued by itself, and has the number that it has on the other clock.
     issued = [(r["call"], r["calls_per_sample"]) for r in rows if r["clock"] == "issue"]
     assert issued == [(str(n), "1") for n in (*range(2, 23), *range(24, 34))]
-    lines = shown(launch, view="calls").split("rank\n", 1)[1].splitlines()
-    assert [line.split()[:2] for line in lines[:7]] == [
-        ["0", "cold"],
-        ["1", "ramp-up"],
-        ["2", "steady"],
-        ["12", "steady"],
-        ["22", "steady"],
-        ["23", "ramp-up"],
-        ["24", "steady"],
-    ]
 
 
 def test_per_rank_of_a_stream_has_each_ranks_period(shown):
@@ -380,12 +355,6 @@ def test_per_rank_of_a_stream_has_each_ranks_period(shown):
         ["20.00", "us"],  # 60 us / 3
         ["22.00", "us"],  # 66 us / 3
     ]
-
-
-def test_calls_of_a_stream_are_no_completions(shown):
-    text = shown(run(result(2, case=case(mode="back-to-back")), ranks=2), view="calls")
-    assert "completion " not in text.replace("not the completion", "")
-    assert "\ncall  kind         max    fastest  rank   slowest  rank\n" in text
 
 
 def timed(ns, ranks=2, **changed):
@@ -486,15 +455,8 @@ def test_pivot_tells_splits_and_communicators_apart(shown, tmp_path):
     text = shown(launch("a", "1,3"), fresh, view="pivot:ranks")
     assert "\nbusbw in GB/s by ranks, communicator shared\n" in text
     assert "\nbusbw in GB/s by ranks, communicator new_group\n" in text
-    text = shown(launch("a", "1,3"), launch("b", "1,1"), view="pivot:file")
-    assert "\ndiffers between the columns: splits (1,3, 1,1)\n" in text
     text = shown(launch("a", "1,3"), launch("b", "1,1"), view="pivot:splits")
     assert "\nsize    1,3    1,1\n" in text
-
-
-def test_pivot_by_ranks_is_in_ascending_order(shown):
-    launch = run(*(timed(1_000, ranks=n, size_bytes=1000) for n in (16, 2, 8)), ranks=16)
-    assert "\nsize      2      8     16\n" in shown(launch, view="pivot:ranks")
 
 
 def test_pivot_leaves_out_what_has_no_bandwidth(shown):

@@ -89,7 +89,7 @@ class JobEvent:
     ``peer_lost`` (a connection), ``mismatch``, ``link`` (a fault), ``stack`` (where Python stood),
     ``ending`` (as it should), ``warning`` (of a library), or one of RAS_KINDS.
     rank: of the world, that it happened to or that says it; None where not known, as node ''. text:
-    one line, a quotation in the words of the source. about: ranks of the world that the text blames.
+    one line, a quotation of the source. about: ranks of the world that the text blames.
     group, number, collective: of the call that it names. when_ns: since 1970. signal: its
     number. pid: the process that it happened to. addresses: hosts that it names, such as the peer
     of a connection. ranks: how many ranks the job has by the source, of ``unanswered``. fatal:

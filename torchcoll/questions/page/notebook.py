@@ -38,7 +38,7 @@ class RunFigures(Sequence["Figure"]):
 
     def __init__(self, charts: Sequence[Chart]) -> None:
         self._charts = charts
-        self._figures = [chart.figure() for chart in charts]
+        self._figures = list(map(_figure_of, charts))
 
     def __getitem__(self, index: Any) -> Any:
         return self._figures[index]
@@ -50,16 +50,11 @@ class RunFigures(Sequence["Figure"]):
         return f"<{counted(len(self), 'figure')}: {'; '.join(c.title for c in self._charts)}>"
 
     def _ipython_display_(self) -> None:
-        from IPython.display import display as display_output
-
         if not _in_notebook():
             print(repr(self))
             return
         for chart, figure in zip(self._charts, self._figures, strict=True):
-            display_output(_outputs(chart, figure), raw=True)
-            if chart.caption:
-                text = "<br>".join(html.escape(line) for line in chart.caption)
-                display_output({"text/html": f"<small>{text}</small>"}, raw=True)
+            _display_chart(chart, figure)
 
 
 def figures_of(run: Run) -> RunFigures:
@@ -114,12 +109,29 @@ def display(finding: Any) -> None:
     display_output(table, raw=True)
     with suppress(UnavailableError):  # without plotly the table is all that can be shown
         for chart in charts_of(finding):
-            display_output(_outputs(chart, chart.figure()), raw=True)
+            _display_chart(chart, chart.figure())
+
+
+def _figure_of(chart: Chart) -> Figure:
+    """The chart as a Figure, which displays a picture too until its user changes it."""
+    figure = chart.figure()
+    figure._ipython_display_ = lambda: _display_chart(chart, figure)
+    return figure
+
+
+def _display_chart(chart: Chart, figure: Figure) -> None:
+    """Displays the figure, and below it what the chart says of itself."""
+    from IPython.display import display as display_output
+
+    display_output(_outputs(chart, figure), raw=True)
+    if chart.caption:
+        text = "<br>".join(html.escape(line) for line in chart.caption)
+        display_output({"text/html": f"<small>{text}</small>"}, raw=True)
 
 
 def _outputs(chart: Chart, figure: Figure) -> dict[str, Any]:
-    """The figure for front ends that show plotly's, and a picture of the chart for the others, such
-    as nbconvert.
+    """The figure for front ends that show plotly's, and a picture of the chart for nbconvert,
+    GitHub and mail.
     """
     from torchcoll.report.chart_matplotlib import draw_charts
     from torchcoll.report.pictures import svg_text
@@ -127,7 +139,8 @@ def _outputs(chart: Chart, figure: Figure) -> dict[str, Any]:
     plotly = {"application/vnd.plotly.v1+json": json.loads(figure.to_json())}
     outputs = {"text/plain": chart.title, **plotly, **figure._repr_mimebundle_()}
     with suppress(UnavailableError):  # without matplotlib
-        outputs["image/svg+xml"] = svg_text(draw_charts([chart]))
+        if figure == chart.figure():
+            outputs["image/svg+xml"] = svg_text(draw_charts([chart]))
     return outputs
 
 
