@@ -199,25 +199,6 @@ def test_bad_input(gradients, arguments, line):
     assert err.count("torchcoll: error") == 1 and "Traceback" not in err
 
 
-def test_a_file_of_another_folder(gradients, in_tmp_path, monkeypatch):
-    (in_tmp_path / "here").mkdir()
-    monkeypatch.chdir(in_tmp_path / "here")
-    code, out, err = gradients("../made_here/train.py:make")
-    assert (code, out) == (2, "")
-    folder = in_tmp_path / "made_here"
-    expected = f"package.module:factory, such as train:make_model. Write in {folder} train:make."
-    assert error_text("model", "../made_here/train.py:make", expected) in err
-
-
-@pytest.mark.parametrize("name", ["nope.py", "no/where.py", "/nowhere/train.py"])
-def test_a_file_that_does_not_exist(gradients, name):
-    code, out, err = gradients(f"{name}:make")
-    assert (code, out) == (3, "")
-    expected = f"the name of an existing module: there is no file {name}"
-    text = error_text("model", f"{name}:make", expected)
-    assert err.splitlines()[-1] == f"torchcoll: error: {text}"
-
-
 @pytest.mark.parametrize("options", ["", "--parallel fsdp"])
 def test_without_torch(in_tmp_path, monkeypatch, capsys, options):
     # None in sys.modules makes an import fail as if there were no such package.

@@ -317,8 +317,6 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--param-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
     add("--reduce-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
     add("--format", default="table", help="table (default), markdown, csv or json")
-    add("--plot", metavar="FILE", help="a picture over ranks too (.png, .svg, .pdf)")
-    add("--force", action="store_true", help="replace the picture")
 
 
 def run_plan(options: argparse.Namespace) -> ExitCode:
@@ -328,10 +326,7 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     from torchcoll.parts.training.plan_show import show_training_plans
     from torchcoll.parts.training.planning import compare_plans
     from torchcoll.parts.training.planning import plan as make_plan
-    from torchcoll.parts.training.traffic_charts import plan_pictures
-    from torchcoll.report.chart_matplotlib import write_charts
     from torchcoll.report.formats import FORMATS
-    from torchcoll.report.pictures import check_path
 
     choice(options.format, "format", FORMATS)
     if options.machine == LIST:
@@ -340,14 +335,9 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     if options.model is None:
         expected = "a config.json, a name such as llama-3-8b, MODULE:FACTORY, or a capture"
         raise UsageError("model", "none", expected)
-    if options.plot:
-        check_path(options.plot, options.force)
     ranks = [] if options.ranks is None else parse_ranks(options.ranks)
-    if options.plot and len(ranks) < 2:
-        raise UsageError("plot", options.plot, "several numbers of --ranks")
-    for name in ("plot", "measured"):
-        if getattr(options, name) is not None and options.machine is None:
-            raise UsageError(name, getattr(options, name), "--machine NAME or FILE with it")
+    if options.measured is not None and options.machine is None:
+        raise UsageError("measured", options.measured, "--machine NAME or FILE with it")
 
     def number(name: str) -> float | None:
         value = getattr(options, name)
@@ -387,9 +377,6 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
         options.model, options.parallel, ranks=ranks or None, measured=options.measured, **arguments
     )
     show_training_plans([result], options.format)
-    if options.plot:
-        write_charts(plan_pictures(result), options.plot)
-        tell(f"torchcoll: picture: {options.plot}")
     return ExitCode.OK
 
 
@@ -477,7 +464,7 @@ COMMANDS = {
             "model": "--batch --dtype --param-dtype --reduce-dtype",
             "layout": "--parallel --ranks --compare --find --memory-gb",
             "machine": "--machine --mfu --step-ms --measured",
-            "output": "--format --plot --force",
+            "output": "--format",
         },
     ),
     "replay": SubCommand(

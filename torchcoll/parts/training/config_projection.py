@@ -204,8 +204,6 @@ class LayoutRow:
     """A layout in a comparison.
 
     - batch: of a data-parallel rank.
-    - pareto: it fits, and no other layout that fits is better in both time and memory; without a
-      time, bytes sent.
     - fits: FITS, TIGHT or TOO_LARGE; FITS without a limit. A tight one fits with fused kernels, as
       far as the plan knows (UNSURE), but perhaps not with others.
     """
@@ -213,7 +211,6 @@ class LayoutRow:
     layout: ParallelLayout
     step: PlannedStep
     batch: Batch
-    pareto: bool = False
     fits: str = FITS
 
     @property
@@ -231,7 +228,7 @@ class LayoutRow:
 class LayoutComparison(Displayed):
     """Layouts of one model on the same ranks, with the same tokens in a step of all ranks.
 
-    - rows: the Pareto set first, and the layouts that do not fit last, each by its cost.
+    - rows: by their cost, those that do not fit last.
     - memory_bytes: the memory that a rank has; None if no limit was given.
     """
 
@@ -317,7 +314,7 @@ def compare_layouts(
     return LayoutComparison(
         what=f"{model}, {setting.options.dtype}; {tokens:,} tokens in a step",
         ranks=layouts[0].ranks,
-        rows=_ordered(rows),
+        rows=sorted(rows, key=lambda row: (row.fits == TOO_LARGE, row.cost, row.memory_bytes)),
         machine=machine.name if machine is not None else "",
         notes=_comparison_notes(machine, architecture, rows),
         memory_bytes=memory_bytes,
@@ -328,22 +325,6 @@ def _fits(step: PlannedStep, memory_bytes: float | None) -> str:
     if memory_bytes is None or step.memory is None or step.memory.most <= memory_bytes:
         return FITS
     return TIGHT if step.memory.total <= (1 + UNSURE) * memory_bytes else TOO_LARGE
-
-
-def _ordered(rows: Sequence[LayoutRow]) -> list[LayoutRow]:
-    """Returns the Pareto set first, and the layouts that do not fit last, each by its cost."""
-
-    def dominated(row: LayoutRow) -> bool:
-        return any(
-            each.fits != TOO_LARGE
-            and each.cost <= row.cost
-            and each.memory_bytes <= row.memory_bytes
-            and (each.cost, each.memory_bytes) != (row.cost, row.memory_bytes)
-            for each in rows
-        )
-
-    judged = [replace(row, pareto=row.fits != TOO_LARGE and not dominated(row)) for row in rows]
-    return sorted(judged, key=lambda row: (not row.pareto, row.fits == TOO_LARGE, row.cost))
 
 
 def _comparison_notes(

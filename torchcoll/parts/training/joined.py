@@ -5,16 +5,12 @@ A capture learns of the end of an asynchronous call on a CPU only when Python ru
 recorded duration is therefore never too short, but up to 5 ms too long while another thread keeps
 Python busy.
 
-Clocks: a collective in which every rank needs all others ends on no rank before all have begun it.
-So for two ranks, and the offset to be added to the stamps of the second to get those of the first:
-
-    start of the first  - end of the second  <=  offset  <=  end of the first  - start of the second
-
-This is F. Cristian's bound (Probabilistic clock synchronization, 1989), with a collective in place
-of a message and its reply. The bounds of many calls are intersected. Within them, the offset is the
-median of the differences of the ends, because ranks leave such a call at about the same time. Its
-error is the distance to the farther bound. The only assumption is that the clocks run at the same
-rate meanwhile.
+Clocks: a collective in which every rank needs all others ends on no rank before all have begun it,
+which bounds the offset between the clocks of two ranks from both sides: F. Cristian's bound
+(Probabilistic clock synchronization, 1989), with a collective in place of a message and its reply.
+The bounds of many calls are intersected. Within them, the offset is the median of the differences
+of the ends. Its error is the distance to the farther bound. The only assumption is that the clocks
+run at the same rate meanwhile.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from torchcoll.core.errors import (
     UsageError,
     did_you_mean,
     looks_like_file,
-    nearest_file,
 )
 from torchcoll.parts.training.architectures import (
     EMBEDDING,
@@ -50,18 +49,7 @@ def make_model(target: str) -> nn.Module:
             action = f"For a config: torchcoll plan {target} --parallel dp=8."
         raise error("model", target, _FORM, action)
     if name.endswith(".py") or os.sep in name:
-        file = f"{name.removesuffix('.py')}.py"
-        if not os.path.exists(file):
-            expected = f"the name of an existing module: there is no file {file}"
-            raise UnusableError("model", target, expected, nearest_file(file))
-        path = os.path.relpath(name.removesuffix(".py"))
-        folder, written = "", path.replace(os.sep, ".")
-        if path.startswith(os.pardir):
-            folder, written = (
-                f"in {os.path.dirname(os.path.abspath(name))} ",
-                os.path.basename(path),
-            )
-        raise UsageError("model", target, _FORM, f"Write {folder}{written}:{attribute}.")
+        raise UsageError("model", target, _FORM, "Name the module as in `import`, not its file.")
     with _current_folder_first(), contextlib.redirect_stdout(sys.stderr):
         try:
             module = importlib.import_module(name)

@@ -2,18 +2,13 @@
 
 The durations are the machine's (curves/predictor.py): of a call that all groups of a layout make
 at once, if the machine was measured so, and otherwise of a group that calls alone. What is hidden
-under computation follows from a timeline of one rank (training/step_program.py): one lane computes,
-and each group has a lane on which its calls follow one another. Groups whose ranks are on several
-hosts have one lane together, because their calls share the network interface of the host: two of
-them at once take as long as one after the other.
+follows from the program of one rank (training/step_program.py). Groups whose ranks are on several
+hosts have one lane together, because their calls share the network interface of the host. The ranks
+of a group with ranks in between share the interfaces of their hosts with the neighbouring groups:
+such a call counts as one with the bytes of all these groups.
 
-The ranks of a group with ranks in between share the network interfaces of their hosts with the
-neighbouring groups at the same time. Such a call counts as one call with the bytes of all these
-groups. Within a host nothing else is assumed to be shared.
-
-The error that all calls of a machine have in common adds up with the times, and the rest of the
-errors as squares (``sum_of`` of curves/predictor.py). At the ends of the exposed time, all calls
-of a group take as much longer, or shorter, as their sum does at the ends of its interval.
+At the ends of the exposed time, all calls of a group take as much longer, or shorter, as their sum
+does at the ends of its interval (``sum_of`` of curves/predictor.py).
 """
 
 from __future__ import annotations

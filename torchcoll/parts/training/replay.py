@@ -216,9 +216,7 @@ def replay(
     a Traffic of source ``replay`` on rank 0, with the calls of all ranks and their durations, and
     None on the other ranks. A first play, which connects, comes before the marked steps.
 
-    - traffic: a Traffic of all ranks, or of this rank in the run that captured it. If some ranks
-      were not captured, the calls of others stand for theirs, provided that all ranks of each
-      collective do the same.
+    - traffic: a Traffic of all ranks, or of this rank in the run that captured it.
     - shrink: with fewer ranks than captured, the first ranks play what is left of their groups
       ; ``notes`` say what is left out.
     - backend, device, timeout_s, rehearse: as in Spec.

@@ -5,14 +5,10 @@ durations. ``bind`` gives each its time (``Act``), and ``step_ns`` the duration 
 lane computes, and each group has its own lane, on which its calls run one after the other, as they
 do in one communicator; calls of different groups do not slow each other down.
 
-FSDP2: a unit computes when its all_gather has ended. On an accelerator the next all_gather runs
-during that computation: in the forward pass because the host runs ahead, in the backward pass
-because FSDP2 prefetches. It is at most one ahead, because it waits until the one before is copied
-out (COPIED_OUT). A reduce_scatter starts when the backward pass of its unit has ended, and the next
-unit does not send before it has ended, because the input buffer is in use until then. Calls of one
-group run one after the other, as in one communicator; the all_reduce of HSDP is in a group of its
-own. Not modelled: copying in and out, ranks that wait for each other, and communication that slows
-the computation down.
+FSDP2: an all_gather is at most one ahead of the computation, because it waits until the one before
+is copied out (COPIED_OUT). A unit does not send its gradients before the reduce_scatter before it
+has ended, because the input buffer is in use until then. Not modelled: copying in and out, ranks
+that wait for each other, and communication that slows the computation down.
 
 Source: torch/distributed/fsdp/_fully_shard of torch 2.13: unshard, wait_for_unshard,
 _backward_prefetch and post_backward of _fsdp_param_group.py.

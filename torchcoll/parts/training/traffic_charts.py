@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.errors import one_line
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import counted, format_bytes, format_ns
 from torchcoll.parts.training.ledger import Ledger
-from torchcoll.parts.training.plan_show import plan_answer
-from torchcoll.parts.training.projection import STRONG, WEAK
 from torchcoll.parts.training.traffic_table import TrafficRow, summarise_traffic
 from torchcoll.report import chart
 
@@ -178,7 +175,7 @@ def _over_ranks(plan: Plan) -> list[chart.Chart]:
     traces: list[dict[str, Any]] = []
     series = {"same work per rank (weak)": plan.weak, "same total work (strong)": plan.strong}
     for number, (name, steps) in enumerate(series.items()):
-        traces += _line_and_band(name, number, steps, "step_ns")
+        traces += _line_and_band(name, number, steps)
     if not traces:
         return []
     ranks = [step.ranks for steps in series.values() for step in steps]
@@ -187,24 +184,9 @@ def _over_ranks(plan: Plan) -> list[chart.Chart]:
     return [chart.Chart(title, traces, _ranks_layout(ranks), [chart.SCALES], caption)]
 
 
-def plan_pictures(plan: Plan) -> list[chart.Chart]:
-    """For a picture: communication, its exposed part and the step over ranks, weak and strong."""
-    charts = []
-    for kind, steps in ((WEAK, plan.weak), (STRONG, plan.strong)):
-        names = enumerate(("comm", "exposed", "step"))
-        lines = [_line_and_band(name, number, steps, f"{name}_ns") for number, name in names]
-        traces = [trace for line_and_band in lines for trace in line_and_band]
-        layout = _ranks_layout([step.ranks for step in steps])
-        charts.append(chart.Chart(f"{kind} scaling", traces, layout))
-    charts[0].notes = [plan_answer(plan).text, one_line(plan.what), "bands: 90 % intervals"]
-    return charts
-
-
-def _line_and_band(
-    name: str, number: int, steps: Sequence[PlannedStep], field: str
-) -> list[dict[str, Any]]:
-    """The times of a field over ranks, with their intervals; [] if they are unknown."""
-    timed = [(step, ends) for step in steps if (ends := getattr(step, field)) and ends[0] > 0]
+def _line_and_band(name: str, number: int, steps: Sequence[PlannedStep]) -> list[dict[str, Any]]:
+    """The times of a step over ranks, with their intervals; [] if they are unknown."""
+    timed = [(step, step.step_ns) for step in steps if step.step_ns and step.step_ns[0] > 0]
     if not timed:
         return []
     # A logarithmic axis has no 0.

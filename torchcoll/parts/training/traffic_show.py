@@ -54,7 +54,6 @@ _TEST = (
     "late = yes: this rank comes later than the others on average, and chance does not explain it "
     "(error 5 % over all ranks, groups and thirds of the time)"
 )
-_HOSTS = "by host"
 
 
 def arrivals_answer(arrivals: Arrivals, sent: Answer | None) -> Answer:
@@ -103,22 +102,7 @@ def arrivals_grids(arrivals: Arrivals) -> list[Grid]:
         f"{counted(number, 'call')} not counted: {reason}"
         for reason, number in arrivals.unsplit.items()
     ]
-    grids = [make_grid(columns, chosen, above=[_LAST, _TEST], below=below)]
-    if arrivals.hosts:
-        grids.append(
-            make_grid(
-                [
-                    (Head("host", left=True), lambda h: one_line(h.host)),
-                    (Head("ranks"), lambda h: str(h.ranks)),
-                    (Head("last in", share_of), lambda h: _whole_percent(h.last / max(h.calls, 1))),
-                    (Head("caused"), lambda h: format_time(h.caused_ns)),
-                    (Head("% of", "waiting"), lambda h: _whole_percent(h.caused_share)),
-                ],
-                arrivals.hosts[:_MOST_ROWS],
-                above=[_HOSTS],
-            )
-        )
-    return grids
+    return [make_grid(columns, chosen, above=[_LAST, _TEST], below=below)]
 
 
 def _late_text(row: RankArrival) -> str:
