@@ -131,8 +131,7 @@ M = "made_here.train"
             error_text(
                 "model",
                 "made_here/train.py:make_model",
-                "package.module:factory, such as train:make_model. Write "
-                "made_here.train:make_model.",
+                "package.module:factory, such as train:make_model. Name the module as",
             ),
         ),
         (

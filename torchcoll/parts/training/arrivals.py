@@ -2,9 +2,6 @@
 
 Waits and the last rank of a call are those of the ledger (training/ledger.py).
 
-Someone is last in every call, so a share alone says nothing: of two equal ranks each is last in
-half of the calls.
-
 The test is about time, not calls: a rank is late if it arrives later than the mean of the others
 beyond chance, at 5 % over all ranks and groups (Holm), in the whole time or in one third of it, and
 causes clearly more of the waiting than its share. Steps that follow each other are not independent,
@@ -171,6 +168,7 @@ class Arrivals:
         )
         rows = [row for row in self.ranks if row.detectable_ns is not None]
         largest_ns = max((row.detectable_ns or 0.0 for row in rows), default=None)
+        waited = self._late_answer(most)
         return nothing_found(
             "rank",
             "is late",
@@ -179,17 +177,13 @@ class Arrivals:
             f"record about {max(_ENOUGH_STEPS, 2 * most.steps)} {steps}",
             what="delay",
             of=" of a step" if self.step_ns else " of the time in collectives",
-            details=(f"most waiting: {self._waiting_text(most)}",),
+            details=(f"most waiting: for {waited.subject} {waited.scope}",),
         )
 
     @property
     def _ranks_of_calls(self) -> float:
         """How many ranks a call has, on average over the groups."""
         return max(1.0, fmean(round(1 / row.chance) for row in self.ranks))
-
-    def _waiting_text(self, rank: RankArrival) -> str:
-        answer = self._late_answer(rank)
-        return f"for {answer.subject} {answer.scope}"
 
     def _late_answer(self, rank: RankArrival, certainty: str = CERTAIN) -> Answer:
         """How long another rank waits for this one, on average, and how often it is last.
@@ -329,7 +323,7 @@ def arrivals_of(split_calls: SplitTraffic, host_of: Mapping[int, str]) -> Arriva
     ranks = [row for g, calls in split.items() for row in _rank_rows(g, calls, host_of)]
     ranks = _with_followers(_judged(ranks, split), split)
     labels = _labels(split_calls.groups, split)
-    ranks = [_replaced(row, group=labels[row.group]) for row in ranks]
+    ranks = [replace(row, group=labels[row.group]) for row in ranks]
     ranks.sort(key=lambda row: (-row.caused_ns, row.rank))
     return Arrivals(
         len(every),
@@ -478,7 +472,7 @@ def _judged(
         small = row.caused_ns / max(1, row.others) < _SMALL * mean_ns[row.group]
         late = sure and notable and not small
         judged.append(
-            _replaced(
+            replace(
                 row,
                 worth=worth.get(index, 0.0),
                 detectable_ns=detectable_ns.get(index),
@@ -498,10 +492,6 @@ def _time_in_collectives(split: Mapping[str, Sequence[SplitCall]]) -> Counter[in
         for rank in call.members:
             spent[rank] += call.transfer_ns + call.waits_ns.get(rank, 0)
     return spent
-
-
-def _replaced(row: RankArrival, **changes: object) -> RankArrival:
-    return RankArrival(**{**vars(row), **changes})
 
 
 def _with_followers(
@@ -540,5 +530,5 @@ def _with_followers(
             seen.append(at)
             at = causes.get(at)
         ends_elsewhere = seen and start not in seen
-        marked.append(_replaced(row, after=causes[start][1]) if ends_elsewhere else row)
+        marked.append(replace(row, after=causes[start][1]) if ends_elsewhere else row)
     return marked

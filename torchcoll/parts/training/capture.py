@@ -3,11 +3,9 @@ C++.
 
 DDP's reducer, FSDP2, functional collectives, compiled models and point-to-point messages all go
 through torch's ``c10d`` operators. While a capture runs, each of these operators has a kernel of
-ours above those of the backends, at the dispatch key BackendSelect. torch includes this key for
-every tensor and in every thread, and c10d does not use it. A TorchDispatchMode would see the same
-calls in one thread, but it runs for every operator of the model: steps of small models took 1.3 to
-2 times as long, torch 2.6 recompiled compiled models, and DTensor and higher-order operators need
-special treatment.
+ours above those of the backends, at the dispatch key BackendSelect, which torch includes for every
+tensor and in every thread, and which c10d does not use. A TorchDispatchMode runs for every operator
+of the model in one thread: steps of small models took 1.3 to 2 times as long.
 """
 
 from __future__ import annotations

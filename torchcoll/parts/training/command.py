@@ -1,14 +1,11 @@
-"""The commands for trainings: what they send and cost, planned, captured or replayed.
-
-``gradients``: what a step of a model sends and costs, without running it. ``replay``: a captured
-training step, replayed on ranks. ``trace``: traffic from per-rank files, profiler traces and Flight
-Recorder dumps. ``plan``: the communication of a training that was not run, on a machine that has a
-model or that others measured. ``compare``: two captures of a training.
+"""The commands for trainings: ``trace``, ``plan``, ``gradients`` and ``replay``; ``compare`` of two
+captures.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import re
@@ -212,9 +209,6 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
     add("--format", default="table", help="table (default), markdown, csv or json")
 
 
-_DIGITS = 10
-
-
 def run_trace(options: argparse.Namespace) -> ExitCode:
     from torchcoll.parts.training.traffic_show import VIEWS, show_traffic
     from torchcoll.reading.traces import read_jobs, read_traffic
@@ -228,10 +222,10 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
     views = VIEWS if "all" in views else views
     step = None
     if options.step is not None:
-        text = options.step
-        if not (text.isascii() and text.isdigit() and len(text) < _DIGITS):
-            raise UsageError("step", text, "a number from 0 on")
-        step = int(text)
+        with contextlib.suppress(ValueError):
+            step = int(options.step)
+        if step is None or step < 0:
+            raise UsageError("step", options.step, "a number from 0 on")
     if options.perfetto:
         check_new(options.perfetto, "perfetto", options.force)
     if not (options.output or options.perfetto):
@@ -420,14 +414,13 @@ def _captures(arguments: Sequence[str]) -> list[tuple[str, str]]:
     from torchcoll.reading.inputs import split_label
 
     sides = [split_label(argument) for argument in arguments]
-    captured = [is_capture(path) for _, path in sides]
-    if not all(captured):  # traffic among results is left out
+    if not all(is_capture(path) for _, path in sides):  # traffic among results is left out
         return []
-    if len(captured) != 2:
-        number = counted(len(captured), "capture")
+    if len(sides) != 2:
+        number = counted(len(sides), "capture")
         raise UsageError("compare", number, "two captures, or results of measurements")
-    names = [label or name for (label, _), name in zip(sides, ("base", "new"), strict=True)]
-    return list(zip(names, (path for _, path in sides), strict=True))
+    named = zip(sides, ("base", "new"), strict=True)
+    return [(label or name, path) for (label, path), name in named]
 
 
 COMMANDS = {

@@ -19,7 +19,6 @@ from torchcoll.parts.training.layouts import (
     Batch,
     ParallelLayout,
     check_layout,
-    degrees_text,
 )
 from torchcoll.parts.training.projection import (
     UNCORRECTED,
@@ -91,7 +90,9 @@ def project_config(setting: PlanSetting, layout: ParallelLayout, ranks: Sequence
     """
     if ranks and layout.ranks not in ranks:
         expected = f"{ranks[0]}" if len(ranks) == 1 else f"one of {', '.join(map(str, ranks))}"
-        raise UsageError("parallel", degrees_text(layout), f"{expected}, as --ranks says")
+        raise UsageError(
+            "parallel", f"{layout.name} = {layout.ranks} ranks", f"{expected}, as --ranks says"
+        )
     architecture, options = setting.architecture, setting.options
     active = architecture.active_parameters
     what = f"{architecture.source}: {architecture.parameters:,} parameters"
@@ -102,7 +103,7 @@ def project_config(setting: PlanSetting, layout: ParallelLayout, ranks: Sequence
         what,
         setting.step(layout),
         subject=f"{architecture.source} with {DATA_PARALLEL[layout.data]}",
-        notes=_notes(architecture, layout, setting.batch),
+        notes=_notes(architecture, layout),
     )
     projection.notes += computing_notes(projection.step, layout)
     if len(ranks) > 1:
@@ -118,13 +119,9 @@ def project_config(setting: PlanSetting, layout: ParallelLayout, ranks: Sequence
     )
 
 
-def _notes(architecture: Architecture, layout: ParallelLayout, batch: Batch) -> list[str]:
+def _notes(architecture: Architecture, layout: ParallelLayout) -> list[str]:
     """Returns what is assumed, a clause each."""
     notes = []
-    if layout.sharded and layout.pp == 1 and batch.micro_batches > 1:
-        notes.append("FSDP2 gathers and scatters in each micro-batch, as without no_sync")
-    elif batch.micro_batches > 1:
-        notes.append("gradients are reduced in the last micro-batch only")
     if layout.ep > 1:
         notes.append("tokens are taken as spread evenly over the experts, none dropped or padded")
     shards = layout.shards * layout.cp
@@ -138,11 +135,6 @@ def _notes(architecture: Architecture, layout: ParallelLayout, batch: Batch) -> 
         notes.append(
             "calls and times are those of the stage that sends the most, memory of the one that "
             "needs the most"
-        )
-    if layout.tp > 1:
-        notes.append(
-            "tensor parallel calls as torch's DTensor makes them; Megatron-LM gathers two more "
-            "times a layer with sp"
         )
     states = "two states of Adam in the parameters' type"
     if layout.data == ZERO1:
@@ -279,9 +271,8 @@ def compare_layouts(
       micro-batches with pp.
     - memory_bytes: the memory that a rank has; None for no limit.
 
-    Each layout has the micro-batches with which its step is the fastest that fits: large ones need
-    more memory and, in a pipeline, wait longer; small ones gather and scatter more often. A layout
-    that does not fit is tried with checkpointing.
+    Each layout has the micro-batches with which its step is the fastest that fits. A layout that
+    does not fit is tried with checkpointing.
     """
     machine, architecture, batch = setting.machine, setting.architecture, setting.batch
     widest = min(layouts, key=lambda layout: layout.inner)

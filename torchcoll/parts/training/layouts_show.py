@@ -19,7 +19,6 @@ from torchcoll.parts.training.config_projection import (
 )
 from torchcoll.parts.training.layout_search import launch_flags
 from torchcoll.parts.training.plan_show import flat_ends, format_gigabytes
-from torchcoll.parts.training.projection import dominant
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head, make_grid
 
@@ -147,10 +146,6 @@ def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
         ends = row.step.step_ns or row.step.comm_ns
         return "-" if ends is None else f"{format_ns(ends[1], 3)} to {format_ns(ends[2], 3)}"
 
-    def largest_part(row: LayoutRow) -> str:
-        name, share = dominant(row.step)
-        return f"{name} ({100 * share:.0f} %)"
-
     def mfu(row: LayoutRow) -> str:
         return "-" if row.step.mfu is None else f"{100 * row.step.mfu:.0f} %"
 
@@ -174,7 +169,6 @@ def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
         (Head("MFU", legend="MFU: the model's operations / the GPU's peak"), mfu),
         (Head("tokens/s", "a GPU"), speed),
     ]
-    largest = f"largest part: the calls with the largest share of {'comm' if predicted else 'sent'}"
     return make_grid(
         [
             (Head("layout", left=True), lambda row: row.layout.name),
@@ -190,7 +184,6 @@ def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
             (Head("calls", drop=1), lambda row: f"{row.step.calls:,}"),
             (Head("sent", legend=_SENT), lambda row: format_gigabytes(row.step.sent_bytes)),
             *(further if computed else []),
-            (Head("largest part", left=True, legend=largest), largest_part),
         ],
         rows,
         above=["Times, bytes and memory are those of one rank in a step."],
@@ -217,5 +210,4 @@ def _json_row(row: LayoutRow) -> dict[str, Any]:
         **flat_ends("step", step.step_ns),
         "idle_ns": step.idle_ns,
         "memory_bytes": row.memory_bytes,
-        "largest_part": dominant(step)[0],
     }

@@ -136,9 +136,8 @@ def measure_step(
 ) -> MeasuredStep:
     """Returns a measured step beside its plan.
 
-    - planned: the plan, with times, on as many ranks as the traffic has.
+    - planned: the plan, with times, on as many ranks as the traffic has; layout: its name.
     - traffic: a capture, or traces, of the real training; of all its ranks, to separate late ranks.
-    - layout: the name of what was planned.
     - compute_ns: the computation of a step, where the traffic does not record it.
 
     Raises UsageError if no call of the plan is in the traffic, or none of these has a duration.

@@ -13,10 +13,8 @@ import torch
 from torch import nn
 
 from torchcoll.core.errors import (
-    UnusableError,
     UsageError,
     did_you_mean,
-    looks_like_file,
 )
 from torchcoll.parts.training.architectures import (
     EMBEDDING,
@@ -26,7 +24,6 @@ from torchcoll.parts.training.architectures import (
     Architecture,
     ModelBlock,
     Weight,
-    bundled_configs,
 )
 
 _FORM = "package.module:factory, such as train:make_model"
@@ -43,11 +40,7 @@ def make_model(target: str) -> nn.Module:
     """
     name, _, attribute = target.partition(":")
     if not name or not attribute:
-        error = UnusableError if looks_like_file(target) else UsageError
-        action = ""
-        if target in bundled_configs() or target.endswith(".json"):
-            action = f"For a config: torchcoll plan {target} --parallel dp=8."
-        raise error("model", target, _FORM, action)
+        raise UsageError("model", target, _FORM)
     if name.endswith(".py") or os.sep in name:
         raise UsageError("model", target, _FORM, "Name the module as in `import`, not its file.")
     with _current_folder_first(), contextlib.redirect_stdout(sys.stderr):

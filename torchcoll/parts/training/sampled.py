@@ -11,8 +11,7 @@ import json
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,20 +26,6 @@ if TYPE_CHECKING:
 
 # In three days an hour has 7 of them; 512 steps of 500 calls take 60 MB.
 MAX_STEPS_KEPT = 512
-
-
-@dataclass
-class _PendingStep:
-    """A captured step that is not reported yet: some of its calls may not have ended at its mark.
-
-    - number: its number among all marks.
-    - turn: its number among the captured steps, equal on all ranks.
-    - kept: its number among the kept steps.
-    """
-
-    number: int
-    turn: int
-    kept: int
 
 
 class Sampling:
@@ -70,7 +55,9 @@ class Sampling:
         self._metrics = metrics
         if metrics:
             recorder.keep_steps()
-        self._pending: deque[_PendingStep] = deque()
+        # Captured steps that are not reported yet: some of their calls may not have ended at the
+        # mark. The numbers among all marks, among the captured and among the kept steps.
+        self._pending: deque[tuple[int, int, int]] = deque()
         self._captured = 0
         self._recording = False
         self._prepare()
@@ -90,9 +77,9 @@ class Sampling:
             # Steps that are dropped before they are reported never are: at most one in 256.
             self._recorder.thin()
             self.every *= 2
-            self._pending = deque(step for step in self._pending if step.kept % 2 == 0)
-            for step in self._pending:
-                step.kept //= 2
+            self._pending = deque(
+                (number, turn, kept // 2) for number, turn, kept in self._pending if kept % 2 == 0
+            )
         self._prepare()
 
     def _report(self, metrics: StepMetrics) -> None:
@@ -100,13 +87,11 @@ class Sampling:
         mark.
         """
         if self._recording:
-            self._pending.append(
-                _PendingStep(self.marked - 1, self._captured, self._recorder.kept - 1)
-            )
+            self._pending.append((self.marked - 1, self._captured, self._recorder.kept - 1))
             self._captured += 1
-        while self._pending and (step_data := self._recorder.take_step(self._pending[0].kept)):
-            step = self._pending.popleft()
-            metrics.add(step.number, step.turn, *step_data)
+        while self._pending and (step_data := self._recorder.take_step(self._pending[0][2])):
+            number, turn, _ = self._pending.popleft()
+            metrics.add(number, turn, *step_data)
 
     def _prepare(self) -> None:
         """Starts or stops recording for the step that begins."""
@@ -126,9 +111,8 @@ class StepMetrics:
     """The last captured step, in a file for Prometheus that rank 0 writes.
 
     Each rank puts into the store how long it was in the collectives of each group, under TURNS keys
-    in rotation, because on an accelerator ranks learn of the ends of calls some steps apart. At
-    each mark rank 0 checks, without waiting, whether all ranks have reported. A failure here ends
-    the metrics alone.
+    in rotation. At each mark rank 0 checks, without waiting, whether all ranks have reported. A
+    failure here ends the metrics alone.
     """
 
     def __init__(self, path: Path, store: Any, name: str, rank: int, ranks: int) -> None:
@@ -245,29 +229,14 @@ def step_metrics(statuses: Sequence[dict[str, Any]], now: float, common: Labels)
         Metric("step_timestamp_seconds", "When it was reported, since 1970.", [(common, now)]),
         Metric("step_seconds", "How long it took, on the slowest rank.", [(common, took)]),
     ]
-    for name, text, of_groups in (
-        (
-            "step_transfer_seconds",
-            "Time in its collectives of the rank of the group that was in them least.",
-            least,
-        ),
-        (
-            "step_wait_seconds",
-            "By how much longer another rank of the group was in them: it waited.",
-            waits,
-        ),
-        (
-            "step_slowest_rank",
-            "The rank that the others waited for: it was in the collectives least.",
-            {group: float(rank) for group, rank in slowest.items()},
-        ),
-        (
-            "step_caused_seconds",
-            "Waiting of all other ranks of the group together for that rank.",
-            caused,
-        ),
-    ):
+    in_groups: list[tuple[str, str, Mapping[str, float]]] = [
+        ("transfer_seconds", "Time in collectives of the rank that was in them least.", least),
+        ("wait_seconds", "By how much longer another rank of the group was in them.", waits),
+        ("slowest_rank", "The rank that the others waited for: it was in them least.", slowest),
+        ("caused_seconds", "Waiting of all other ranks together for that rank.", caused),
+    ]
+    for name, text, values in in_groups:
         samples: list[tuple[dict[str, object], float]]
-        samples = [({**common, "group": group}, value) for group, value in of_groups.items()]
-        metrics.append(Metric(name, text, samples))
+        samples = [({**common, "group": group}, value) for group, value in values.items()]
+        metrics.append(Metric(f"step_{name}", text, samples))
     return metrics
