@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 
 import torchcoll
 from torchcoll.core.errors import UsageError
-from torchcoll.core.metrics import Metric, check_metrics, write_metrics
+from torchcoll.core.metrics import write_metrics
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.parts.training import sampled
 from torchcoll.parts.training.arrivals import find_arrivals
@@ -350,18 +350,6 @@ def test_the_figures_of_a_step():
     }
 
 
-def test_the_text(tmp_path):
-    """As the page of Prometheus has it: a label's backslash, quote and line feed are escaped."""
-    path = tmp_path / "a.prom"
-    path.write_text("before")
-    write_metrics(path, [Metric("x", "What x is.", [({"a": 'b"\\\n'}, 0.5), ({}, 3)])])
-    assert path.read_text() == (
-        "# HELP torchcoll_x What x is.\n# TYPE torchcoll_x gauge\n"
-        'torchcoll_x{a="b\\"\\\\\\n"} 0.5\ntorchcoll_x 3\n'
-    )
-    assert [path.name for path in tmp_path.iterdir()] == ["a.prom"]
-
-
 def test_the_text_is_utf_8_whatever_the_locale(tmp_path):
     code = (
         "import locale; assert locale.getpreferredencoding(False) != 'UTF-8'\n"
@@ -382,14 +370,6 @@ def test_what_fails_leaves_no_file(tmp_path, monkeypatch, error):
     with pytest.raises(error):
         write_metrics(tmp_path / "a.prom", [])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_that_cannot_be_written(tmp_path):
-    location = expecting("a file in a folder that is there and can be written")
-    for name in ("none/a.prom", "folder.prom"):
-        (tmp_path / "folder.prom").mkdir(exist_ok=True)
-        with pytest.raises(UsageError, match=location):
-            check_metrics(tmp_path / name)
 
 
 def test_hours():

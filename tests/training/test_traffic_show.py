@@ -142,11 +142,6 @@ def test_json(shown):
     [
         ({"view": "pivot:ranks"}, error_text("view", "pivot:ranks", "none with Traffic")),
         ({"metric": "time"}, error_text("metric", "time", "none with Traffic")),
-        ({"clock": "host"}, error_text("clock", "host", "none with Traffic")),
-        ({"percentiles": "50"}, error_text("percentiles", "50", "none with Traffic")),
-        ({"over_ranks": "min"}, error_text("over-ranks", "min", "none with Traffic")),
-        ({"view": "ranks"}, error_text("view", "ranks", "none with Traffic")),
-        ({"view": "calls"}, error_text("view", "calls", "none with Traffic")),
         (
             {"format": "nccl-tests"},
             error_text("format", "nccl-tests", "one of table, markdown, csv"),
