@@ -6,7 +6,6 @@ import dataclasses
 import json
 import time
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -18,7 +17,7 @@ from torchcoll import Traffic, capture
 from torchcoll.core.traffic import Group
 from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.perfetto import traffic_trace
-from torchcoll.parts.training.traffic_table import ModuleRow, summarise_traffic
+from torchcoll.parts.training.traffic_table import summarise_traffic
 
 
 def waited():
@@ -100,18 +99,6 @@ def test_by_hand():
     ]
     assert exposed.most.text == "all_gather of layers.1"
     assert {row.group for row in table.rows} == {"mesh_dp"}
-
-
-@pytest.mark.parametrize(
-    ("module", "text"),
-    [
-        ("layers.1", "all_gather of layers.1"),
-        ("2 to 5", "all_gather of modules 2 to 5"),
-        ("2", "all_gather of module 2"),
-    ],
-)
-def test_modules_with_numbers_for_names_are_called_modules(module, text):
-    assert ModuleRow(module, "all_gather", 1, 1, None, None, None).text == text
 
 
 def test_the_answer_names_the_layer(shown):

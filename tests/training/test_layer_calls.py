@@ -233,14 +233,6 @@ def test_four_ranks(tmp_path):
     assert [name for name, _ in sharded["fsdp"]] == [name for name, _ in plan["fsdp"]]
 
 
-def test_calls_of_a_layer_by_hand():
-    """tp=2 without sp: 4 all_reduce a layer; embedding 1, head 1, loss 3 of 8 tokens x 4 bytes."""
-    calls = planned("tp=2")
-    act = 4 * TOKENS * HIDDEN
-    assert calls.count(["tp", "all_reduce", act]) == 4 * LAYERS + 2
-    assert calls.count(["tp", "all_reduce", 4 * TOKENS]) == 3
-
-
 def test_context_parallel_by_hand():
     """cp=2: 4 tokens a rank; keys and values are 2 x 2 heads x 4 columns."""
     calls = planned("fsdp=2,cp=2")

@@ -30,7 +30,6 @@ from torchcoll.parts.training.projection import (
     Computation,
     Plan,
     PlannedStep,
-    dominant,
 )
 from torchcoll.parts.training.step_program import (
     BACKWARD,
@@ -174,15 +173,6 @@ def test_where_it_stops():
     assert result.scaling_limit(STRONG) == 4
 
 
-def test_the_largest_part_of_a_group_without_a_name():
-    """torch calls the default group 0."""
-    call = TrafficCall("all_reduce", 1 << 20, 1 << 20, "float32", "sum", group="0")
-    projection = plan_traffic(
-        None, Traffic("capture", 2, {0: [call]}, {"0": Group("0", (0, 1))}), [], None
-    )
-    assert dominant(projection.step) == ("all_reduce of group 0", 1.0)
-
-
 def computing(ms):
     return Computation((ms * MS,) * 3)
 
@@ -306,16 +296,14 @@ def test_the_answer_comes_first(file, buckets, capsys):
     assert " takes 334 us (" in first
 
 
-def test_json_csv_and_a_picture(file, buckets, tmp_path, capsys):
+def test_json_and_csv(file, buckets, capsys):
     command = ["plan", buckets, "--machine", file]
     command += ["--ranks", "2..8", "--step-ms", "3"]
-    picture = tmp_path / "plan.png"
-    assert main([*command, "--format", "json", "--plot", str(picture)]) == 0
+    assert main([*command, "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "torchcoll-plan/1"
     assert [step["ranks"] for step in document["weak"]] == [2, 4, 8]
     assert document["strong"][0]["compute_ns"] == 6 * MS  # captured on 4
-    assert picture.read_bytes()[:4] == b"\x89PNG"
     assert main([*command, "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [row["table"] for row in rows] == ["calls"] * 2 + ["weak"] * 3 + ["strong"] * 3
@@ -413,9 +401,7 @@ def test_layouts_are_compared(capsys):
         ("gpt2 --ranks 8 --dtype fp7", error_text("dtype", "fp7", "one of")),
         ("gpt2 --ranks 8..2", error_text("ranks", "8..2", "from above 0, and not down")),
         ("gpt2 --ranks 4 --step-ms 0", error_text("step-ms", "0", "a number above 0")),
-        ("gpt2 --ranks 4 --step-ms x", error_text("step-ms", "x", "a number")),
         ("gpt2 --ranks 4 --mfu 0.4", error_text("mfu", "0.4", "a machine whose GPU is known")),
-        ("gpt2 --ranks 4 --plot p.png", error_text("plot", "p.png", "several numbers")),
         (
             "nix/config.json --ranks 4",
             error_text("config", "nix/config.json", "a file"),

@@ -100,7 +100,6 @@ def test_on_a_narrow_terminal_whole_columns_go(on_terminal):
     text = on_terminal(sent(), columns=60)
     assert "not shown in 60 columns:" in text and "median a call" in text
     assert all(len(line) <= 60 for line in text.splitlines())
-    assert "share" in on_terminal(sent(), columns=60, names="collective,bytes_in,share")
 
 
 def test_markdown(shown):
@@ -138,27 +137,11 @@ def test_json(shown):
     assert document["rows"][0]["bytes_per_step"] == 75 * MIB
 
 
-def test_chosen_columns(shown):
-    assert shown(sent(), format="csv", columns="collective,bytes_in") == (
-        f"collective,bytes_in\nall_reduce,{25 * MIB}\nall_reduce,{9 * MIB}\nbroadcast,8\n"
-    )
-    assert "clock" in shown(sent(), columns="all")
-    with pytest.raises(
-        UsageError, match=error_text("^columns", error_tail("busbw", "all, or some of collect"))
-    ):
-        shown(sent(), columns="busbw")
-
-
 @pytest.mark.parametrize(
     ("choices", "text"),
     [
         ({"view": "pivot:ranks"}, error_text("view", "pivot:ranks", "none with Traffic")),
         ({"metric": "time"}, error_text("metric", "time", "none with Traffic")),
-        ({"clock": "host"}, error_text("clock", "host", "none with Traffic")),
-        ({"percentiles": "50"}, error_text("percentiles", "50", "none with Traffic")),
-        ({"over_ranks": "min"}, error_text("over-ranks", "min", "none with Traffic")),
-        ({"view": "ranks"}, error_text("view", "ranks", "none with Traffic")),
-        ({"view": "calls"}, error_text("view", "calls", "none with Traffic")),
         (
             {"format": "nccl-tests"},
             error_text("format", "nccl-tests", "one of table, markdown, csv"),
@@ -193,8 +176,6 @@ def test_the_command_shows_a_traffic_file(tmp_path, capsys):
     assert main(["show", str(path)]) == 0
     table = TABLE.replace("traffic:", f"{path}:", 1)
     assert capsys.readouterr().out == f"{ANSWER}{LATE}\n{table}{ANSWER}\n"
-    assert main(["show", str(path), "--format", "csv", "--columns", "group"]) == 0
-    assert capsys.readouterr().out == "group\n0\n0\n0\n"
 
 
 def test_the_command_refuses_what_is_for_runs(tmp_path, capsys):

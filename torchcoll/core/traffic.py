@@ -215,13 +215,7 @@ class Traffic(Displayed):
         return as_one_line(f"{name}: {self.source}, {held}, {counted(steps, 'step')}")
 
     def step(self) -> Any:
-        """Mark the end of a training step. Raises UsageError outside of a capture.
-
-        Returns None, except on rank 0 of a capture with ``metrics``, after every 32 captured steps
-        from the 96th on. There it returns for which ranks the others waited in the last 96 captured
-        steps: ``late`` are the ranks that caused more waiting than chance explains in each third of
-        the steps, ``answer`` is a sentence.
-        """
+        """Mark the end of a training step. Raises UsageError outside of a capture."""
         if self.mark_step is None:
             raise UsageError("step", "no capture", "a step inside of `with torchcoll.capture()`")
         return self.mark_step()

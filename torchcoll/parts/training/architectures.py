@@ -195,10 +195,8 @@ def read_architecture(source: str) -> Architecture:
         if len(data) > _BIGGEST_FILE:
             raise UnreadableError("config", path, f"a file of at most {_BIGGEST_FILE >> 20} MiB")
         config = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise UnreadableError("config", path, f"JSON ({error})") from None
-    except OSError as error:
-        raise UnreadableError("config", path, f"a file that can be read ({error})") from None
+    except (ValueError, RecursionError, OSError) as error:
+        raise UnreadableError("config", path, f"JSON that can be read ({error})") from None
     if not isinstance(config, dict):
         raise UnreadableError("config", path, "a JSON object, as Hugging Face writes it")
     return parse_config(config, source)
@@ -222,11 +220,6 @@ def _table() -> dict[str, dict[str, Any]]:
         "aliases": table["aliases"],
         "types": {k: v for k, v in types.items() if k != "decoder"},
     }
-
-
-def model_types() -> list[str]:
-    """Returns the model types that have a description."""
-    return list(_table()["types"])
 
 
 def parse_config(values: Mapping[str, Any], source: str) -> Architecture:

@@ -2,20 +2,11 @@
 
 Waits and the last rank of a call are those of the ledger (training/ledger.py).
 
-Someone is last in every call, so a share alone says nothing: of two equal ranks each is last in
-half of the calls.
-
-The test is about time, not calls. How late a rank comes to a step is its arrival after the mean
-of the others of its group, added up over the calls; without marked steps, each call counts as a
-step. Steps are averaged in at most 32 blocks. If all ranks are alike, the mean of
-these values is 0 for each rank. A rank is late if its mean is higher at 5 % over all ranks and
-groups (Holm), in the whole time or in one third of it, and if it also caused clearly more of the
-waiting than its share. Steps that follow each other are not independent, so the test assumes the
-highest correlation of neighbouring blocks that the recording allows (stats/correlated.py). A few
-steps allow almost any: then only a rank is named whose delay is far larger than its scatter. What
-no test can tell from a late rank is one that happened to be late for the whole recording.
-results/benchmarks/late-ranks-2026-11-28.txt has how often a rank is named if none is late, and if
-one is.
+The test is about time, not calls: a rank is late if it arrives later than the mean of the others
+beyond chance, at 5 % over all ranks and groups (Holm), in the whole time or in one third of it, and
+causes clearly more of the waiting than its share. Steps that follow each other are not independent,
+so the test assumes the highest correlation that the recording allows (stats/correlated.py).
+docs/method.md has the rules, and how often a rank is named if none is late, and if one is.
 """
 
 from __future__ import annotations
@@ -108,18 +99,6 @@ class RankArrival:
         return self.when is not None
 
 
-@dataclass(frozen=True)
-class HostArrival:
-    """What the ranks of one host caused: ``last`` of ``calls`` calls, and waiting in ns."""
-
-    host: str
-    ranks: int
-    last: int
-    calls: int
-    caused_ns: int
-    caused_share: float
-
-
 @dataclass
 class Arrivals:
     """Who came last to the calls of a traffic.
@@ -137,7 +116,6 @@ class Arrivals:
     wait_ns: int
     transfer_ns: int
     ranks: list[RankArrival]
-    hosts: list[HostArrival]
     unsplit: dict[str, int] = field(default_factory=dict)
     unrecorded: bool = False
     marked: bool = False
@@ -190,6 +168,7 @@ class Arrivals:
         )
         rows = [row for row in self.ranks if row.detectable_ns is not None]
         largest_ns = max((row.detectable_ns or 0.0 for row in rows), default=None)
+        waited = self._late_answer(most)
         return nothing_found(
             "rank",
             "is late",
@@ -198,17 +177,13 @@ class Arrivals:
             f"record about {max(_ENOUGH_STEPS, 2 * most.steps)} {steps}",
             what="delay",
             of=" of a step" if self.step_ns else " of the time in collectives",
-            details=(f"most waiting: {self._waiting_text(most)}",),
+            details=(f"most waiting: for {waited.subject} {waited.scope}",),
         )
 
     @property
     def _ranks_of_calls(self) -> float:
         """How many ranks a call has, on average over the groups."""
         return max(1.0, fmean(round(1 / row.chance) for row in self.ranks))
-
-    def _waiting_text(self, rank: RankArrival) -> str:
-        answer = self._late_answer(rank)
-        return f"for {answer.subject} {answer.scope}"
 
     def _late_answer(self, rank: RankArrival, certainty: str = CERTAIN) -> Answer:
         """How long another rank waits for this one, on average, and how often it is last.
@@ -348,7 +323,7 @@ def arrivals_of(split_calls: SplitTraffic, host_of: Mapping[int, str]) -> Arriva
     ranks = [row for g, calls in split.items() for row in _rank_rows(g, calls, host_of)]
     ranks = _with_followers(_judged(ranks, split), split)
     labels = _labels(split_calls.groups, split)
-    ranks = [_replaced(row, group=labels[row.group]) for row in ranks]
+    ranks = [replace(row, group=labels[row.group]) for row in ranks]
     ranks.sort(key=lambda row: (-row.caused_ns, row.rank))
     return Arrivals(
         len(every),
@@ -356,7 +331,6 @@ def arrivals_of(split_calls: SplitTraffic, host_of: Mapping[int, str]) -> Arriva
         sum(call.wait_ns for call in every),
         sum(call.transfer_ns for call in every),
         ranks,
-        _hosts(every, host_of),
         dict(split_calls.unsplit),
         split_calls.unrecorded,
         any(call.order[0] >= 0 for call in every),
@@ -498,7 +472,7 @@ def _judged(
         small = row.caused_ns / max(1, row.others) < _SMALL * mean_ns[row.group]
         late = sure and notable and not small
         judged.append(
-            _replaced(
+            replace(
                 row,
                 worth=worth.get(index, 0.0),
                 detectable_ns=detectable_ns.get(index),
@@ -518,10 +492,6 @@ def _time_in_collectives(split: Mapping[str, Sequence[SplitCall]]) -> Counter[in
         for rank in call.members:
             spent[rank] += call.transfer_ns + call.waits_ns.get(rank, 0)
     return spent
-
-
-def _replaced(row: RankArrival, **changes: object) -> RankArrival:
-    return RankArrival(**{**vars(row), **changes})
 
 
 def _with_followers(
@@ -560,20 +530,5 @@ def _with_followers(
             seen.append(at)
             at = causes.get(at)
         ends_elsewhere = seen and start not in seen
-        marked.append(_replaced(row, after=causes[start][1]) if ends_elsewhere else row)
+        marked.append(replace(row, after=causes[start][1]) if ends_elsewhere else row)
     return marked
-
-
-def _hosts(calls: Sequence[SplitCall], hosts: Mapping[int, str]) -> list[HostArrival]:
-    """[] unless the ranks are on several hosts."""
-    if len(set(hosts.values())) < 2:
-        return []
-    decided = [call for call in calls if call.last is not None]
-    total = sum(call.wait_ns for call in decided)
-    rows = []
-    for host, ranks in Counter(hosts.values()).items():
-        was_last = [call for call in decided if hosts.get(call.last or 0) == host]
-        caused = sum(call.wait_ns for call in was_last)
-        share = caused / total if total else 0.0
-        rows.append(HostArrival(host, ranks, len(was_last), len(decided), caused, share))
-    return sorted(rows, key=lambda row: (-row.caused_ns, row.host))

@@ -35,18 +35,15 @@ def try_buckets(
 ) -> Trial:
     """Measures training steps with each bucket_cap_mb of DDP. Must be called on all ranks alike.
 
-    - make_ddp: make_ddp(cap) returns DistributedDataParallel(model, bucket_cap_mb=cap). It is
-      called for every block, so that one model at a time is in memory.
-    - step: step(model) runs one training step: forward, backward, and the optimiser if it is to
-      count.
+    - make_ddp: make_ddp(cap) returns DistributedDataParallel(model, bucket_cap_mb=cap), for every
+      block, so that one model at a time is in memory.
+    - step: step(model) runs one training step.
     - caps_mb: caps in MiB, 2 or more, each once; None is DDP's default. The others are compared
       with the first one.
     - rounds: the number of rounds. A round has a block for each cap, in an order shuffled by
       ``seed``.
-    - steps: the number of timed steps in a block. Each is timed alone: the device is idle at both
-      ends, and the slowest rank counts.
-    - skip: the steps of a block that are not timed. The first step sends everything in one bucket,
-      and in the second one the buckets are rebuilt.
+    - steps: the number of timed steps in a block. Each is timed alone, and the slowest rank counts.
+    - skip: the steps of a block that are not timed, in which DDP rebuilds its buckets.
 
     Returns the same Trial on all ranks. Its intervals are over the rounds of this run. A run is one
     replicate: repeat it to see how runs differ.

@@ -22,10 +22,9 @@ class Waits:
     ``stop``.
 
     gloo has no future for send, recv and reduce_scatter: they end when the program's wait returns.
-    The capture cannot wait for them itself, because a second wait for a message never returns. So
-    while a capture runs, it watches the program's waits: the method ``wait`` of torch's Work, and
-    for functional collectives the operator ``wait_tensor``, whose C++ code waits by itself.
-    torch.profiler ends these calls at the same point.
+    A second wait for a message never returns, so the capture watches the program's waits: the
+    method ``wait`` of torch's Work, and for functional collectives the operator ``wait_tensor``,
+    whose C++ code waits by itself. torch.profiler ends these calls at the same point.
     """
 
     def __init__(self) -> None:
@@ -122,13 +121,11 @@ class DeviceTimes:
 
     It holds each Work, and so the tensors that it received, until the call has ended and no longer.
 
-    torch.profiler would give the same durations, but is not used: starting a second profiler ends
-    the user's (torch 2.13), and it costs more than all the rest of a capture. Instead, the process
-    group is told to time its calls (``_enable_collectives_timing``, as TORCH_NCCL_ENABLE_TIMING
-    does), and each Work is asked for ``_get_duration`` once it has ended. A synchronous call on
-    NCCL has no Work since torch 2.8: its kernel runs on the caller's stream, so two events of ours
-    on this stream time it. A backend that does neither leaves its calls without a duration, and a
-    note says so.
+    torch.profiler would give the same durations, but starting a second profiler ends the user's.
+    Instead, the process group is told to time its calls, and each Work is asked for
+    ``_get_duration`` once it has ended. A synchronous call on NCCL has no Work since torch 2.8: two
+    events of ours on the caller's stream time it. A backend that does neither leaves its calls
+    without a duration, and a note says so.
 
     Seen on one H200 with torch 2.11 and NCCL 2.28 (results/one-gpu-2026-11-28.txt): durations of
     DDP's asynchronous calls, and of FSDP2's synchronous ones.

@@ -3,11 +3,9 @@ C++.
 
 DDP's reducer, FSDP2, functional collectives, compiled models and point-to-point messages all go
 through torch's ``c10d`` operators. While a capture runs, each of these operators has a kernel of
-ours above those of the backends, at the dispatch key BackendSelect. torch includes this key for
-every tensor and in every thread, and c10d does not use it. A TorchDispatchMode would see the same
-calls in one thread, but it runs for every operator of the model: steps of small models took 1.3 to
-2 times as long, torch 2.6 recompiled compiled models, and DTensor and higher-order operators need
-special treatment.
+ours above those of the backends, at the dispatch key BackendSelect, which torch includes for every
+tensor and in every thread, and which c10d does not use. A TorchDispatchMode runs for every operator
+of the model in one thread: steps of small models took 1.3 to 2 times as long.
 """
 
 from __future__ import annotations
@@ -86,8 +84,7 @@ def capture(
       shows drift and late ranks over time.
     - metrics: a file ``NAME.prom`` that rank 0 rewrites after each captured step, in the format of
       node_exporter's textfile collector: the step's number, duration, transfer, wait and slowest
-      rank, and the ranks that are late beyond chance. ``traffic.step()`` then returns on rank 0
-      who is late. With ``every`` or ``metrics`` no other thread may communicate at a mark.
+      rank. With ``every`` or ``metrics`` no other thread may communicate at a mark.
     - on_hang: ``"dump"`` keeps the last 4096 calls of this rank in ``calls-rank{r}.ring`` (320 KiB)
       in the folder, from the moment before each is issued, with every backend and in every step.
       The file survives SIGKILL of the process (not a crash of its node). If no call begins or ends
@@ -102,21 +99,12 @@ def capture(
 
     A full disk does not end the training: the capture prints one warning, and the file keeps what
     it has. An exception in the block is recorded in ``traffic.end``. A process that is forked
-    inside the block writes nothing. Memory holds the first 100 000 calls (50 MB), in whole steps,
-    and at most 20 000 calls (20 MB) that have not ended. The file has all calls.
-
-    On the CPU, durations are from issue to completion (clock ``host``): the end of a synchronous
-    call is the end of its wait, that of an asynchronous call is when Python learns of it. On
-    accelerators durations come from events around the kernel (clock ``device``).
-    ``traffic.notes`` lists what could not be seen. A capture never sees what a CUDA graph replays,
-    symmetric memory, and calls on a backend's own object. It adds nothing to operators that do not
-    communicate.
+    inside the block writes nothing. docs/gradients.md has the limits of memory and what a capture
+    never sees; ``traffic.notes`` lists what could not be seen.
 
     Raises UsageError outside of a process group, inside of another capture, for a path that cannot
     be written (on the ranks that cannot), for ``metrics`` that rank 0 cannot write (on all ranks),
-    for an ``every`` that is not a whole number from 1 on, for an ``on_hang`` that is not None or
-    ``"dump"``, and for ``"dump"`` without a path; UnavailableError if torch has no distributed
-    package.
+    and for another argument out of range; UnavailableError if torch has no distributed package.
     """
     global _active
     if not dist.is_available():

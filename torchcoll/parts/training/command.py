@@ -1,14 +1,11 @@
-"""The commands for trainings: what they send and cost, planned, captured or replayed.
-
-``gradients``: what a step of a model sends and costs, without running it. ``replay``: a captured
-training step, replayed on ranks. ``trace``: traffic from per-rank files, profiler traces and Flight
-Recorder dumps. ``plan``: the communication of a training that was not run, on a machine that has a
-model or that others measured. ``compare``: two captures of a training.
+"""The commands for trainings: ``trace``, ``plan``, ``gradients`` and ``replay``; ``compare`` of two
+captures.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import re
@@ -212,9 +209,6 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
     add("--format", default="table", help="table (default), markdown, csv or json")
 
 
-_DIGITS = 10
-
-
 def run_trace(options: argparse.Namespace) -> ExitCode:
     from torchcoll.parts.training.traffic_show import VIEWS, show_traffic
     from torchcoll.reading.traces import read_jobs, read_traffic
@@ -228,10 +222,10 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
     views = VIEWS if "all" in views else views
     step = None
     if options.step is not None:
-        text = options.step
-        if not (text.isascii() and text.isdigit() and len(text) < _DIGITS):
-            raise UsageError("step", text, "a number from 0 on")
-        step = int(text)
+        with contextlib.suppress(ValueError):
+            step = int(options.step)
+        if step is None or step < 0:
+            raise UsageError("step", options.step, "a number from 0 on")
     if options.perfetto:
         check_new(options.perfetto, "perfetto", options.force)
     if not (options.output or options.perfetto):
@@ -317,8 +311,6 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--param-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
     add("--reduce-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
     add("--format", default="table", help="table (default), markdown, csv or json")
-    add("--plot", metavar="FILE", help="a picture over ranks too (.png, .svg, .pdf)")
-    add("--force", action="store_true", help="replace the picture")
 
 
 def run_plan(options: argparse.Namespace) -> ExitCode:
@@ -328,10 +320,7 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     from torchcoll.parts.training.plan_show import show_training_plans
     from torchcoll.parts.training.planning import compare_plans
     from torchcoll.parts.training.planning import plan as make_plan
-    from torchcoll.parts.training.traffic_charts import plan_pictures
-    from torchcoll.report.chart_matplotlib import write_charts
     from torchcoll.report.formats import FORMATS
-    from torchcoll.report.pictures import check_path
 
     choice(options.format, "format", FORMATS)
     if options.machine == LIST:
@@ -340,14 +329,9 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     if options.model is None:
         expected = "a config.json, a name such as llama-3-8b, MODULE:FACTORY, or a capture"
         raise UsageError("model", "none", expected)
-    if options.plot:
-        check_path(options.plot, options.force)
     ranks = [] if options.ranks is None else parse_ranks(options.ranks)
-    if options.plot and len(ranks) < 2:
-        raise UsageError("plot", options.plot, "several numbers of --ranks")
-    for name in ("plot", "measured"):
-        if getattr(options, name) is not None and options.machine is None:
-            raise UsageError(name, getattr(options, name), "--machine NAME or FILE with it")
+    if options.measured is not None and options.machine is None:
+        raise UsageError("measured", options.measured, "--machine NAME or FILE with it")
 
     def number(name: str) -> float | None:
         value = getattr(options, name)
@@ -387,9 +371,6 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
         options.model, options.parallel, ranks=ranks or None, measured=options.measured, **arguments
     )
     show_training_plans([result], options.format)
-    if options.plot:
-        write_charts(plan_pictures(result), options.plot)
-        tell(f"torchcoll: picture: {options.plot}")
     return ExitCode.OK
 
 
@@ -433,14 +414,13 @@ def _captures(arguments: Sequence[str]) -> list[tuple[str, str]]:
     from torchcoll.reading.inputs import split_label
 
     sides = [split_label(argument) for argument in arguments]
-    captured = [is_capture(path) for _, path in sides]
-    if not all(captured):  # traffic among results is left out
+    if not all(is_capture(path) for _, path in sides):  # traffic among results is left out
         return []
-    if len(captured) != 2:
-        number = counted(len(captured), "capture")
+    if len(sides) != 2:
+        number = counted(len(sides), "capture")
         raise UsageError("compare", number, "two captures, or results of measurements")
-    names = [label or name for (label, _), name in zip(sides, ("base", "new"), strict=True)]
-    return list(zip(names, (path for _, path in sides), strict=True))
+    named = zip(sides, ("base", "new"), strict=True)
+    return [(label or name, path) for (label, path), name in named]
 
 
 COMMANDS = {
@@ -477,7 +457,7 @@ COMMANDS = {
             "model": "--batch --dtype --param-dtype --reduce-dtype",
             "layout": "--parallel --ranks --compare --find --memory-gb",
             "machine": "--machine --mfu --step-ms --measured",
-            "output": "--format --plot --force",
+            "output": "--format",
         },
     ),
     "replay": SubCommand(

@@ -18,16 +18,11 @@ The rank is that of the pipeline stage with the most communication (``plan_confi
   torchtitan does not reshard after the forward pass then). Experts that are split by ``ep`` are
   sharded over the ranks that have the same experts, by their columns if there are fewer experts
   than ranks, and have calls of their own (torchtitan/distributed/fsdp.py, apply_fsdp_to_decoder).
-  torchtitan has the embedding, and the last norm with the head, as two units of their own, and
-  this plan as the root's: the same bytes, two more calls.
 
-Pipeline: layers in equal shares, one forward and one backward in turn. Each stage sends the
-activations of a micro-batch to the next, and their gradients back. Ranks are idle for
+Pipeline: layers in equal shares, one forward and one backward in turn. Ranks are idle for
 (pp - 1) / virtual micro-batches of a step (D. Narayanan et al., arXiv 2104.04473, section 2.2), and
 for 2 (pp - 1) sends at its ends. A tied embedding is on the first and on the last stage, which
-all_reduce its gradient.
-
-A layer computes in proportion to the parameters that a token uses.
+all_reduce its gradient. A layer computes in proportion to the parameters that a token uses.
 """
 
 from __future__ import annotations
@@ -65,11 +60,7 @@ from torchcoll.parts.training.sent_by_wrappers import (
 from torchcoll.parts.training.sharded_program import ShardedChunk
 from torchcoll.parts.training.step_program import (
     BACKWARD,
-    BLOCKS,
     FORWARD,
-    NEXT_FORWARD,
-    OTHER_MICRO_BATCHES,
-    REST_OF_BACKWARD,
     Idle,
     Memory,
     ProgramWriter,
@@ -102,13 +93,11 @@ class TrainingOptions:
 class ConfigPlan:
     """What one rank does in a step, and the memory that it needs.
 
-    - stage: the number of its pipeline stage.
     - memory: of the stage that needs the most.
     """
 
     program: StepProgram
     memory: Memory
-    stage: int
 
 
 def plan_config(
@@ -227,7 +216,7 @@ class StagePlan:
         self._tied_embedding()
         self._bubble()
         memory = stage_memory(self)
-        return ConfigPlan(StepProgram(tuple(self.writer.acts)), memory, self.stage)
+        return ConfigPlan(StepProgram(tuple(self.writer.acts)), memory)
 
     def weights(self) -> Iterator[Weight]:
         for blocks in self.chunks:
@@ -270,7 +259,7 @@ class StagePlan:
         tokens = self.batch.tokens_each / self.layout.cp / split
         itemsize = find_dtype(self.options.activations).itemsize
         size_bytes = math.ceil(tokens * self.architecture.hidden * itemsize)
-        return SentCall("pp", "sendrecv", size_bytes, what, OTHER_MICRO_BATCHES)
+        return SentCall("pp", "sendrecv", size_bytes, what)
 
     def _tied_embedding(self) -> None:
         if not self.architecture.tied or self.layout.pp < 2:
@@ -282,7 +271,7 @@ class StagePlan:
         if self.layout.sharded:
             size_bytes = -(-size_bytes // (self.layout.shards * self.layout.cp))
         self.writer.block(
-            [SentCall("embedding", "all_reduce", size_bytes, "gradient of the embedding", BLOCKS)]
+            [SentCall("embedding", "all_reduce", size_bytes, "gradient of the embedding")]
         )
 
     def _bubble(self) -> None:
@@ -369,9 +358,7 @@ class StagePlan:
         norms = [n for blocks in self.chunks for block in blocks for n in block.norms]
         if self.layout.sequence_parallel and norms:
             size_bytes = sum(norms) * self.reduce_itemsize
-            self.writer.block(
-                [SentCall("tp", "all_reduce", size_bytes, "gradients of norms", BLOCKS)]
-            )
+            self.writer.block([SentCall("tp", "all_reduce", size_bytes, "gradients of norms")])
 
     def _registered(self, parameters: Sequence[Parameter]) -> list[Parameter]:
         """Returns the parameters in the order of their registration."""
@@ -400,7 +387,7 @@ class StagePlan:
             order = {name: number for number, name in enumerate(trained)}
             for group, bucket in self._padded_buckets():
                 size_bytes = bucket.elements * self.reduce_itemsize
-                call = SentCall(group, "reduce_scatter", size_bytes, "gradients", REST_OF_BACKWARD)
+                call = SentCall(group, "reduce_scatter", size_bytes, "gradients")
                 last = max(bucket.names, key=order.__getitem__)
                 sent.setdefault(last, []).append((call, block_span(bucket.names[::-1])))
             return sent
@@ -416,7 +403,7 @@ class StagePlan:
             order = {p.name: number for number, p in enumerate(self._registered(parameters))}
             modules = bucket_names([sorted(b.parameters, key=order.__getitem__) for b in buckets])
             for each, module in zip(buckets, modules, strict=True):
-                call = SentCall(group, "all_reduce", each.size_bytes, "gradients", REST_OF_BACKWARD)
+                call = SentCall(group, "all_reduce", each.size_bytes, "gradients")
                 sent.setdefault(each.parameters[-1], []).append((call, module))
         return sent
 
@@ -448,9 +435,7 @@ class StagePlan:
         calls: dict[str, Hashable] = {}
         # The parameters of the first layers, in the last buckets, are needed first.
         for group, bucket in reversed(list(self._padded_buckets())):
-            call = SentCall(
-                group, "all_gather", bucket.elements * itemsize, "parameters", NEXT_FORWARD
-            )
+            call = SentCall(group, "all_gather", bucket.elements * itemsize, "parameters")
             name = self.writer.start(call, module=block_span(bucket.names[::-1]))
             calls.update(dict.fromkeys(bucket.names, name))
         return calls

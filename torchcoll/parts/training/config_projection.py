@@ -19,7 +19,6 @@ from torchcoll.parts.training.layouts import (
     Batch,
     ParallelLayout,
     check_layout,
-    degrees_text,
 )
 from torchcoll.parts.training.projection import (
     UNCORRECTED,
@@ -91,7 +90,9 @@ def project_config(setting: PlanSetting, layout: ParallelLayout, ranks: Sequence
     """
     if ranks and layout.ranks not in ranks:
         expected = f"{ranks[0]}" if len(ranks) == 1 else f"one of {', '.join(map(str, ranks))}"
-        raise UsageError("parallel", degrees_text(layout), f"{expected}, as --ranks says")
+        raise UsageError(
+            "parallel", f"{layout.name} = {layout.ranks} ranks", f"{expected}, as --ranks says"
+        )
     architecture, options = setting.architecture, setting.options
     active = architecture.active_parameters
     what = f"{architecture.source}: {architecture.parameters:,} parameters"
@@ -102,7 +103,7 @@ def project_config(setting: PlanSetting, layout: ParallelLayout, ranks: Sequence
         what,
         setting.step(layout),
         subject=f"{architecture.source} with {DATA_PARALLEL[layout.data]}",
-        notes=_notes(architecture, layout, setting.batch),
+        notes=_notes(architecture, layout),
     )
     projection.notes += computing_notes(projection.step, layout)
     if len(ranks) > 1:
@@ -118,13 +119,9 @@ def project_config(setting: PlanSetting, layout: ParallelLayout, ranks: Sequence
     )
 
 
-def _notes(architecture: Architecture, layout: ParallelLayout, batch: Batch) -> list[str]:
+def _notes(architecture: Architecture, layout: ParallelLayout) -> list[str]:
     """Returns what is assumed, a clause each."""
     notes = []
-    if layout.sharded and layout.pp == 1 and batch.micro_batches > 1:
-        notes.append("FSDP2 gathers and scatters in each micro-batch, as without no_sync")
-    elif batch.micro_batches > 1:
-        notes.append("gradients are reduced in the last micro-batch only")
     if layout.ep > 1:
         notes.append("tokens are taken as spread evenly over the experts, none dropped or padded")
     shards = layout.shards * layout.cp
@@ -138,11 +135,6 @@ def _notes(architecture: Architecture, layout: ParallelLayout, batch: Batch) -> 
         notes.append(
             "calls and times are those of the stage that sends the most, memory of the one that "
             "needs the most"
-        )
-    if layout.tp > 1:
-        notes.append(
-            "tensor parallel calls as torch's DTensor makes them; Megatron-LM gathers two more "
-            "times a layer with sp"
         )
     states = "two states of Adam in the parameters' type"
     if layout.data == ZERO1:
@@ -204,8 +196,6 @@ class LayoutRow:
     """A layout in a comparison.
 
     - batch: of a data-parallel rank.
-    - pareto: it fits, and no other layout that fits is better in both time and memory; without a
-      time, bytes sent.
     - fits: FITS, TIGHT or TOO_LARGE; FITS without a limit. A tight one fits with fused kernels, as
       far as the plan knows (UNSURE), but perhaps not with others.
     """
@@ -213,7 +203,6 @@ class LayoutRow:
     layout: ParallelLayout
     step: PlannedStep
     batch: Batch
-    pareto: bool = False
     fits: str = FITS
 
     @property
@@ -231,7 +220,7 @@ class LayoutRow:
 class LayoutComparison(Displayed):
     """Layouts of one model on the same ranks, with the same tokens in a step of all ranks.
 
-    - rows: the Pareto set first, and the layouts that do not fit last, each by its cost.
+    - rows: by their cost, those that do not fit last.
     - memory_bytes: the memory that a rank has; None if no limit was given.
     """
 
@@ -282,9 +271,8 @@ def compare_layouts(
       micro-batches with pp.
     - memory_bytes: the memory that a rank has; None for no limit.
 
-    Each layout has the micro-batches with which its step is the fastest that fits: large ones need
-    more memory and, in a pipeline, wait longer; small ones gather and scatter more often. A layout
-    that does not fit is tried with checkpointing.
+    Each layout has the micro-batches with which its step is the fastest that fits. A layout that
+    does not fit is tried with checkpointing.
     """
     machine, architecture, batch = setting.machine, setting.architecture, setting.batch
     widest = min(layouts, key=lambda layout: layout.inner)
@@ -317,7 +305,7 @@ def compare_layouts(
     return LayoutComparison(
         what=f"{model}, {setting.options.dtype}; {tokens:,} tokens in a step",
         ranks=layouts[0].ranks,
-        rows=_ordered(rows),
+        rows=sorted(rows, key=lambda row: (row.fits == TOO_LARGE, row.cost, row.memory_bytes)),
         machine=machine.name if machine is not None else "",
         notes=_comparison_notes(machine, architecture, rows),
         memory_bytes=memory_bytes,
@@ -328,22 +316,6 @@ def _fits(step: PlannedStep, memory_bytes: float | None) -> str:
     if memory_bytes is None or step.memory is None or step.memory.most <= memory_bytes:
         return FITS
     return TIGHT if step.memory.total <= (1 + UNSURE) * memory_bytes else TOO_LARGE
-
-
-def _ordered(rows: Sequence[LayoutRow]) -> list[LayoutRow]:
-    """Returns the Pareto set first, and the layouts that do not fit last, each by its cost."""
-
-    def dominated(row: LayoutRow) -> bool:
-        return any(
-            each.fits != TOO_LARGE
-            and each.cost <= row.cost
-            and each.memory_bytes <= row.memory_bytes
-            and (each.cost, each.memory_bytes) != (row.cost, row.memory_bytes)
-            for each in rows
-        )
-
-    judged = [replace(row, pareto=row.fits != TOO_LARGE and not dominated(row)) for row in rows]
-    return sorted(judged, key=lambda row: (not row.pareto, row.fits == TOO_LARGE, row.cost))
 
 
 def _comparison_notes(

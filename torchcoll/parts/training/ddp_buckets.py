@@ -6,9 +6,8 @@ bucket. The current node of autograd has that parameter, which leads to the mode
 the buckets are in the model's own log, by the numbers of the parameters. A call has a name only if
 its bucket in the log has as many elements as are sent.
 
-At the end of the backward pass the reducer waits for its calls, in C++ again. A callback of
-autograd, which was queued before the reducer's, learns when this wait begins. There the log is
-read, too: in the reducer's own hooks it is locked.
+At the end of the backward pass the reducer waits for its calls, in C++ again: a callback of
+autograd that was queued before the reducer's learns when. The log is read there, too.
 """
 
 from __future__ import annotations

@@ -196,13 +196,11 @@ def size_bytes(values: Sequence[torch.Tensor]) -> int:
 def decode(name: str, bound: dict[str, Any], result: Any) -> dict[str, Any]:
     """Returns the fields of a TrafficCall that describe what was sent.
 
-    - name: torch's name of the operator. An operator that is not in OPERATORS keeps this name, and
-      its sizes are those of the tensors in its arguments and its result.
+    - name: torch's name of the operator, which an operator that is not in OPERATORS keeps.
     - bound: its arguments by name.
     - result: what the operator returned.
 
-    In the returned fields, root and peer are ranks of the group (``to_world_ranks`` converts them).
-    The op is not in them (``reduction``).
+    In the returned fields, root and peer are ranks of the group, and there is no op.
     """
     operator = OPERATORS.get(name)
     if operator:
@@ -262,8 +260,7 @@ def _splits(
     """Returns the bytes sent to each rank of the group, or None for an even all_to_all.
 
     A call with explicit sizes counts as uneven even if they are all equal: those of another rank
-    may differ, and all ranks must agree on what the call is. Functional collectives always pass
-    sizes.
+    may differ.
     """
     if name == "c10d::alltoall_":
         sizes = [tensor.nbytes for tensor in sent]

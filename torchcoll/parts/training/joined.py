@@ -5,16 +5,12 @@ A capture learns of the end of an asynchronous call on a CPU only when Python ru
 recorded duration is therefore never too short, but up to 5 ms too long while another thread keeps
 Python busy.
 
-Clocks: a collective in which every rank needs all others ends on no rank before all have begun it.
-So for two ranks, and the offset to be added to the stamps of the second to get those of the first:
-
-    start of the first  - end of the second  <=  offset  <=  end of the first  - start of the second
-
-This is F. Cristian's bound (Probabilistic clock synchronization, 1989), with a collective in place
-of a message and its reply. The bounds of many calls are intersected. Within them, the offset is the
-median of the differences of the ends, because ranks leave such a call at about the same time. Its
-error is the distance to the farther bound. The only assumption is that the clocks run at the same
-rate meanwhile.
+Clocks: a collective in which every rank needs all others ends on no rank before all have begun it,
+which bounds the offset between the clocks of two ranks from both sides: F. Cristian's bound
+(Probabilistic clock synchronization, 1989), with a collective in place of a message and its reply.
+The bounds of many calls are intersected. Within them, the offset is the median of the differences
+of the ends. Its error is the distance to the farther bound. The only assumption is that the clocks
+run at the same rate meanwhile.
 """
 
 from __future__ import annotations
@@ -64,9 +60,7 @@ def join_ranks(traffic: Traffic) -> tuple[dict[int, list[JoinedCall]], list[str]
     on the calls that were not joined.
 
     send and recv are not joined, because their two sides do different things. Neither are calls of
-    groups whose ranks are unknown, nor of groups in which one sequence number means different calls
-    on different ranks: the ranks did not start counting at the same call, so no pair of that group
-    can be trusted.
+    groups whose ranks are unknown, or whose ranks did not start counting at the same call.
     """
     keys: dict[int, list[Key | None]] = {}  # by rank; None for a call that is not joined
     by_key: dict[Key, dict[int, TrafficCall]] = defaultdict(dict)
@@ -85,8 +79,8 @@ def join_ranks(traffic: Traffic) -> tuple[dict[int, list[JoinedCall]], list[str]
             by_key[key][rank] = call
     separate: dict[str, str] = {}
     for key, by_rank in by_key.items():
-        if len({(call.collective, call.dtype, call.step) for call in by_rank.values()}) > 1:
-            separate.setdefault(key[0], _disagreement(traffic, key, by_rank))
+        if len(set(map(_content, by_rank.values()))) > 1:
+            separate.setdefault(key[0], _disagreement(traffic, key))
     together = {
         key: JoinedCall(by_rank, traffic.groups[key[0]].ranks)
         for key, by_rank in by_key.items()
@@ -112,20 +106,16 @@ def join_ranks(traffic: Traffic) -> tuple[dict[int, list[JoinedCall]], list[str]
     return joined, notes
 
 
-def _disagreement(traffic: Traffic, key: Key, by_rank: Mapping[int, TrafficCall]) -> str:
-    ranks_of: dict[str, list[int]] = defaultdict(list)
-    for rank, call in by_rank.items():
-        step = "" if call.step is None else f" in step {call.step}"
-        ranks_of[f"{call.collective} {call.dtype or ''}".strip() + step].append(rank)
-    differences = ", ".join(
-        f"{text} on rank {format_ranges(ranks)}" for text, ranks in ranks_of.items()
-    )
+def _disagreement(traffic: Traffic, key: Key) -> str:
     label = traffic.groups[key[0]].label
     group = key[0] if label == key[0] else f"{label} ({key[0]})"
     return (
-        f"group {group}: call {key[1]} is {differences}: the ranks do not count alike: its "
-        "calls are not put together, and times are each rank's own"
+        f"group {group}: call {key[1]} is not of one collective, dtype and step on all ranks: the "
+        "ranks do not count alike: its calls are not put together, and times are each rank's own"
     )
+
+
+_content = attrgetter("collective", "dtype", "step")
 
 
 def unsplit_reason(joined: JoinedCall) -> str:
@@ -168,10 +158,8 @@ def may_end_late(call: TrafficCall, source: str) -> bool:
 def cut_at_marks(traffic: Traffic) -> Traffic:
     """Returns the traffic with late end stamps moved back to the mark of their step.
 
-    DDP waits for its calls within the step, so an end shortly after the mark is a late stamp. An
-    end further after it is not: that call is in flight in the next step too, and keeps its end. A
-    call also keeps its end if cutting would make it shorter than any other call of its kind,
-    because a program's own calls may overlap steps.
+    DDP waits for its calls within the step, so an end shortly after the mark is a late stamp. A
+    call keeps its end if cutting would make it shorter than any other call of its kind.
     """
     if traffic.source != "capture":
         return traffic
@@ -210,14 +198,6 @@ def _time_until_mark(call: TrafficCall, spans: Sequence[tuple[int, int]]) -> int
         return None
     left = spans[call.step or 0][1] - call.start_ns
     return left if 0 <= left < (call.time_ns or 0) <= left + MAX_LATENESS_NS else None
-
-
-def error_ns(joined: JoinedCall, source: str) -> int:
-    """Returns by how much (ns) a rank's duration of the call may be too long.
-
-    - source: the source of the traffic.
-    """
-    return MAX_LATENESS_NS if any(may_end_late(c, source) for c in joined.calls.values()) else 0
 
 
 def begun_ns(traffic: Traffic) -> tuple[dict[int, int], dict[int, int]]:
@@ -261,15 +241,12 @@ class Offsets:
 
     - added_ns: rank -> offset; a rank that cannot be aligned is missing.
     - error_ns: rank -> maximum error of the offset.
-    - agree_ns: by how much the ends of one call differ from the offset, median; None if no ends
-      were needed.
     - text: the method, in a sentence.
     - problem: why ranks are missing, or ''.
     """
 
     added_ns: dict[int, int]
     error_ns: dict[int, int]
-    agree_ns: float | None
     text: str
     problem: str = ""
 
@@ -293,15 +270,15 @@ def measure_offsets(traffic: Traffic, calls: Iterable[JoinedCall]) -> Offsets:
     """
     ranks = sorted(traffic.calls)
     if not ranks:
-        return Offsets({}, {}, None, "no rank")
+        return Offsets({}, {}, "no rank")
     clocks = [traffic.clocks.get(rank) for rank in ranks]
     names = {clock[0] if clock else "" for clock in clocks}
     if len(ranks) == 1:
-        return Offsets({ranks[0]: 0}, {ranks[0]: 0}, None, "")
+        return Offsets({ranks[0]: 0}, {ranks[0]: 0}, "")
     if len(names) == 1 and "" not in names:
         zeros = {rank: traffic.clocks[rank][1] for rank in ranks}
         added = {rank: zero - zeros[ranks[0]] for rank, zero in zeros.items()}
-        return Offsets(added, dict.fromkeys(ranks, 0), None, "one host, one clock: no error")
+        return Offsets(added, dict.fromkeys(ranks, 0), "one host, one clock: no error")
     bounds = _bounds(calls)
     # Ranks are aligned starting from the first, through calls shared with an aligned rank.
     added, error, deviations = {ranks[0]: 0}, {ranks[0]: 0}, []
@@ -343,7 +320,7 @@ def measure_offsets(traffic: Traffic, calls: Iterable[JoinedCall]) -> Offsets:
                 "not of one run)"
             )
         problem = f"the clocks of {which} cannot be aligned with rank {ranks[0]}: {why}"
-    return Offsets(added, error, max(deviations, default=None), text, problem)
+    return Offsets(added, error, text, problem)
 
 
 def _bounds(calls: Iterable[JoinedCall]) -> dict[tuple[int, int], _Bound]:

@@ -11,15 +11,14 @@ Calls of tensor, sequence, context and expert parallelism: sizes are those of nc
 
 - Tensor parallelism (M. Shoeybi et al., arXiv 1909.08053, section 3): an all_reduce of ``act``
   after attention and after the feed-forward block, and one of the gradient before each in the
-  backward pass. Each block has one input, as with PrepareModuleInput of torch and in Megatron-LM; a
-  ColwiseParallel of its own for each of query, key and value reduces the gradient three times.
+  backward pass. Each block has one input, as with PrepareModuleInput of torch and in Megatron-LM.
 - With sequence parallelism (V. Korthikanti et al., arXiv 2205.05198, section 4.2.2): an all_gather
   before and a reduce_scatter after each block, in both passes. The gradients of the norms are
   all-reduced over tp. With ``zero1``, as in Megatron-LM, the input of a block and of the head is
   gathered again for the gradients of the weights, which torch's DTensor keeps
   (megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
-- Embedding and head are split by the vocabulary, and the loss is computed on the parts
-  (``loss_parallel``): three all_reduce of a float32 for each token.
+- Embedding, head and loss are split by the vocabulary (``loss_parallel``): three all_reduce of a
+  float32 for each token.
 - Context parallelism: torch's ring attention
   (torch/distributed/tensor/experimental/_context_parallel/_attention.py, _templated_ring_attention
   and _templated_ring_attention_backward): one all_gather of keys and values in
@@ -29,14 +28,12 @@ Calls of tensor, sequence, context and expert parallelism: sizes are those of nc
 - Expert parallelism (torchtitan/models/common/token_dispatcher.py, AllToAllTokenDispatcher):
   all_to_all of the numbers of tokens, of the tokens to their experts, and of the results back; in
   the backward pass the last two again. Tokens are taken as spread evenly over the experts.
-  Megatron-LM (megatron/core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher)
-  all_gathers the numbers, and sends the routing probabilities in calls of their own: 4 bytes for
-  each token and expert, which the plan leaves out.
+  Megatron-LM also sends the routing probabilities, which the plan leaves out
+  (megatron/core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher).
 - Expert parallelism with tp: as in MoEAlltoAllTokenDispatcher, with the default of
   --expert-tensor-parallel-size: the experts are split over tp, and the tokens gathered and their
-  results scattered over it. Without sequence parallelism Megatron-LM refuses to train that
-  (megatron/core/transformer/moe/moe_layer.py, MoELayer.forward). torchtitan takes the ranks of tp
-  for ep instead, and splits no expert (torchtitan/distributed/parallel_dims.py).
+  results scattered over it.
+  torchtitan takes the ranks of tp for ep instead (torchtitan/distributed/parallel_dims.py).
 - Activation checkpointing of whole layers repeats the calls of the forward pass in the backward
   pass: with ``zero1`` all of them (megatron/core/tensor_parallel/random.py, CheckpointFunction),
   elsewhere without the last one, whose result is not needed (torch.utils.checkpoint stops early).
@@ -52,7 +49,7 @@ from dataclasses import dataclass, replace
 from torchcoll.core.collectives import find_dtype
 from torchcoll.core.errors import UsageError, unknown
 from torchcoll.parts.training.architectures import EMBEDDING, HEAD, MODULE, Architecture, ModelBlock
-from torchcoll.parts.training.step_program import BLOCKS, SHARED_EXPERTS, SentCall
+from torchcoll.parts.training.step_program import SentCall
 
 DP, ZERO1, ZERO2, FSDP, HSDP = "dp", "zero1", "zero2", "fsdp", "hsdp"
 # What replicates or shards the model; of each layout one.
@@ -314,13 +311,6 @@ def parse_layouts(text: str, ranks: int | None) -> list[ParallelLayout]:
     return list(dict.fromkeys(layouts))
 
 
-def degrees_text(layout: ParallelLayout) -> str:
-    """Returns for example ``fsdp=8 x tp=8 = 64 ranks``."""
-    texts = [f"{name}={n}" for name, n in layout.degrees.items() if name != "ep"]
-    product = math.prod(n for name, n in layout.degrees.items() if name != "ep")
-    return f"{' x '.join(texts)} = {product} ranks"
-
-
 _REDUCED, _GATHERED, _SCATTERED = "all_reduce", "all_gather", "reduce_scatter"
 _EXCHANGED, _SENT = "all_to_all", "sendrecv"
 
@@ -385,12 +375,10 @@ def block_calls(
     tokens = batch.tokens_each / layout.cp
     act = math.ceil(tokens * architecture.hidden * itemsize)
     tp, sp, megatron = layout.tp > 1, layout.sequence_parallel, layout.data == ZERO1
-    gather = SentCall("tp", _GATHERED, act, "activations", BLOCKS)
-    scatter = SentCall("tp", _SCATTERED, act, "activations", BLOCKS)
-    reduce = SentCall("tp", _REDUCED, act, "activations", BLOCKS)
-    norms = tuple(
-        SentCall("tp", _REDUCED, n * itemsize, "gradients of norms", BLOCKS) for n in block.norms
-    )
+    gather = SentCall("tp", _GATHERED, act, "activations")
+    scatter = SentCall("tp", _SCATTERED, act, "activations")
+    reduce = SentCall("tp", _REDUCED, act, "activations")
+    norms = tuple(SentCall("tp", _REDUCED, n * itemsize, "gradients of norms") for n in block.norms)
     norms = norms if sp else ()
     if block.kind == EMBEDDING:
         if not tp or not architecture.vocabulary:
@@ -401,7 +389,7 @@ def block_calls(
     if block.kind == HEAD:
         if not tp or not architecture.vocabulary:
             return BlockCalls(norm_gradients=norms)
-        loss = SentCall("tp", _REDUCED, math.ceil(tokens * 4), "loss", BLOCKS)
+        loss = SentCall("tp", _REDUCED, math.ceil(tokens * 4), "loss")
         before = (gather,) if sp else ()
         again = (gather,) if sp and megatron else ()
         backward = (*again, scatter if sp else reduce)
@@ -440,9 +428,8 @@ def _keys(
     elements = batch.tokens_each * architecture.key_columns / layout.tp / layout.cp
     local = math.ceil(elements * find_dtype(dtype).itemsize)
     what = "keys and values"
-    part = "the attention of another part"
-    kept = [SentCall("cp", _GATHERED, local * layout.cp, what, "the attention of its own part")]
-    gradient = SentCall("cp", _SENT, math.ceil(4 * elements), "their gradients", part)
+    kept = [SentCall("cp", _GATHERED, local * layout.cp, what)]
+    gradient = SentCall("cp", _SENT, math.ceil(4 * elements), "their gradients")
     return tuple(kept), (*kept, *[gradient] * layout.cp)
 
 
@@ -457,12 +444,12 @@ def _experts(
     itemsize = find_dtype(dtype).itemsize
     columns = architecture.expert_input or architecture.hidden
     size_bytes = math.ceil(visits * columns * itemsize)
-    numbers = SentCall("ep", _EXCHANGED, 8 * architecture.experts, "numbers of tokens", BLOCKS)
-    there = SentCall("ep", _EXCHANGED, size_bytes, "tokens to experts", SHARED_EXPERTS)
-    back = SentCall("ep", _EXCHANGED, size_bytes, "results of experts", SHARED_EXPERTS)
+    numbers = SentCall("ep", _EXCHANGED, 8 * architecture.experts, "numbers of tokens")
+    there = SentCall("ep", _EXCHANGED, size_bytes, "tokens to experts")
+    back = SentCall("ep", _EXCHANGED, size_bytes, "results of experts")
     if layout.tp < 2:
         return (numbers, there, back), (there, back)
-    gathered = SentCall("tp", _GATHERED, size_bytes * split, "tokens of experts", BLOCKS)
-    scattered = SentCall("tp", _SCATTERED, size_bytes * split, "tokens of experts", BLOCKS)
+    gathered = SentCall("tp", _GATHERED, size_bytes * split, "tokens of experts")
+    scattered = SentCall("tp", _SCATTERED, size_bytes * split, "tokens of experts")
     inside = (there, gathered, scattered, back)
     return (numbers, *inside), inside

@@ -19,7 +19,6 @@ from torchcoll.parts.training.config_projection import (
 )
 from torchcoll.parts.training.layout_search import launch_flags
 from torchcoll.parts.training.plan_show import flat_ends, format_gigabytes
-from torchcoll.parts.training.projection import dominant
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head, make_grid
 
@@ -27,7 +26,6 @@ _FITS = (
     "tight: fits with fused kernels, as far as the plan knows "
     f"(within {100 * UNSURE:.0f} %), but perhaps not with others"
 )
-_PARETO = "Pareto: no other layout here is better in both columns, {} and memory"
 _BATCH = (
     "batch: MICROBATCHESxSEQUENCESxTOKENS of a data-parallel rank, the fastest micro-batches that "
     "fit"
@@ -70,9 +68,8 @@ def _forms(comparison: LayoutComparison) -> Forms:
 
 
 def layouts_answer(comparison: LayoutComparison) -> Answer:
-    best = [row for row in comparison.rows if row.pareto]
-    limit = comparison.memory_bytes
-    if not best:
+    best, limit = comparison.rows[0], comparison.memory_bytes
+    if best.fits == TOO_LARGE:
         assert limit is not None
         least = min(comparison.rows, key=lambda row: row.memory_bytes)
         return Answer(
@@ -84,26 +81,19 @@ def layouts_answer(comparison: LayoutComparison) -> Answer:
             "doubt",
             next_step=_would_fit(least, limit),
         )
-    step = best[0].step
+    step = best.step
     what = "is predicted fastest" if step.step_ns else "sends least"
     if step.comm_ns and not step.step_ns:
         what = "is predicted to communicate shortest"
     fit = f" that fit in {format_gigabytes(limit)}" if limit is not None else ""
     ranks = counted(comparison.ranks, "rank")
-    text = f"of the layouts on {ranks}{fit}, {best[0].layout.name} {what} ({_cost(best[0])})"
-    if alike := _overlapping(comparison.rows, best[0]):
+    text = f"of the layouts on {ranks}{fit}, {best.layout.name} {what} ({_cost(best)})"
+    if alike := _overlapping(comparison.rows, best):
         *others, last = alike
         named = f"{', '.join(others)} and {last}" if others else last
         named = shorten(alike, _BEST) if len(alike) > _BEST else named
         measure = "fast" if step.step_ns else "short"
         text += f"; {named} may be as {measure} (the 90 % intervals overlap)"
-    if len(best) > 1:
-        costs = [(row.layout.name, _cost(row, memory_first=True)) for row in best[1:]]
-        if len(costs) == 1:
-            text += f"; {costs[0][0]} needs less memory ({costs[0][1]})"
-        else:
-            listed = shorten([f"{name} ({cost})" for name, cost in costs], _BEST)
-            text += f"; these need less memory: {listed}"
     return Answer(one_line(text))
 
 
@@ -133,11 +123,10 @@ def _overlapping(rows: Sequence[LayoutRow], best: LayoutRow) -> list[str]:
     ]
 
 
-def _cost(row: LayoutRow, memory_first: bool = False) -> str:
+def _cost(row: LayoutRow) -> str:
     times = row.step.step_ns or row.step.comm_ns
     cost = format_ns(times[0], 3) if times else f"{format_gigabytes(row.step.sent_bytes)} sent"
-    memory = format_gigabytes(row.memory_bytes)
-    return f"{memory}, {cost}" if memory_first else f"{cost}, {memory} of memory"
+    return f"{cost}, {format_gigabytes(row.memory_bytes)} of memory"
 
 
 def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
@@ -156,10 +145,6 @@ def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
     def interval(row: LayoutRow) -> str:
         ends = row.step.step_ns or row.step.comm_ns
         return "-" if ends is None else f"{format_ns(ends[1], 3)} to {format_ns(ends[2], 3)}"
-
-    def largest_part(row: LayoutRow) -> str:
-        name, share = dominant(row.step)
-        return f"{name} ({100 * share:.0f} %)"
 
     def mfu(row: LayoutRow) -> str:
         return "-" if row.step.mfu is None else f"{100 * row.step.mfu:.0f} %"
@@ -184,8 +169,6 @@ def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
         (Head("MFU", legend="MFU: the model's operations / the GPU's peak"), mfu),
         (Head("tokens/s", "a GPU"), speed),
     ]
-    cost = "step" if computed else "comm" if predicted else "sent"
-    largest = f"largest part: the calls with the largest share of {'comm' if predicted else 'sent'}"
     return make_grid(
         [
             (Head("layout", left=True), lambda row: row.layout.name),
@@ -197,12 +180,10 @@ def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
                 if limit is not None
                 else []
             ),
-            (Head("Pareto", legend=_PARETO.format(cost)), lambda row: "yes" if row.pareto else ""),
             *([(Head("batch", legend=_BATCH), _batch)] if limit is not None else []),
             (Head("calls", drop=1), lambda row: f"{row.step.calls:,}"),
             (Head("sent", legend=_SENT), lambda row: format_gigabytes(row.step.sent_bytes)),
             *(further if computed else []),
-            (Head("largest part", left=True, legend=largest), largest_part),
         ],
         rows,
         above=["Times, bytes and memory are those of one rank in a step."],
@@ -219,7 +200,6 @@ def _json_row(row: LayoutRow) -> dict[str, Any]:
     return {
         "layout": row.layout.name,
         "batch": _batch(row),
-        "pareto": row.pareto,
         "fits": row.fits,
         "mfu": step.mfu,
         "tokens_per_s": step.tokens_per_s,
@@ -230,5 +210,4 @@ def _json_row(row: LayoutRow) -> dict[str, Any]:
         **flat_ends("step", step.step_ns),
         "idle_ns": step.idle_ns,
         "memory_bytes": row.memory_bytes,
-        "largest_part": dominant(step)[0],
     }

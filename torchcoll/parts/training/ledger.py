@@ -160,15 +160,10 @@ class Ledger:
         self.steps.duration_ns = self.steps.reduce(self.steps.step_ns)
 
     @cached_property
-    def joined_before_the_cut(self) -> list[JoinedCall]:
-        """All collectives with their ends as they were stamped: those of a bound must not move."""
-        joined, _ = join_ranks(self.whole)
-        return list(dict.fromkeys(itertools.chain.from_iterable(joined.values())))
-
-    @cached_property
     def offsets(self) -> Offsets:
-        """The clock offsets of the ranks, from all calls."""
-        return measure_offsets(self.whole, self.joined_before_the_cut)
+        """The clock offsets of the ranks, from all calls with their ends as they were stamped."""
+        joined, _ = join_ranks(self.whole)
+        return measure_offsets(self.whole, dict.fromkeys(itertools.chain(*joined.values())))
 
     # The columns
 
@@ -188,25 +183,19 @@ class Ledger:
     def exposed_ns(self, rank: int, index: int) -> int | None:
         return call_exposed_ns(self.traffic, self.call(rank, index))
 
-    def slowest(self, at: Indices, step: int, column: Column) -> int | None:
+    def slowest(self, at: Indices, step: int, column: Column, known: bool = False) -> int | None:
         """Returns the largest of the ranks' sums over their calls of a step; None if a call has no
         figure, or none is in the step.
+
+        - known: of the calls that have the figure; None if none has.
         """
         sums = []
         for rank, by_step in at.items():
             values = [column(rank, index) for index in by_step.get(step, ())]
-            if None in values:
-                return None
-            sums.append(sum(value for value in values if value is not None))
-        return max(sums, default=None)
-
-    def slowest_known(self, at: Indices, step: int, column: Column) -> int | None:
-        """Returns what ``slowest`` does, of the calls that have the figure; None if none has."""
-        sums = []
-        for rank, by_step in at.items():
-            values = [column(rank, index) for index in by_step.get(step, ())]
             figures = [value for value in values if value is not None]
-            sums += [sum(figures)] if figures else []
+            if len(figures) < len(values) and not known:
+                return None
+            sums += [sum(figures)] if figures or not known else []
         return max(sums, default=None)
 
 

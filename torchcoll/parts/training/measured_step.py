@@ -6,14 +6,11 @@ of the steady steps the mean of the middle half, ordered by the time in calls.
 
     planned + slower + late = in calls          (in calls + copies) / planned = the factor
 
-- late: the wait for the last rank of a call; transfer: the rest of the time since the call could
-  begin. Both are columns of the ledger (training/ledger.py).
-- slower: transfer - planned. It is contention with computation and other traffic, and the error of
-  the machine's law.
-- copies: into and out of FSDP2's flat buffers; only a trace of torch.profiler has them. Without,
-  they are a part of the gaps.
-- gaps: the step less computation, copies, and calls that nothing hides. The computation comes from
-  a trace, or is given. Gaps are unknown without it, or if calls are asynchronous in a capture.
+late and transfer are columns of the ledger (training/ledger.py). slower is transfer - planned:
+contention with computation and other traffic, and the error of the machine's law. copies are those
+into and out of FSDP2's flat buffers; only a trace of torch.profiler has them. gaps are the step
+less computation, copies, and calls that nothing hides. They are unknown without the computation,
+or if calls are asynchronous in a capture.
 
 The interval of a factor is that of another step of such a run: from the deviation of the steps and
 of their mean, in logarithms, and at least 5 % of deviation. How much runs differ from each other, a
@@ -139,9 +136,8 @@ def measure_step(
 ) -> MeasuredStep:
     """Returns a measured step beside its plan.
 
-    - planned: the plan, with times, on as many ranks as the traffic has.
+    - planned: the plan, with times, on as many ranks as the traffic has; layout: its name.
     - traffic: a capture, or traces, of the real training; of all its ranks, to separate late ranks.
-    - layout: the name of what was planned.
     - compute_ns: the computation of a step, where the traffic does not record it.
 
     Raises UsageError if no call of the plan is in the traffic, or none of these has a duration.

@@ -18,8 +18,7 @@
 - Logits: in the loss of torch their logarithm, its gradient and that of the logits in float32: 12
   bytes each; 6 in Megatron-LM, whose cross entropy works in place.
 - In the pipeline as many micro-batches as are in flight (Megatron-LM,
-  megatron/core/pipeline_parallel/schedules.py, get_pp_rank_microbatches, and
-  torch.distributed.pipelining).
+  megatron/core/pipeline_parallel/schedules.py, get_pp_rank_microbatches).
 
 ``tests/training/test_memory.py`` has what torch really allocates for FSDP2 and DDP, and published
 peaks are in ``results/benchmarks/published-runs-2026-11-28.txt``.

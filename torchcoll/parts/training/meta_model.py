@@ -13,11 +13,8 @@ import torch
 from torch import nn
 
 from torchcoll.core.errors import (
-    UnusableError,
     UsageError,
     did_you_mean,
-    looks_like_file,
-    nearest_file,
 )
 from torchcoll.parts.training.architectures import (
     EMBEDDING,
@@ -27,7 +24,6 @@ from torchcoll.parts.training.architectures import (
     Architecture,
     ModelBlock,
     Weight,
-    bundled_configs,
 )
 
 _FORM = "package.module:factory, such as train:make_model"
@@ -44,24 +40,9 @@ def make_model(target: str) -> nn.Module:
     """
     name, _, attribute = target.partition(":")
     if not name or not attribute:
-        error = UnusableError if looks_like_file(target) else UsageError
-        action = ""
-        if target in bundled_configs() or target.endswith(".json"):
-            action = f"For a config: torchcoll plan {target} --parallel dp=8."
-        raise error("model", target, _FORM, action)
+        raise UsageError("model", target, _FORM)
     if name.endswith(".py") or os.sep in name:
-        file = f"{name.removesuffix('.py')}.py"
-        if not os.path.exists(file):
-            expected = f"the name of an existing module: there is no file {file}"
-            raise UnusableError("model", target, expected, nearest_file(file))
-        path = os.path.relpath(name.removesuffix(".py"))
-        folder, written = "", path.replace(os.sep, ".")
-        if path.startswith(os.pardir):
-            folder, written = (
-                f"in {os.path.dirname(os.path.abspath(name))} ",
-                os.path.basename(path),
-            )
-        raise UsageError("model", target, _FORM, f"Write {folder}{written}:{attribute}.")
+        raise UsageError("model", target, _FORM, "Name the module as in `import`, not its file.")
     with _current_folder_first(), contextlib.redirect_stdout(sys.stderr):
         try:
             module = importlib.import_module(name)

@@ -17,10 +17,14 @@ from torchcoll.core.units import (
     format_digits,
     format_ns,
     plural,
-    shorten,
 )
 from torchcoll.parts.curves.predictor import MORE_DATA, Ends, sum_of
-from torchcoll.parts.training.measured_step import MeasuredStep, describe_unmatched, largest_cause
+from torchcoll.parts.training.measured_step import (
+    MatchedCalls,
+    MeasuredStep,
+    describe_unmatched,
+    largest_cause,
+)
 from torchcoll.parts.training.projection import (
     GAIN,
     HALF,
@@ -79,19 +83,14 @@ def format_signed(ns: float) -> str:
 
 
 def _factors(measured: MeasuredStep) -> Grid:
-    correction = measured.correction
-    names = list(correction.factors)
-    rows: list[str | None] = [*names, None] if len(names) > 1 else list(names)
+    factors = measured.correction.factors
+    names: list[str | None] = [*factors, None] if len(factors) > 1 else [*factors]
 
     def matched(name: str | None) -> list[Any]:
         return [row for row in measured.matched if name in (None, row.collective)]
 
-    def factor(name: str | None) -> Ends:
-        return correction.factor if name is None else correction.factors[name]
-
-    def sizes(name: str | None) -> str:
-        each = sorted(row.size_bytes for row in matched(name))
-        return " to ".join(dict.fromkeys(map(format_bytes, (each[0], each[-1]))))
+    def factor(end: int) -> Any:
+        return lambda name: f"{factors.get(name, measured.correction.factor)[end]:.2f}"
 
     def total(field: str) -> Any:
         def cell(name: str | None) -> str:
@@ -104,41 +103,17 @@ def _factors(measured: MeasuredStep) -> Grid:
         [
             (Head("collective", left=True), lambda name: name or "all"),
             (Head("calls", "a step"), lambda name: str(sum(row.calls for row in matched(name)))),
-            (Head("sizes", drop=1), sizes),
+            (Head("sizes", drop=1), lambda name: _sizes(matched(name))),
             (Head("planned"), total("planned_ns")),
             (Head("transfer"), total("transfer_ns")),
             (Head("late"), total("late_ns")),
-            (Head("factor"), lambda name: f"{factor(name)[0]:.2f}"),
-            (Head("low"), lambda name: f"{factor(name)[1]:.2f}"),
-            (Head("high"), lambda name: f"{factor(name)[2]:.2f}"),
+            (Head("factor"), factor(0)),
+            (Head("low"), factor(1)),
+            (Head("high"), factor(2)),
         ],
-        rows,
+        names,
         below=[_FACTORS],
     )
-
-
-def _changes(before: PlannedStep, after: PlannedStep) -> Grid:
-    """Returns what the correction changes in a planned step."""
-    rows = [
-        (name, old, new)
-        for name in ("comm", "exposed", "step")
-        if (old := getattr(before, f"{name}_ns")) and (new := getattr(after, f"{name}_ns"))
-    ]
-    return make_grid(
-        [
-            (Head("", left=True), lambda row: row[0]),
-            (Head("planned"), lambda row: format_ns(row[1][0], 3)),
-            (Head("low to high", drop=1), lambda row: _interval(row[1])),
-            (Head("corrected"), lambda row: format_ns(row[2][0], 3)),
-            (Head("low to high"), lambda row: _interval(row[2])),
-        ],
-        rows,
-        above=[f"what changes, on {counted(after.ranks, 'rank')}"],
-    )
-
-
-def _interval(ends: Ends) -> str:
-    return f"{format_ns(ends[1], 3)} to {format_ns(ends[2], 3)}"
 
 
 def correction_text(measured: MeasuredStep) -> str:
@@ -185,9 +160,7 @@ _LEGEND = (
     "comm: all calls of a rank in a step, one after another; exposed: the time of a step that is "
     "not computation; low and high: 90 % intervals"
 )
-_SENT_LEGEND = (
-    "sent: by each rank in a step, with the algorithm of a ring; overlaps: what can run meanwhile"
-)
+_SENT_LEGEND = "sent: by each rank in a step, with the algorithm of a ring"
 _SCALINGS = {
     WEAK: "each rank computes as much as before; it stops where less than "
     f"{100 * HALF:.0f} % of a step computes",
@@ -213,8 +186,8 @@ def _forms(projection: Plan) -> Forms:
         if steps := getattr(projection, kind):
             grids.append(_over_ranks(kind, steps))
     measured, before = projection.measured, projection.uncorrected
-    if measured is not None and before is not None:
-        grids += [_causes(measured), _factors(measured), _changes(before, projection.step)]
+    if measured is not None:
+        grids += [_causes(measured), _factors(measured)]
     all_notes = [*projection.notes, *(measured.notes if measured else ())]
     notes = Grid([], [], below=list(map(one_line, all_notes)), answer=plan_answer(projection))
     # csv has the rows of the step and the steps over ranks; its column ``table`` tells them apart.
@@ -229,7 +202,6 @@ def _forms(projection: Plan) -> Forms:
         "what": projection.what,
         "machine": projection.machine or None,
         "depends": projection.depends or None,
-        "concurrent": projection.concurrent or None,
         "compute_ns": projection.compute_ns,
         "step": _step(projection.step),
         "memory": vars(projection.step.memory) if projection.step.memory else None,
@@ -260,8 +232,7 @@ def plan_answer(projection: Plan) -> Answer:
         text = f"how long a step{of_subject} on {setup} communicates is only a guess"
         return Answer(one_line(f"{text}, {low} to {high}. {MORE_DATA}"), "doubt")
     texts: list[str] = []
-    concurrent = f" concurrent with {projection.concurrent}" if projection.concurrent else ""
-    comm = f"takes {_ends(step.comm_ns)}{concurrent}"
+    comm = f"takes {_ends(step.comm_ns)}"
     if step.exposed_ns and step.step_ns and projection.compute_ns:
         parts = [f"{format_ns(projection.compute_ns, 3)} of computation"]
         if step.idle_ns:
@@ -322,12 +293,6 @@ def _rows(step: PlannedStep) -> Grid:
         (Head("comm", "a step"), comm(0)),
         (Head("low"), comm(1)),
         (Head("high"), comm(2)),
-        (Head("extrapolated", left=True, drop=1), _extrapolated),
-    ]
-    of_data = [
-        (Head("carries", left=True), lambda rows: rows[0].what),
-        (Head("overlaps", left=True, drop=2), lambda rows: rows[0].overlaps),
-        (Head("modules", left=True, drop=3), _modules),
     ]
     described = any(row.what for row in step.rows)
     return make_grid(
@@ -342,7 +307,7 @@ def _rows(step: PlannedStep) -> Grid:
                 lambda rows: format_gigabytes(sum(row.sent_bytes for row in rows)),
             ),
             *(of_times if step.comm_ns else []),
-            *(of_data if described else []),
+            *([(Head("carries", left=True), lambda rows: rows[0].what)] if described else []),
         ],
         sorted(together.values(), key=weight, reverse=True),
         below=[*([_LEGEND] if step.comm_ns else []), _SENT_LEGEND],
@@ -379,20 +344,10 @@ def _memory(memory: Memory) -> Grid:
     return make_grid(columns, [memory], above=["memory of a rank"], below=[below])
 
 
-def _sizes(rows: Sequence[PlannedRow]) -> str:
+def _sizes(rows: Sequence[PlannedRow | MatchedCalls]) -> str:
     sizes = sorted({row.size_bytes for row in rows})
     texts = [format_bytes(size) for size in (sizes[0], sizes[-1])]
     return " to ".join(dict.fromkeys(texts))
-
-
-def _modules(rows: Sequence[PlannedRow]) -> str:
-    names = list(dict.fromkeys(name for row in rows for name in row.modules))
-    return one_line(shorten(names, 2) or "-")
-
-
-def _extrapolated(rows: Sequence[PlannedRow]) -> str:
-    texts = dict.fromkeys(row.extrapolated for row in rows if row.extrapolated)
-    return one_line(shorten(list(texts), 1) or "-")
 
 
 def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:
@@ -413,12 +368,6 @@ def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:
     def memory(step: PlannedStep) -> str:
         return format_gigabytes(step.memory.total) if step.memory else "-"
 
-    def bounds(step: PlannedStep) -> str:
-        efficiency = step.efficiency
-        return (
-            "-" if efficiency is None else f"{100 * efficiency[1]:.0f} to {100 * efficiency[2]:.0f}"
-        )
-
     return make_grid(
         [
             (Head("ranks"), lambda step: str(step.ranks)),
@@ -432,9 +381,8 @@ def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:
             (Head("faster", "than first"), faster),
             (
                 Head("% that", "computes"),
-                lambda step: "-" if step.efficiency is None else f"{100 * step.efficiency[0]:.0f}",
+                lambda step: "-" if step.efficiency is None else f"{100 * step.efficiency:.0f}",
             ),
-            (Head("low to", "high"), bounds),
         ],
         steps,
         above=[f"{kind} scaling: {_SCALINGS[kind]}"],
@@ -476,7 +424,6 @@ def _row(row: PlannedRow) -> dict[str, Any]:
         "calls": row.calls,
         "sent_bytes": row.sent_bytes,
         "carries": row.what or None,
-        "overlaps": row.overlaps or None,
         "modules": list(row.modules),
         **flat_ends("comm", row.time_ns),
         "beyond": row.extrapolated or None,

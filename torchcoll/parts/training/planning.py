@@ -1,8 +1,4 @@
-"""``torchcoll.plan``: what a step will send, how long it takes, and which layout is best.
-
-A measured step (``measured``) corrects the machine: a plan for as many ranks as were captured is
-compared with the capture, and all predictions take its factor.
-"""
+"""``torchcoll.plan``: what a step will send, how long it takes, and which layout is best."""
 
 from __future__ import annotations
 

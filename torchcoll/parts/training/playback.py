@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from torchcoll.core.case import fingerprint, mesh_of
+from torchcoll.core.case import fingerprint
 from torchcoll.core.collectives import exchange_with_splits, has_splits
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import ExactCall
@@ -68,14 +68,14 @@ def most_common_steps(traffic: Traffic, rank: int) -> list[Step]:
 
     [None] if no call is in a marked step; [] if the rank made no call.
     """
-    calls_of_source = traffic.calls[source_rank(traffic, rank)]
+    calls = _calls_of(traffic, rank)
     sent_in_step: dict[Step, list[Any]] = {}
-    for call in calls_of_source:
+    for call in calls:
         if call.step is not None:
             sent = (call.collective, call.bytes_in, call.bytes_out, call.dtype, call.group)
             sent_in_step.setdefault(call.step, []).append((*sent, call.peer))
     if not sent_in_step:
-        return [None] if calls_of_source else []
+        return [None] if calls else []
     sent_by = {step: tuple(sent) for step, sent in sent_in_step.items()}
     usual = Counter(reversed(sent_by.values())).most_common(1)[0][
         0
@@ -83,18 +83,12 @@ def most_common_steps(traffic: Traffic, rank: int) -> list[Step]:
     return [step for step, sent in sent_by.items() if sent == usual]
 
 
-def source_rank(traffic: Traffic, rank: int) -> int:
-    """Returns the rank whose calls ``rank`` replays: itself, or the nearest captured rank,
-    preferably below.
-
-    Raises UsageError if no rank was captured.
-    """
-    captured = [peer for peer, calls in traffic.calls.items() if calls]
+def _calls_of(traffic: Traffic, rank: int) -> list[TrafficCall]:
+    """Returns the calls of a rank. Raises UsageError if it was not captured."""
     if rank in traffic.calls:
-        return rank
-    if not captured:
-        raise UsageError("traffic", f"no calls in {traffic.path or 'it'}", "a captured step")
-    return max((peer for peer in captured if peer < rank), default=min(captured))
+        return traffic.calls[rank]
+    action = "Put the files of all ranks into one folder."
+    raise UsageError("traffic", f"no calls of rank {rank}", "calls of all ranks", action)
 
 
 def rank_playback(traffic: Traffic, rank: int, step: Step) -> RankPlayback:
@@ -102,24 +96,14 @@ def rank_playback(traffic: Traffic, rank: int, step: Step) -> RankPlayback:
 
     Raises UsageError for calls that cannot be replayed.
     """
-    source = source_rank(traffic, rank)
     plays: list[PlayedCall] = []
     notes: dict[str, None] = {}
-    if source != rank:
-        notes[f"calls of rank {source} stand for those of ranks that were not captured"] = None
-    calls = [c for c in traffic.calls[source] if c.step == step]
-    spans = traffic.steps.get(source, [])
+    calls = [call for call in _calls_of(traffic, rank) if call.step == step]
+    spans = traffic.steps.get(rank, [])
     step_span = spans[step] if step is not None and step < len(spans) else None
     end_ns: dict[int, int] = {}  # index of an asynchronous call -> its end
-    for captured in calls:
-        members = traffic.members(captured)
-        call = (
-            captured
-            if source == rank
-            else _substitute_call(captured, members, source, rank, traffic)
-        )
-        if source != rank:
-            members = _rank_group(members, rank, traffic.ranks)
+    for call in calls:
+        members = traffic.members(call)
         point, remark = _point(call, members, rank)
         if call.point_to_point and call.asynchronous is None:
             remark = "played asynchronously, for torch does not tell what it was"
@@ -152,38 +136,6 @@ def _point(call: TrafficCall, members: tuple[int, ...], rank: int) -> tuple[Exac
         name = exchange_with_splits(call.collective) or call.collective
         return ExactCall(name, max(call.bytes_in, call.bytes_out), "uint8"), ""
     return point_of(call, len(members))
-
-
-def _substitute_call(
-    call: TrafficCall, members: tuple[int, ...], source: int, rank: int, traffic: Traffic
-) -> TrafficCall:
-    """Returns the call of ``source`` as another rank makes it.
-
-    Raises UsageError if the ranks do different things.
-    """
-    if call.point_to_point or call.splits:
-        actual = f"no calls of rank {rank}, and rank {source} has {call.collective}"
-        expected = "calls of all ranks, for this one differs from rank to rank"
-        raise UsageError("traffic", actual, expected, "Put the files of all ranks into one folder.")
-    group = _rank_group(members, rank, traffic.ranks)
-    if not group:
-        actual = (
-            f"no calls of rank {rank}, and rank {source} has one in the group of ranks {members}"
-        )
-        expected = "calls of every rank, or of groups that form a mesh"
-        raise UsageError("traffic", actual, expected, "Put the files of all ranks into one folder.")
-    if call.root is None:
-        return call
-    return replace(call, root=group[members.index(call.root)] if call.root in members else group[0])
-
-
-def _rank_group(members: tuple[int, ...], rank: int, ranks: int) -> tuple[int, ...]:
-    """Returns ``members`` if the rank is among them, otherwise the group of the same mesh that has
-    it.
-    """
-    if rank in members:
-        return members
-    return next((subgroup for subgroup in mesh_of(members, ranks) if rank in subgroup), ())
 
 
 def digest(playback: RankPlayback, rank: int) -> list[list[Any]]:

@@ -28,8 +28,7 @@ class HostStamps:
     """Times a call from issue to completion on the host's clock.
 
     The completion of an asynchronous call is stamped by the backend's own thread. For calls without
-    a future (messages on gloo) it is unknown: the step waits for them where it has time, not where
-    they end.
+    a future (messages on gloo) it is unknown.
     """
 
     clock = "host"
@@ -340,9 +339,8 @@ class Player:
     def release(self) -> None:
         """Releases the groups, which are destroyed next; the buffers are freed after them.
 
-        Destroying a gloo group waits for its threads while holding the GIL. A thread that needs the
-        GIL then, to free a callback or the last reference to a tensor, never ends (seen with torch
-        2.6).
+        Destroying a gloo group waits for its threads while holding the GIL, which a thread may need
+        to free a callback or a tensor (seen with torch 2.6).
         """
         self._stamps.wait_for_callbacks()
         self._batches.clear()
@@ -353,9 +351,7 @@ def _batches(playback: RankPlayback) -> list[_Batch]:
     """Returns the calls of the step, with consecutive asynchronous messages of a group in one
     batch.
 
-    On nccl a message sent alone would block the stream of its pair, and two ranks that both send
-    first would wait forever. In training a batch avoided that, but a capture does not record
-    batches.
+    On nccl two ranks that both send first, alone, would wait forever.
     """
     items: list[_Batch] = []
     for index, play in enumerate(playback.plays):

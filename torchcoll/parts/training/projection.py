@@ -2,18 +2,13 @@
 
 The durations are the machine's (curves/predictor.py): of a call that all groups of a layout make
 at once, if the machine was measured so, and otherwise of a group that calls alone. What is hidden
-under computation follows from a timeline of one rank (training/step_program.py): one lane computes,
-and each group has a lane on which its calls follow one another. Groups whose ranks are on several
-hosts have one lane together, because their calls share the network interface of the host: two of
-them at once take as long as one after the other.
+follows from the program of one rank (training/step_program.py). Groups whose ranks are on several
+hosts have one lane together, because their calls share the network interface of the host. The ranks
+of a group with ranks in between share the interfaces of their hosts with the neighbouring groups:
+such a call counts as one with the bytes of all these groups.
 
-The ranks of a group with ranks in between share the network interfaces of their hosts with the
-neighbouring groups at the same time. Such a call counts as one call with the bytes of all these
-groups. Within a host nothing else is assumed to be shared.
-
-The error that all calls of a machine have in common adds up with the times, and the rest of the
-errors as squares (``sum_of`` of curves/predictor.py). At the ends of the exposed time, all calls
-of a group take as much longer, or shorter, as their sum does at the ends of its interval.
+At the ends of the exposed time, all calls of a group take as much longer, or shorter, as their sum
+does at the ends of its interval (``sum_of`` of curves/predictor.py).
 """
 
 from __future__ import annotations
@@ -164,7 +159,7 @@ class PlannedRow:
     """The calls of one size of a group in a step.
 
     - prediction: one of them; None without a machine.
-    - what: what they carry; overlaps: what they can overlap with; '' if unknown.
+    - what: what they carry; '' if unknown.
     - apart: how far one rank of the group is from the next.
     - modules: the modules or parameters behind them, by name in the model, in the order in which
       these first make the call.
@@ -177,7 +172,6 @@ class PlannedRow:
     calls: int
     prediction: Prediction | None
     what: str = ""
-    overlaps: str = ""
     apart: int = 1
     modules: tuple[str, ...] = ()
 
@@ -265,14 +259,11 @@ class PlannedStep:
         return self.comm_ns is not None and too_wide(*self.comm_ns[1:])
 
     @property
-    def efficiency(self) -> Ends | None:
-        """The share of the step that computes; the low end belongs to the longest step."""
+    def efficiency(self) -> float | None:
+        """The share of the step that computes."""
         if self.compute is None or self.step_ns is None:
             return None
-        value, least, most = self.step_ns
-        computes, low, high = self.compute.ns
-        shares = low / least, high / most
-        return computes / value, min(shares), max(shares)
+        return self.compute.ns[0] / self.step_ns[0]
 
 
 @dataclass(repr=False)
@@ -283,7 +274,6 @@ class Plan(Displayed):
     - what: what is planned, in words.
     - step: the step on the requested ranks, the first of several: times in ns, bytes of a rank.
     - weak, strong: the steps over ranks; [] for one number of ranks.
-    - concurrent: the work that ran while the machine's calls were measured; '' if none.
     - machine: its name; '' without one.
     - notes: what is assumed and left out.
     - depends: a clause on what the communication depends on most.
@@ -297,7 +287,6 @@ class Plan(Displayed):
     strong: list[PlannedStep] = field(default_factory=list)
     machine: str = ""
     notes: list[str] = field(default_factory=list)
-    concurrent: str = ""
     depends: str = ""
     subject: str = ""
     measured: MeasuredStep | None = None
@@ -372,7 +361,6 @@ def planned_step(
             calls,
             prediction,
             sent.what,
-            sent.overlaps,
             group.apart,
             modules.get(sent, ()),
         )
@@ -480,7 +468,46 @@ def finish(
     projection.depends = _depends(
         projection.step, [(text, step_on(other)) for text, other in machine.alternatives()]
     )
-    return _add_notes(projection, machine, corrected_by_step)
+    guesses = sorted(
+        {step.ranks for step in (*projection.weak, *projection.strong) if step.only_a_guess}
+    )
+    projection.weak, projection.strong = (
+        [step for step in steps if step.ranks not in guesses]
+        for steps in (projection.weak, projection.strong)
+    )
+    if guesses:
+        projection.notes.append(
+            f"on {', '.join(map(str, guesses))} ranks the time is only a guess: the 90 % "
+            f"interval of the communication is wider than {WIDEST:g}x"
+        )
+    collectives = [row.collective for row in projection.step.rows]
+    concurrent = machine.concurrent_work(collectives)
+    projection.notes += machine.notes()
+    every = [
+        row for step in (projection.step, *projection.weak, *projection.strong) for row in step.rows
+    ]
+    extrapolated = dict.fromkeys(row.extrapolated for row in every if row.extrapolated)
+    if extrapolated:
+        count = sum(bool(row.extrapolated) for row in every)
+        farthest = list(extrapolated)[-1]
+        projection.notes.append(
+            f"{count} of {len(every)} times are extrapolated, and their "
+            f"intervals are wider: {farthest}"
+        )
+    if corrected_by_step:
+        projection.notes.append(
+            "each time is the machine's, corrected by the factor that the capture has for its "
+            "collective, or for all calls"
+        )
+    elif concurrent:
+        projection.notes.append(
+            f"calls as measured with {concurrent}, not with the computation of this step"
+        )
+    else:
+        projection.notes.append(UNCORRECTED)
+    if projection.compute_ns is None:
+        projection.notes.append("--step-ms MS tells how much of it is exposed, and how it scales")
+    return projection
 
 
 def _depends(step: PlannedStep, alternatives: Sequence[tuple[str, PlannedStep]]) -> str:
@@ -511,52 +538,3 @@ def dominant(step: PlannedStep) -> tuple[str, float]:
         return "no call", 1.0
     name = max(weights, key=lambda key: weights[key])
     return name, weights[name] / (sum(weights.values()) or 1.0)
-
-
-def _add_notes(projection: Plan, machine: Predictor, corrected_by_step: bool) -> Plan:
-    """Adds notes on the limits of the machine and removes the steps that would be guesses."""
-    guesses = sorted(
-        {step.ranks for step in (*projection.weak, *projection.strong) if step.only_a_guess}
-    )
-    projection.weak, projection.strong = (
-        [step for step in steps if step.ranks not in guesses]
-        for steps in (projection.weak, projection.strong)
-    )
-    if guesses:
-        projection.notes.append(
-            f"on {', '.join(map(str, guesses))} ranks the time is only a guess: the 90 % "
-            f"interval of the communication is wider than {WIDEST:g}x"
-        )
-    collectives = [row.collective for row in projection.step.rows]
-    projection.concurrent = machine.concurrent_work(collectives)
-    projection.notes += machine.notes()
-    every = [
-        row for step in (projection.step, *projection.weak, *projection.strong) for row in step.rows
-    ]
-    extrapolated = dict.fromkeys(row.extrapolated for row in every if row.extrapolated)
-    if extrapolated:
-        count = sum(bool(row.extrapolated) for row in every)
-        farthest = list(extrapolated)[-1]
-        projection.notes.append(
-            f"{count} of {len(every)} times are extrapolated, and their "
-            f"intervals are wider: {farthest}"
-        )
-    if corrected_by_step:
-        projection.notes.append(
-            "each time is the machine's, corrected by the factor that the capture has for its "
-            "collective, or for all calls"
-        )
-    elif projection.concurrent:
-        projection.notes.append(
-            f"calls as measured with {projection.concurrent}, not with the computation of this step"
-        )
-    else:
-        projection.notes.append(UNCORRECTED)
-    if projection.compute_ns is None:
-        projection.notes.append("--step-ms MS tells how much of it is exposed, and how it scales")
-    else:
-        projection.notes.append(
-            "the forward pass is taken for a third of the computation; a rank's calls of a group "
-            "go one after another, and so do those of all groups that leave a host"
-        )
-    return projection

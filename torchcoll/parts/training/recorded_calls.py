@@ -1,7 +1,4 @@
-"""Records the calls of a training while they run, and turns them into those of a Traffic.
-
-Used by ``capture`` and by its sampling of steps.
-"""
+"""Records the calls of a training while they run, and turns them into those of a Traffic."""
 
 from __future__ import annotations
 
@@ -97,11 +94,8 @@ def unbox_group(group: Any) -> Any:
         return None
 
 
-def environment(seen_by: str) -> dict[str, Any]:
-    """Returns the facts about this process for the header of the Traffic.
-
-    - seen_by: what records the calls, such as ``capture``.
-    """
+def environment() -> dict[str, Any]:
+    """Returns the facts about this process for the header of the Traffic."""
     from torchcoll import __version__
 
     return {
@@ -110,7 +104,7 @@ def environment(seen_by: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "host": socket.gethostname(),
         "backend": str(dist.get_backend()),
-        "seen_by": seen_by,
+        "seen_by": "capture",
     }
 
 
@@ -217,7 +211,7 @@ class CallRecorder:
         self._sequence: Counter[tuple[Any, ...]] = Counter()
         self._notes: Counter[str] = Counter()
         traffic.ranks = dist.get_world_size()
-        traffic.environment |= environment("capture")
+        traffic.environment |= environment()
         traffic.mark_step = self.step
         self.on_mark: Callable[[], object] = lambda: None  # called at each mark of a step
         self.begun = time.perf_counter_ns()
@@ -315,9 +309,8 @@ class CallRecorder:
     def thin(self) -> None:
         """Forgets every second step, beginning with the second of all.
 
-        Calls of these steps that are still open stay in line until they take their sequence number.
-        The same calls on other ranks may have ended and taken theirs already, and without the
-        numbers all later calls would be joined with their neighbours.
+        Calls of these steps that are still open stay in line until they take their sequence number,
+        by which the calls of the ranks are joined.
         """
         del self._steps[1::2]
         self.kept = len(self._steps)

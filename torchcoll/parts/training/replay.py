@@ -1,10 +1,8 @@
 """Replays a captured training step without the model: the same calls, sizes and groups.
 
 Each rank plays its own calls (training/playback.py). Nothing is sent before all ranks have agreed
-that their calls fit together: every group makes the same calls in the same order, and every message
-has a receiver. In training each rank waited for an asynchronous call at a place that a capture does
-not see. The replay waits where the call had ended in training, otherwise at the end of the step.
-Every such wait also succeeded in training, so no two ranks can wait for each other.
+that their calls fit together. The replay waits for an asynchronous call where it had ended in
+training, otherwise at the end of the step, so no two ranks can wait for each other.
 """
 
 from __future__ import annotations
@@ -74,12 +72,8 @@ class ReplayFile:
 def shrink_traffic(traffic: Traffic, ranks: int) -> tuple[Traffic, list[str]]:
     """Returns the traffic of the ranks 0 to ``ranks`` - 1 alone, and sentences on what is left out.
 
-    Ranks are numbered as in a mesh of torch, whose last dimension has neighbouring ranks. So the
-    first ranks keep the inner dimensions (tensor parallel) whole, and the outermost dimension (data
-    parallel, or pipeline stages) gets smaller.
-
-    The size S of a collective stays as it was, as if the same model was trained on fewer ranks: the
-    parameters that an all_gather collects are as many as before, and each rank holds a larger part.
+    Ranks are numbered as in a mesh of torch: the inner dimensions (tensor parallel) stay whole. The
+    size S of a collective stays as it was, as if the same model was trained on fewer ranks.
 
     A call whose group has only one rank left, and a message from or to a rank that is left out, is
     left out. An uneven all_to_all keeps the blocks between the ranks that stay. A root that is left
@@ -116,18 +110,9 @@ def shrink_traffic(traffic: Traffic, ranks: int) -> tuple[Traffic, list[str]]:
         name: replace(traffic.groups[name], ranks=tuple(r for r in old if r < ranks))
         for name, old in members.items()
     }
-    sizes = sorted(
-        {
-            (len(members[name]), len(group.ranks), group.description or name)
-            for name, group in kept.items()
-            if group.ranks
-        },
-        reverse=True,
-    )
-    changes = ", ".join(f"{label} {old} to {new}" for old, new, label in sizes if old != new)
     notes = [
         f"captured on {traffic.ranks} ranks; ranks 0 to {ranks - 1} are played, with smaller "
-        f"groups ({changes}) and unchanged sizes of collectives"
+        "groups and unchanged sizes of collectives"
     ]
     if left_out:
         kinds = ", ".join(f"{count} {name}" for name, count in left_out.most_common())
@@ -216,15 +201,12 @@ def replay(
     a Traffic of source ``replay`` on rank 0, with the calls of all ranks and their durations, and
     None on the other ranks. A first play, which connects, comes before the marked steps.
 
-    - traffic: a Traffic of all ranks, or of this rank in the run that captured it. If some ranks
-      were not captured, the calls of others stand for theirs, provided that all ranks of each
-      collective do the same.
+    - traffic: a Traffic of all ranks, or of this rank in the run that captured it.
     - shrink: with fewer ranks than captured, the first ranks play what is left of their groups
       ; ``notes`` say what is left out.
     - backend, device, timeout_s, rehearse: as in Spec.
 
-    Calls are made in the captured order on the same groups. Asynchronous calls overlap as they did,
-    and consecutive asynchronous messages go as one batch. Buffers hold zeros, and similar calls
+    Calls are made in the captured order on the same groups. Buffers hold zeros, and similar calls
     share theirs. Before each step all ranks meet in a barrier. Nothing is
     computed.
 
@@ -299,7 +281,7 @@ def play(
         result = _traffic(gathered, player.clock, session.entries[0].name)
         result.environment = session.run.environment
         result.notes = [
-            *_notes(gathered, result, traffic, step),
+            *_notes(gathered, traffic, step),
             *([_ON_DEVICE] if player.clock == "device" else []),
             *(event["message"] for event in session.run.events),
         ]
@@ -427,27 +409,13 @@ def _group(
     return name
 
 
-def _notes(
-    gathered: Sequence[dict[str, Any]], result: Traffic, traffic: Traffic, step: Step
-) -> list[str]:
-    """Returns notes on what was played, of which step of ``traffic``, and on missing durations."""
+def _notes(gathered: Sequence[dict[str, Any]], traffic: Traffic, step: Step) -> list[str]:
+    """Returns notes on what was played, of which step of ``traffic``."""
     what = "the captured step" if step is None else f"step {step}"
     source = f" of {traffic.path}" if traffic.path else ""
     notes = [f"replay of {what}{source}: no gaps between calls, and nothing was computed"]
     spans = [report["span"] for report in gathered if report["span"] is not None]
     if spans:
         notes.append(f"the step took {format_ns(max(spans))} in training")
-    notes.append("asynchronous calls: waited for where they had ended in training, else at the end")
-    notes.append("the first play of the step connects: it comes before the marked steps")
     notes += traffic.problems
-    notes += [note for report in gathered for note in report["notes"]]
-    notes = list(dict.fromkeys(notes))
-    untimed = [c.collective for calls in result.calls.values() for c in calls if c.time_ns is None]
-    if untimed:
-        backend = next(iter(result.groups.values())).backend
-        names = ", ".join(dict.fromkeys(untimed))
-        notes.append(
-            f"{len(untimed)} asynchronous calls have no duration: {backend} does not tell when "
-            f"they end ({names})"
-        )
-    return notes
+    return list(dict.fromkeys([*notes, *(n for each in gathered for n in each["notes"])]))

@@ -73,23 +73,26 @@ def open_rank_file(folder: Path, rank: int) -> Writer | None:
     Returns None, with a warning, if there is no room for it. Raises UsageError for a folder that
     cannot be written.
     """
-    number = 1
-    while True:
+    for number in itertools.count(1):
         name = f"{RANK_FILE}{rank}.jsonl" if number == 1 else f"{RANK_FILE}{rank}-{number}.jsonl"
-        if not os.path.lexists(folder / name):
-            try:
-                return Writer(folder / name, "Name another folder.")
-            except TorchcollError as error:
-                reason = error.__context__
-                if not isinstance(reason, OSError):
-                    raise
-                if not isinstance(reason, FileExistsError) or not os.path.lexists(folder / name):
-                    if reason.errno not in NO_ROOM:
-                        raise
-                    room = "room for a new file"
-                    warn(reason.strerror, folder / name, room, "its calls are in memory alone")
-                    return None
-        number += 1
+        if os.path.lexists(folder / name):
+            continue
+        try:
+            return Writer(folder / name, "Name another folder.")
+        except TorchcollError as error:
+            reason = error.__context__
+            if isinstance(reason, FileExistsError) and os.path.lexists(folder / name):
+                continue
+            if not isinstance(reason, OSError) or reason.errno not in NO_ROOM:
+                raise
+            warn(
+                reason.strerror,
+                folder / name,
+                "room for a new file",
+                "its calls are in memory alone",
+            )
+            return None
+    return None
 
 
 class CaptureFile:
@@ -349,9 +352,7 @@ class RingFile:
             self._write(PREFIX.pack(MAGIC, time.time_ns()), 0)
 
     def write_text(self, record: dict[str, Any]) -> bool:
-        """Appends a record to the texts, if there is room: names leave some for errors and the end.
-        Returns whether it was written.
-        """
+        """Appends a record to the texts; returns whether there was room."""
         if self._map is None:
             return False
         named = record["record"] in ("group", "text")
@@ -472,9 +473,8 @@ class StallWatch(threading.Thread):
     The first stacks of a stall are written after ``wait_s`` seconds, then after twice the time, and
     so on.
 
-    Each rank judges itself, by a clock of its own: a rank that waits in a call and a rank that
-    never makes the call both have no new call and no end of one. A thread cannot run, and so writes
-    nothing, while the process is stopped or other code holds the GIL.
+    A rank that waits in a call and a rank that never makes it both have no new call and no end of
+    one. A thread writes nothing while the process is stopped or other code holds the GIL.
     """
 
     def __init__(self, ring: RingFile, capture: str | None) -> None:

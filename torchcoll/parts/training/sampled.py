@@ -7,15 +7,13 @@ the same steps, so they keep the same ones.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import tell
@@ -24,27 +22,10 @@ from torchcoll.core.metrics import JOB, Labels, Metric, write_metrics
 from torchcoll.core.traffic import TrafficCall
 
 if TYPE_CHECKING:
-    from torchcoll.parts.training.arrivals import Arrivals, SplitCall
     from torchcoll.parts.training.recorded_calls import CallRecorder
-
-Value = TypeVar("Value")
 
 # In three days an hour has 7 of them; 512 steps of 500 calls take 60 MB.
 MAX_STEPS_KEPT = 512
-
-
-@dataclass
-class _PendingStep:
-    """A captured step that is not reported yet: some of its calls may not have ended at its mark.
-
-    - number: its number among all marks.
-    - turn: its number among the captured steps, equal on all ranks.
-    - kept: its number among the kept steps.
-    """
-
-    number: int
-    turn: int
-    kept: int
 
 
 class Sampling:
@@ -74,17 +55,15 @@ class Sampling:
         self._metrics = metrics
         if metrics:
             recorder.keep_steps()
-        self._pending: deque[_PendingStep] = deque()
+        # Captured steps that are not reported yet: some of their calls may not have ended at the
+        # mark. The numbers among all marks, among the captured and among the kept steps.
+        self._pending: deque[tuple[int, int, int]] = deque()
         self._captured = 0
         self._recording = False
         self._prepare()
 
-    def step(self) -> Arrivals | None:
-        """Marks the end of a step; at most marks this is a no-op of a microsecond.
-
-        Returns what ``StepMetrics.report`` does.
-        """
-        arrivals = None
+    def step(self) -> None:
+        """Marks the end of a step; at most marks this is a no-op of a microsecond."""
         self.marked += 1
         self._poll()
         if self._recording:
@@ -92,30 +71,27 @@ class Sampling:
                 self._recorder.wait_for_ends()
             self._recorder.step()
         if self._metrics:
-            arrivals = self._metrics.report()
+            self._metrics.report()
             self._report(self._metrics)
         if self._recording and self._thins and self._recorder.kept >= MAX_STEPS_KEPT:
             # Steps that are dropped before they are reported never are: at most one in 256.
             self._recorder.thin()
             self.every *= 2
-            self._pending = deque(step for step in self._pending if step.kept % 2 == 0)
-            for step in self._pending:
-                step.kept //= 2
+            self._pending = deque(
+                (number, turn, kept // 2) for number, turn, kept in self._pending if kept % 2 == 0
+            )
         self._prepare()
-        return arrivals
 
     def _report(self, metrics: StepMetrics) -> None:
         """Reports the steps of which all calls have ended; on an accelerator this is after their
         mark.
         """
         if self._recording:
-            self._pending.append(
-                _PendingStep(self.marked - 1, self._captured, self._recorder.kept - 1)
-            )
+            self._pending.append((self.marked - 1, self._captured, self._recorder.kept - 1))
             self._captured += 1
-        while self._pending and (step_data := self._recorder.take_step(self._pending[0].kept)):
-            step = self._pending.popleft()
-            metrics.add(step.number, step.turn, *step_data)
+        while self._pending and (step_data := self._recorder.take_step(self._pending[0][2])):
+            number, turn, _ = self._pending.popleft()
+            metrics.add(number, turn, *step_data)
 
     def _prepare(self) -> None:
         """Starts or stops recording for the step that begins."""
@@ -129,24 +105,14 @@ class Sampling:
 
 
 TURNS = 8
-# The rank that the others wait for is looked for in every WINDOW captured steps (by the test of
-# training/arrivals.py), and named if it is late in LOOKS such windows in a row: a training has
-# hundreds of looks, and each of them may name an innocent rank at 5 %. A look takes rank 0 about
-# 2 ms of CPU time (time.process_time) for 4 ranks in one group, and 0.3 s for 1024.
-WINDOW, LOOKS = 32, 3
 
 
 class StepMetrics:
     """The last captured step, in a file for Prometheus that rank 0 writes.
 
     Each rank puts into the store how long it was in the collectives of each group, under TURNS keys
-    in rotation, because on an accelerator ranks learn of the ends of calls some steps apart. At
-    each mark rank 0 checks, without waiting, whether all ranks have reported. A failure here ends
-    the metrics alone.
-
-    To find the rank that the others wait for (training/arrivals.py), a step counts as one call of
-    each group: single calls of all ranks would be megabytes in the store. The difference to the
-    calls themselves is that waits of two ranks for each other within a step cancel out.
+    in rotation. At each mark rank 0 checks, without waiting, whether all ranks have reported. A
+    failure here ends the metrics alone.
     """
 
     def __init__(self, path: Path, store: Any, name: str, rank: int, ranks: int) -> None:
@@ -155,16 +121,6 @@ class StepMetrics:
         self._key = f"torchcoll/metrics/{name}"
         # (number, turn) of the steps that rank 0 has not written yet. Newer ones overwrite older.
         self._waiting: deque[tuple[int, int]] = deque(maxlen=TURNS)
-        self._last_steps: deque[list[SplitCall]] = deque(maxlen=WINDOW * LOOKS)
-        # (group, rank) of those that were late, by look.
-        self._looks: deque[set[tuple[str, int]]] = deque(maxlen=LOOKS)
-        self._written = 0  # number of steps
-        self._late = Metric(
-            "late_rank_caused_seconds",
-            f"Waiting that a late rank caused in the last {WINDOW * LOOKS} captured steps; no "
-            "series: no rank is late beyond chance.",
-            [],
-        )
         self._broken = False
         self._labels: dict[str, object] = {"job": JOB, "world_size": ranks}
         if slurm_job_id := os.environ.get("SLURM_JOB_ID"):
@@ -187,7 +143,7 @@ class StepMetrics:
             if call.time_ns is not None and waits_for_all:
                 of_groups[call.group].append(call)
         busy = {
-            group: [len(group_calls), _busy_ns(group_calls), _error_ns(group_calls)]
+            group: [len(group_calls), _busy_ns(group_calls)]
             for group, group_calls in of_groups.items()
         }
         status = {"step": number, "took_ns": span[1] - span[0], "busy": busy}
@@ -195,16 +151,11 @@ class StepMetrics:
         if self._rank == 0:
             self._waiting.append((number, turn))
 
-    def report(self) -> Arrivals | None:
-        """Writes the newest step that all ranks have reported; only rank 0 has any to write.
+    def report(self) -> None:
+        """Writes the newest step that all ranks have reported; only rank 0 has any to write."""
+        self._safely(self._report)
 
-        Returns who caused the waiting in the last LOOKS windows after each WINDOW captured steps,
-        from the last of the first LOOKS windows on, otherwise None. Late are the ranks that are so
-        in each of these windows, and in all together.
-        """
-        return self._safely(self._report)
-
-    def _report(self) -> Arrivals | None:
+    def _report(self) -> None:
         for number, turn in reversed(self._waiting):
             keys = [self._store_key(rank, turn) for rank in range(self._ranks)]
             if not self._store.check(keys):
@@ -215,69 +166,26 @@ class StepMetrics:
             if all(status["step"] == number for status in statuses):
                 while self._waiting.popleft() != (number, turn):
                     pass  # drop an older step, which some rank dropped when it thinned its steps
-                return self._write(number, statuses)
-        return None
-
-    def _write(self, number: int, statuses: Sequence[dict[str, Any]]) -> Arrivals | None:
-        self._last_steps.append(split_step(number, statuses))
-        self._written += 1
-        arrivals = None
-        if self._written % WINDOW == 0:
-            arrivals = self._look()
-            late = arrivals.late if arrivals else []
-            labels = [{**self._labels, "group": row.group, "rank": row.rank} for row in late]
-            values = [row.caused_ns / 1e9 for row in late]
-            self._late = replace(self._late, values=list(zip(labels, values, strict=True)))
-        metrics = [*step_metrics(statuses, time.time(), self._labels), self._late]
-        write_metrics(self._path, metrics)
-        return arrivals
-
-    def _look(self) -> Arrivals | None:
-        steps = list(self._last_steps)
-        look = _arrivals_of(steps[-WINDOW:])
-        self._looks.append({(row.group, row.rank) for row in look.late} if look else set())
-        if len(self._looks) < LOOKS:
-            return None
-        named = set.intersection(*self._looks)
-        if arrivals := _arrivals_of(steps):
-            arrivals.ranks = [
-                row if (row.group, row.rank) in named else replace(row, when=None)
-                for row in arrivals.ranks
-            ]
-        return arrivals
+                write_metrics(self._path, step_metrics(statuses, time.time(), self._labels))
+                return
 
     def _store_key(self, rank: int, turn: int) -> str:
         return f"{self._key}/{turn % TURNS}/{rank}"
 
-    def _safely(self, action: Callable[[], Value]) -> Value | None:
+    def _safely(self, action: Callable[[], object]) -> None:
         if self._broken:
-            return None
+            return
         try:
-            return action()
+            action()
         except Exception as error:  # a full disk, a store that is gone
             self._broken = True
             tell(f"torchcoll: warning: metrics: {error}; the capture goes on without them")
-            return None
-
-
-def _arrivals_of(steps: Sequence[Sequence[SplitCall]]) -> Arrivals | None:
-    from torchcoll.parts.training.arrivals import SplitTraffic, arrivals_of
-
-    calls = list(itertools.chain.from_iterable(steps))
-    return arrivals_of(SplitTraffic(calls, Counter()), {})
 
 
 def _busy_ns(calls: Sequence[TrafficCall]) -> int:
     """Returns how long any of these calls of one rank was in flight."""
     spans = [call.span for call in calls if call.span]
     return Union(spans).total if len(spans) == len(calls) else sum(c.time_ns or 0 for c in calls)
-
-
-def _error_ns(calls: Sequence[TrafficCall]) -> int:
-    """Returns by how much that may be too long: the last end may be stamped late."""
-    from torchcoll.parts.training.joined import MAX_LATENESS_NS, may_end_late
-
-    return MAX_LATENESS_NS if any(may_end_late(call, "capture") for call in calls) else 0
 
 
 def _times_of_groups(statuses: Sequence[dict[str, Any]]) -> dict[str, dict[int, int]]:
@@ -288,7 +196,7 @@ def _times_of_groups(statuses: Sequence[dict[str, Any]]) -> dict[str, dict[int, 
     times: dict[str, dict[int, int]] = defaultdict(dict)
     counts: dict[str, set[int]] = defaultdict(set)
     for rank, status in enumerate(statuses):
-        for name, (calls, ns, _) in status["busy"].items():
+        for name, (calls, ns) in status["busy"].items():
             times[name][rank] = ns
             counts[name].add(calls)
     return {
@@ -298,31 +206,11 @@ def _times_of_groups(statuses: Sequence[dict[str, Any]]) -> dict[str, dict[int, 
     }
 
 
-def split_step(number: int, statuses: Sequence[dict[str, Any]]) -> list[SplitCall]:
-    """Returns the calls of one step, as one call of each group.
-
-    - number: the number of the step.
-    - statuses: as in ``step_metrics``.
-    """
-    from torchcoll.parts.training.arrivals import SplitCall
-    from torchcoll.parts.training.ledger import last_rank
-
-    calls = []
-    for group, times in _times_of_groups(statuses).items():
-        shortest = min(times.values())
-        waits = {rank: ns - shortest for rank, ns in times.items()}
-        error = max(status["busy"][group][2] for status in statuses if group in status["busy"])
-        last = last_rank(waits, error)
-        others = {} if last is None else {r: ns for r, ns in waits.items() if r != last}
-        calls.append(SplitCall(group, tuple(times), (number, 0), last, others, shortest))
-    return calls
-
-
 def step_metrics(statuses: Sequence[dict[str, Any]], now: float, common: Labels) -> list[Metric]:
     """Returns the metrics of one step.
 
     - statuses: for each rank ``step``, ``took_ns``, and ``busy``: group -> [number of its calls,
-      how long any of them was in flight (ns), by how much that may be too long (ns)].
+      how long any of them was in flight (ns)].
     - now: the time of the report, in seconds since 1970.
     - common: the labels of every series.
 
@@ -341,29 +229,14 @@ def step_metrics(statuses: Sequence[dict[str, Any]], now: float, common: Labels)
         Metric("step_timestamp_seconds", "When it was reported, since 1970.", [(common, now)]),
         Metric("step_seconds", "How long it took, on the slowest rank.", [(common, took)]),
     ]
-    for name, text, of_groups in (
-        (
-            "step_transfer_seconds",
-            "Time in its collectives of the rank of the group that was in them least.",
-            least,
-        ),
-        (
-            "step_wait_seconds",
-            "By how much longer another rank of the group was in them: it waited.",
-            waits,
-        ),
-        (
-            "step_slowest_rank",
-            "The rank that the others waited for: it was in the collectives least.",
-            {group: float(rank) for group, rank in slowest.items()},
-        ),
-        (
-            "step_caused_seconds",
-            "Waiting of all other ranks of the group together for that rank.",
-            caused,
-        ),
-    ):
+    in_groups: list[tuple[str, str, Mapping[str, float]]] = [
+        ("transfer_seconds", "Time in collectives of the rank that was in them least.", least),
+        ("wait_seconds", "By how much longer another rank of the group was in them.", waits),
+        ("slowest_rank", "The rank that the others waited for: it was in them least.", slowest),
+        ("caused_seconds", "Waiting of all other ranks together for that rank.", caused),
+    ]
+    for name, text, values in in_groups:
         samples: list[tuple[dict[str, object], float]]
-        samples = [({**common, "group": group}, value) for group, value in of_groups.items()]
-        metrics.append(Metric(name, text, samples))
+        samples = [({**common, "group": group}, value) for group, value in values.items()]
+        metrics.append(Metric(f"step_{name}", text, samples))
     return metrics

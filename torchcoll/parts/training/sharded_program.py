@@ -23,8 +23,6 @@ from torchcoll.parts.training.step_program import (
     BACKWARD,
     COPIED_OUT,
     FORWARD,
-    NEXT_LAYER,
-    REST_OF_BACKWARD,
     SentCall,
 )
 
@@ -37,7 +35,7 @@ class ShardUnit:
     """A unit of FSDP2: the root or a wrapped module, with the parameters that no inner unit has.
 
     - module: its name in the model. group: its group in the layout; shards: the ranks of it.
-    - experts: whether it is the experts of a layer, which fewer ranks may share than other units.
+    - experts: whether it is the experts of a layer.
     - inner: its inner units.
     - body: its own blocks with the parameters that a token uses, and its inner units, in
       registration order.
@@ -166,7 +164,7 @@ class ShardedChunk:
             return
         size_bytes = self._gathered_bytes(unit)
         if self._communicates(unit.group):
-            call = SentCall(unit.group, "all_gather", size_bytes, "parameters", NEXT_LAYER)
+            call = SentCall(unit.group, "all_gather", size_bytes, "parameters")
             self.gathering[unit] = self.stage.writer.start(call, COPIED_OUT, unit.module)
         self.unsharded.add(unit)
         self.received[unit] = size_bytes
@@ -205,12 +203,10 @@ class ShardedChunk:
         stage.writer.wait(stage.reduced)
         after: Hashable | None = None
         if self._communicates(unit.group):
-            call = SentCall(
-                unit.group, "reduce_scatter", self.sending, "gradients", REST_OF_BACKWARD
-            )
+            call = SentCall(unit.group, "reduce_scatter", self.sending, "gradients")
             after = stage.reduced = stage.writer.start(call, None, unit.module)
         if self.replicas > 1 and self._communicates("replicate"):
-            call = SentCall("replicate", "all_reduce", shard, "gradients", REST_OF_BACKWARD)
+            call = SentCall("replicate", "all_reduce", shard, "gradients")
             stage.writer.start(call, after, unit.module)
 
     def _communicates(self, group: str) -> bool:

@@ -37,9 +37,8 @@ class Kind(NamedTuple):
 def call_kinds(calls: Sequence[TrafficCall], groups: Mapping[str, Group]) -> list[Kind]:
     """Returns the kind of each call of one rank.
 
-    On a mesh every rank has its own group for each dimension, and all of these groups are used
-    alike. A group is therefore identified by its description, its size and its index among the
-    groups of this rank that share both, not by its name.
+    On a mesh every rank has its own group for each dimension, and all of these are used alike. A
+    group is therefore identified by its description, size and index among those that share both.
     """
     places: dict[str, tuple[str, int, int]] = {}
     seen: Counter[tuple[str, int]] = Counter()
@@ -113,10 +112,9 @@ class Steps:
 def find_steps(traffic: Traffic) -> Steps:
     """Finds the steady steps: those that send what most steps send.
 
-    DDP's first step sends everything in one bucket and the last step may be cut off, so an average
-    over all steps describes none of them. If several contents are equally common, the latest
-    counts. Steps that send nothing (gradient accumulation) count only if all steps do. If less than
-    half of the steps are alike, the figures are means over all.
+    DDP's first step sends everything in one bucket, and the last step may be cut off. If several
+    contents are equally common, the latest counts. Steps that send nothing (gradient accumulation)
+    count only if all steps do. If less than half of the steps are alike, the figures are means.
     """
     kinds = {rank: call_kinds(calls, traffic.groups) for rank, calls in traffic.calls.items()}
     marked = any(traffic.steps.values()) or any(

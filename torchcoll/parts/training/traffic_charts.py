@@ -5,50 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.errors import one_line
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import counted, format_bytes, format_ns
 from torchcoll.parts.training.ledger import Ledger
-from torchcoll.parts.training.plan_show import plan_answer
-from torchcoll.parts.training.projection import STRONG, WEAK
-from torchcoll.parts.training.traffic_table import TrafficRow, summarise_traffic
+from torchcoll.parts.training.traffic_table import summarise_traffic
 from torchcoll.report import chart
 
 if TYPE_CHECKING:
     from torchcoll.parts.training.arrivals import Arrivals
-    from torchcoll.parts.training.projection import Plan, PlannedRow, PlannedStep
+    from torchcoll.parts.training.projection import Plan, PlannedRow
 
 MOST_BARS = 40  # kinds of calls in one chart
-_TITLE = "Communication of a step, by kind of call"
+_TITLE = "Communication of a step"
 _BYTES = {"tickformat": "~s", "ticksuffix": "B", "rangemode": "tozero"}
 _TIME = {**_BYTES, "title": {"text": "time per step"}, "ticksuffix": "s"}
 
 
 def traffic_charts(traffic: Traffic) -> list[chart.Chart]:
-    """The calls of a step by kind: the time that they take, or their bytes where nothing ran."""
-    rows = summarise_traffic(Ledger(traffic)).rows
-    timed = any(row.time_per_step_ns for row in rows)
-
-    def weight(row: TrafficRow) -> float:
-        return (row.time_per_step_ns if timed else row.bytes_per_step) or 0
-
-    largest = sorted(rows, key=weight, reverse=True)[:MOST_BARS]
-    if not any(map(weight, largest)):
+    """What each rank does in a step: computing, exposed communication, waiting."""
+    ranks = summarise_traffic(Ledger(traffic)).ranks[:MOST_BARS]
+    parts = {"computing": "computing_ns", "exposed": "exposed_ns", "waiting": "wait_ns"}
+    bars = []
+    for number, (name, figure) in enumerate(parts.items()):
+        times = [getattr(rank, figure) for rank in ranks]
+        if any(times):
+            texts = [format_ns(ns, 3) for ns in times]
+            colour = chart.PALETTE[number]
+            bars.append(_bars(name, [chart.seconds(ns) for ns in times], texts, colour))
+    if not bars:
         return []
-    names = [chart.plain(_traffic_name(row)) for row in largest]
-    texts = [_traffic_text(row) for row in largest]
-    if timed:
-        times = [chart.seconds(row.time_per_step_ns) for row in largest]
-        bars = [_bars("total", times, texts, chart.PALETTE[0])]
-        if any(row.exposed_ns is not None for row in largest):
-            exposed = [chart.seconds(row.exposed_ns) for row in largest]
-            bars.append(_bars("exposed", exposed, texts, chart.PALETTE[1]))
-        axis = _TIME
-    else:
-        bars = [_bars("bytes", [row.bytes_per_step for row in largest], texts, chart.PALETTE[0])]
-        axis = {**_BYTES, "title": {"text": "bytes per step and rank"}}
-    caption = ["of the calls of a step, on the slowest rank" if timed else "of a step of one rank"]
-    return [_bar_chart(names, bars, axis, caption, len(rows))]
+    names = [f"rank {rank.rank}" for rank in ranks]
+    caption = ["medians over the steps; waiting is a part of the exposed communication"]
+    return [_bar_chart(names, bars, _TIME, caption, len(traffic.calls), "ranks")]
 
 
 def arrivals_chart(arrivals: Arrivals) -> list[chart.Chart]:
@@ -112,22 +100,9 @@ def _bar_chart(
     return chart.Chart(_TITLE, bars, layout, caption=caption)
 
 
-def _traffic_name(row: TrafficRow) -> str:
-    sent = None if row.bytes_in is None else max(row.bytes_in, row.bytes_out or 0)
-    size = "several sizes" if sent is None else format_bytes(sent)
-    return f"{row.collective} {size}, {row.group}"
-
-
-def _traffic_text(row: TrafficRow) -> str:
-    times = {"per step": row.time_per_step_ns, "exposed": row.exposed_ns, "a call": row.median_ns}
-    lines = [f"{row.calls_per_step:g} calls per step"]
-    lines += [f"{format_ns(ns, 3)} {what}" for what, ns in times.items() if ns is not None]
-    return "<br>".join(lines)
-
-
 def plan_charts(plan: Plan) -> list[chart.Chart]:
     """The calls of the planned step by kind: their predicted time with its 90 % interval, or the
-    bytes sent without a machine. Of a plan over several numbers of ranks also the step over ranks.
+    bytes sent without a machine.
     """
     charts = []
     if rows := plan.step.rows:
@@ -160,8 +135,6 @@ def plan_charts(plan: Plan) -> list[chart.Chart]:
             axis = {**_BYTES, "title": {"text": "bytes sent per step and rank"}}
             caption = ["by the algorithm of a ring"]
         charts.append(_bar_chart(names, [bars], axis, caption, len(rows)))
-    if len(plan.weak) > 1 or len(plan.strong) > 1:
-        charts += _over_ranks(plan)
     return charts
 
 
@@ -171,63 +144,3 @@ def _planned_text(row: PlannedRow) -> str:
         value, low, high = (format_ns(ns, 3) for ns in row.time_ns)
         lines.append(f"{value} ({low} to {high}) per step")
     return "<br>".join([*lines, *filter(None, [chart.plain(row.what)])])
-
-
-def _over_ranks(plan: Plan) -> list[chart.Chart]:
-    """The time of a step over the number of ranks; [] if it is unknown."""
-    traces: list[dict[str, Any]] = []
-    series = {"same work per rank (weak)": plan.weak, "same total work (strong)": plan.strong}
-    for number, (name, steps) in enumerate(series.items()):
-        traces += _line_and_band(name, number, steps, "step_ns")
-    if not traces:
-        return []
-    ranks = [step.ranks for steps in series.values() for step in steps]
-    caption = ["band: the 90 % interval of the prediction"]
-    title = "Time of a step over the number of ranks"
-    return [chart.Chart(title, traces, _ranks_layout(ranks), [chart.SCALES], caption)]
-
-
-def plan_pictures(plan: Plan) -> list[chart.Chart]:
-    """For a picture: communication, its exposed part and the step over ranks, weak and strong."""
-    charts = []
-    for kind, steps in ((WEAK, plan.weak), (STRONG, plan.strong)):
-        names = enumerate(("comm", "exposed", "step"))
-        lines = [_line_and_band(name, number, steps, f"{name}_ns") for number, name in names]
-        traces = [trace for line_and_band in lines for trace in line_and_band]
-        layout = _ranks_layout([step.ranks for step in steps])
-        charts.append(chart.Chart(f"{kind} scaling", traces, layout))
-    charts[0].notes = [plan_answer(plan).text, one_line(plan.what), "bands: 90 % intervals"]
-    return charts
-
-
-def _line_and_band(
-    name: str, number: int, steps: Sequence[PlannedStep], field: str
-) -> list[dict[str, Any]]:
-    """The times of a field over ranks, with their intervals; [] if they are unknown."""
-    timed = [(step, ends) for step in steps if (ends := getattr(step, field)) and ends[0] > 0]
-    if not timed:
-        return []
-    # A logarithmic axis has no 0.
-    intervals = [(step.ranks, max(low, 1) * 1e-9, high * 1e-9) for step, (_, low, high) in timed]
-    ranks = [step.ranks for step, _ in timed]
-    times = [chart.rounded(value * 1e-9) for _, (value, _, _) in timed]
-    texts = [_step_text(name, step) for step, _ in timed]
-    line = chart.line(name, number, ranks, times, texts, legendgroup=name)
-    return [chart.band(intervals, number, name), line]
-
-
-def _ranks_layout(ranks: Sequence[int]) -> dict[str, Any]:
-    return {
-        "xaxis": chart.ranks_axis(ranks),
-        "yaxis": chart.time_axis("time of a step"),
-        "showlegend": True,
-    }
-
-
-def _step_text(name: str, step: PlannedStep) -> str:
-    lines = [f"{name}, {counted(step.ranks, 'rank')}"]
-    lines += [f"step {format_ns(step.step_ns[0], 4)}"] if step.step_ns else []
-    lines += [f"computation {format_ns(step.compute_ns, 4)}"] if step.compute_ns else []
-    if step.exposed_ns:
-        lines.append(f"exposed communication {format_ns(step.exposed_ns[0], 4)}")
-    return "<br>".join(lines)

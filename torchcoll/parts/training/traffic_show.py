@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.answer import PROBABLY, Answer
-from torchcoll.core.errors import one_line, unknown
+from torchcoll.core.errors import one_line
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import (
     counted,
@@ -54,7 +54,6 @@ _TEST = (
     "late = yes: this rank comes later than the others on average, and chance does not explain it "
     "(error 5 % over all ranks, groups and thirds of the time)"
 )
-_HOSTS = "by host"
 
 
 def arrivals_answer(arrivals: Arrivals, sent: Answer | None) -> Answer:
@@ -81,11 +80,9 @@ def arrivals_grids(arrivals: Arrivals) -> list[Grid]:
     columns = [(Head("rank", repeat=True), lambda r: str(r.rank))]
     columns += [(Head("host", left=True), lambda r: one_line(r.host or "-"))] * with_host
     columns += [(Head("group", left=True, repeat=True), lambda r: one_line(r.group))] * several
-    share_of = "% of rest" if arrivals.ties else "% of calls"
     columns += [
         (Head("calls"), lambda r: str(r.calls + r.ties)),
-        *([(Head("no single", "last rank"), lambda r: str(r.ties))] if arrivals.ties else []),
-        (Head("last in", share_of), lambda r: _whole_percent(r.share)),
+        (Head("last in", "% of calls"), lambda r: _whole_percent(r.share)),
         (Head("by", "chance"), lambda r: _whole_percent(r.chance)),
         (Head("caused"), lambda r: format_time(r.caused_ns)),
         (Head("% of", "waiting"), lambda r: _whole_percent(r.caused_share)),
@@ -94,31 +91,11 @@ def arrivals_grids(arrivals: Arrivals) -> list[Grid]:
     below = []
     if len(arrivals.ranks) > len(chosen):
         below.append(f"the {len(chosen)} of {len(arrivals.ranks)} rows with most waiting caused")
-    if arrivals.ties:
-        below.append(
-            "no single last rank: several ranks had the shortest time, as far as the records tell; "
-            "rest: the other calls"
-        )
     below += [
         f"{counted(number, 'call')} not counted: {reason}"
         for reason, number in arrivals.unsplit.items()
     ]
-    grids = [make_grid(columns, chosen, above=[_LAST, _TEST], below=below)]
-    if arrivals.hosts:
-        grids.append(
-            make_grid(
-                [
-                    (Head("host", left=True), lambda h: one_line(h.host)),
-                    (Head("ranks"), lambda h: str(h.ranks)),
-                    (Head("last in", share_of), lambda h: _whole_percent(h.last / max(h.calls, 1))),
-                    (Head("caused"), lambda h: format_time(h.caused_ns)),
-                    (Head("% of", "waiting"), lambda h: _whole_percent(h.caused_share)),
-                ],
-                arrivals.hosts[:_MOST_ROWS],
-                above=[_HOSTS],
-            )
-        )
-    return grids
+    return [make_grid(columns, chosen, above=[_LAST, _TEST], below=below)]
 
 
 def _late_text(row: RankArrival) -> str:
@@ -226,22 +203,16 @@ def show_traffic(
     traffics: Sequence[Traffic],
     format: str = "table",
     file: TextIO | None = None,
-    columns: Sequence[str] = (),
     views: Sequence[str] = ("calls", "modules", "time"),
     step: int | None = None,
 ) -> None:
     """Prints the traffic of each source.
 
-    - columns: names of TrafficRow fields, or ``all``.
     - views: names of VIEWS, shown below the summary.
     - step: the number of a step, which alone is shown; None: the steady steps.
 
-    Raises UsageError for an unknown format, column or step.
+    Raises UsageError for an unknown format or step.
     """
-    keys = list(_COLUMNS) if list(columns) == ["all"] else list(columns)
-    for name in keys:
-        if name not in _COLUMNS:
-            raise unknown("columns", name, _COLUMNS, "all, or some of {}")
     forms = []
     for traffic in traffics:
         ledger = Ledger(traffic)
@@ -261,14 +232,14 @@ def show_traffic(
                 "notes": [*table.notes, *traffic.notes],
                 "problems": traffic.problems,
             },
-            "rows": [select_fields(row, " ".join(keys or _COLUMNS)) for row in table.rows],
+            "rows": [select_fields(row, " ".join(_COLUMNS)) for row in table.rows],
             **exposed_object(table.exposed, traffic),
             "ranks": [dataclasses.asdict(rank) for rank in table.ranks],
             **({"over_time": dataclasses.asdict(table.over_time)} if table.over_time else {}),
             **({"arrivals": arrivals_object(arrivals)} if arrivals else {}),
         }
         records = [{**file_name, **row} for row in document["rows"]]
-        forms.append(Forms(traffic_grids(traffic, table, arrivals, views, keys), document, records))
+        forms.append(Forms(traffic_grids(traffic, table, arrivals, views), document, records))
     print_results(forms, format, file)
 
 
@@ -277,12 +248,11 @@ def traffic_grids(
     table: TrafficTable,
     arrivals: Arrivals | None = None,
     views: Sequence[str] = VIEWS,
-    keys: Sequence[str] = (),
 ) -> list[Grid]:
     """Returns the summary and the tables of the views, followed by what is left out and unknown."""
     grids = [_summary(table, arrivals)] if table.marked and table.rows else []
     if "calls" in views or not grids:
-        grids.append(_calls(table, keys))
+        grids.append(_calls(table))
     grids[0].above = [*_title(traffic, table), *grids[0].above]
     if "modules" in views:
         grids += module_grids(table.exposed)
@@ -357,12 +327,10 @@ def _rank_times(ranks: Sequence[RankTimes]) -> Grid:
     )
 
 
-def _calls(table: TrafficTable, keys: Sequence[str]) -> Grid:
-    columns = {name: _COLUMNS[name] for name in keys or _default(table.rows)}
-    if keys:
-        columns = {k: (dataclasses.replace(h, drop=0), cell) for k, (h, cell) in columns.items()}
-    rows = [[cell(row) for _, cell in columns.values()] for row in table.rows]
-    heads = [head for head, _ in columns.values()]
+def _calls(table: TrafficTable) -> Grid:
+    columns = [_COLUMNS[name] for name in _default(table.rows)]
+    rows = [[cell(row) for _, cell in columns] for row in table.rows]
+    heads = [head for head, _ in columns]
     return Grid(heads, rows, [_BYTES] if rows else [], [] if rows else ["no calls"])
 
 
@@ -563,7 +531,7 @@ def add_traffic(draft: PageDraft) -> None:
         arrivals = find_arrivals(ledger)
         grids = traffic_grids(traffic, summarise_traffic(ledger), arrivals)
         name = f": {one_line(traffic.path or 'traffic')}" if several else ""
-        drawings = [Drawing("The calls of a step", partial(traffic_charts, traffic))]
+        drawings = [Drawing("The step of each rank", partial(traffic_charts, traffic))]
         if arrivals:
             chart = partial(arrivals_chart, arrivals)
             drawings.insert(0, Drawing("The waiting that each rank caused", chart))
@@ -575,7 +543,6 @@ def add_traffic(draft: PageDraft) -> None:
 
 TRAFFIC = Shown(
     show_traffic,
-    options=("columns",),
     charts=traffic_charts,
     frame=traffic_frame,
     answer=lambda traffic: traffic_answer(summarise_traffic(Ledger(traffic))),

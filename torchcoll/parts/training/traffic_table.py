@@ -83,7 +83,7 @@ def over_time(ledger: Ledger) -> OverTime | None:
 
     def stretch(index: int, steps: Sequence[int]) -> Stretch:
         def per_step(column: Column) -> float | None:
-            sums = [ledger.slowest_known(ledger.steps.at, k, column) for k in steps]
+            sums = [ledger.slowest(ledger.steps.at, k, column, known=True) for k in steps]
             figures = [each for each in sums if each is not None]
             return median(figures) if figures else None
 
@@ -127,9 +127,7 @@ class ModuleRow:
 
     @property
     def text(self) -> str:
-        numbers = self.module.split(" to ")
-        kind = "" if not numbers[0].isdecimal() else "module " if len(numbers) == 1 else "modules "
-        return f"{self.collective} of {kind}{self.module}"
+        return f"{self.collective} of {self.module}"
 
 
 @dataclass(frozen=True)
@@ -232,7 +230,7 @@ class RankSteps:
 
     def wait_ns(self, step: int) -> int | None:
         at = {self.rank: {step: self.indices.get(step, ())}}
-        return self.ledger.slowest_known(at, step, self.ledger.wait_ns)
+        return self.ledger.slowest(at, step, self.ledger.wait_ns, known=True)
 
     def times(self) -> RankTimes:
         reduce = self.ledger.steps.reduce

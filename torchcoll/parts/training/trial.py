@@ -41,7 +41,7 @@ class TrialRow:
 
     @property
     def low_ns(self) -> float:
-        """5th percentile of the steps: a spread within the run, not a confidence interval."""
+        """The 5th percentile of the steps."""
         return self._quantile(LOW)
 
     @property
@@ -92,11 +92,7 @@ class Trial(Displayed):
 
     @property
     def best(self) -> TrialRow:
-        """The row with the smallest ratio of paired rounds; another row may have the smallest
-        median.
-
-        Whether it differs from the first row is a separate question, see ``result``.
-        """
+        """The row with the smallest ratio of paired rounds."""
         return min(self.rows, key=lambda row: row.ratio[0])
 
     @property
@@ -112,12 +108,18 @@ class Trial(Displayed):
                 scope=f"({_interval_text(best)}, one run)",
                 certainty=PROBABLY,
                 next_step="repeat the run to be certain",
-                details=tuple(_row_text(row) for row in self.rows[1:] if row is not best),
             )
         first = next((row for row in self.rows[1:] if _may_be_faster(row)), None)
         if first is None:
             keep = f"keep bucket_cap_mb={base.name}"
-            return Answer(keep, "good", details=tuple(map(_row_text, self.rows[1:])))
+            return Answer(
+                keep,
+                "good",
+                details=tuple(
+                    f"{row.name} was {format_change(row.ratio[0])} ({_interval_text(row)}, one run)"
+                    for row in self.rows[1:]
+                ),
+            )
         return Answer(
             f"bucket_cap_mb={first.name}",
             "doubt",
@@ -125,7 +127,6 @@ class Trial(Displayed):
             scope=f"(it was {format_change(first.ratio[0])}, {_interval_text(first)})",
             certainty=CANNOT_TELL,
             next_step=f"try_buckets with rounds={4 * self.rounds}",
-            details=tuple(_row_text(row) for row in self.rows[1:] if row is not first),
         )
 
 
@@ -142,7 +143,3 @@ def _interval_text(row: TrialRow) -> str:
     ends = (1 / high, 1 / low) if ratio < 1 else (low, high)
     text = f"95 %: {' to '.join(dict.fromkeys(map(format_factor, ends)))}"
     return f"{text}, not significant" if row.result == "within noise" else text
-
-
-def _row_text(row: TrialRow) -> str:
-    return f"{row.name} was {format_change(row.ratio[0])} ({_interval_text(row)}, one run)"
