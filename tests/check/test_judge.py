@@ -680,9 +680,7 @@ def test_against_a_run_with_nothing_in_common():
 def test_one_reference_at_a_time(tmp_path):
     with pytest.raises(UsageError) as caught:
         judge(times(1), "nvswitch-h200", baseline=times(1))
-    assert str(caught.value) == (
-        error_text("baseline", "a run with a fabric or rules", "one of them")
-    )
+    assert str(caught.value) == (error_text("baseline", "a run with a fabric", "one of them"))
 
 
 def test_a_run_of_python_is_complete():

@@ -42,7 +42,7 @@ def by_names(run: Run) -> Fabric | None:
     device = device_named(name)
     if device is None or _CARD.search(name) or not _BOARD.search(name):
         return None
-    fabrics = [fabric for fabric in guessable({}) if device.name in fabric.devices]
+    fabrics = [fabric for fabric in guessable() if device.name in fabric.devices]
     return fabrics[0] if len(fabrics) == 1 else None
 
 

@@ -40,7 +40,7 @@ from torchcoll.questions.check.limits import (
     label_problem,
     odd_links,
 )
-from torchcoll.questions.check.rules import Fabric, read_rules
+from torchcoll.questions.check.rules import Fabric
 from torchcoll.reading.inputs import load_one
 
 _LEVELS = {verdict: level for level, verdict in VERDICTS.items()} | {CANNOT_TELL: "doubt"}
@@ -97,14 +97,13 @@ def check(
     source: Run | str | os.PathLike[str],
     *,
     fabric: str | None = None,
-    rules: Sequence[str | os.PathLike[str]] = (),
     baseline: Run | str | os.PathLike[str] | None = None,
 ) -> Verdict:
     """Judge a run, or the run of a file: ``word`` is PASS, WARN, FAIL, CANNOT TELL or NO
     REFERENCE.
 
     fabric: the reference, such as ``nvswitch-h200`` or ``ib-ndr:8``; by default the fabric that the
-    run shows. rules: files with fabrics of your own (TOML). baseline: in place of a fabric, a run
+    run shows. baseline: in place of a fabric, a run
     or its file; or a file of check --learn, a folder or a store of good runs. Raises
     UsageError for an unknown fabric or one that cannot be the run's, and for a baseline that cannot
     judge it; UnreadableError for a file.
@@ -118,22 +117,21 @@ def check(
     elif baseline is not None:
         path_text(baseline, "baseline", "a Run, or its file")
         reference = first_answer("answers", "baseline", os.fspath(baseline)) or load_one(baseline)
-    return judge(run, fabric, rules, reference)
+    return judge(run, fabric, reference)
 
 
 def judge(
     run: Run,
     fabric: str | None = None,
-    rules: Sequence[str | os.PathLike[str]] = (),
     baseline: Run | BaselineRuns | None = None,
     rows: Sequence[Row] | None = None,
 ) -> Verdict:
     """Judge a run.
 
-    fabric: as stated; otherwise that of the one file of ``rules``, the label ``fabric``, or the one
-    that the links of the ranks show. rules: files of the user. baseline: a run, or the source of
-    many, in place of a fabric. rows: those of the run, if they are known already. Raises UsageError
-    for missing or impossible rules and fabrics, and for a baseline of another machine.
+    fabric: as stated; otherwise the label ``fabric``, or the one that the links of the ranks show.
+    baseline: a run, or the source of many, in place of a fabric. rows: those of the run, if they
+    are known already. Raises UsageError for an impossible fabric, and for a baseline of another
+    machine.
     """
     rows = summarise_run(run) if rows is None else rows
     failures = list(_failures(run, rows))
@@ -143,8 +141,8 @@ def judge(
     taken: list[Phrase] = []
     by_good_runs = None
     if baseline is not None:
-        if fabric or rules:
-            raise UsageError("baseline", "a run with a fabric or rules", "one of them")
+        if fabric:
+            raise UsageError("baseline", "a run with a fabric", "one of them")
         if nothing:
             reference = [nothing]
         elif isinstance(baseline, Run):
@@ -153,7 +151,7 @@ def judge(
             by_good_runs = baseline.judge(run)
             reference = by_good_runs.phrases()
     else:
-        fabric_found, problem = _fabric(run, fabric, rules)
+        fabric_found, problem = _fabric(run, fabric)
         if fabric_found is None and not problem and (fabric_found := by_names(run)):
             where = "log" if run.members else "labels"
             machine = f"{run.ranks} {device_name_of(run)} on one host"
@@ -179,17 +177,10 @@ def judge(
     return Verdict(tuple(plain), fabric_name, judged, by_good_runs)
 
 
-def _fabric(
-    run: Run, fabric: str | None, rules: Sequence[str | os.PathLike[str]]
-) -> tuple[Fabric | None, str]:
+def _fabric(run: Run, fabric: str | None) -> tuple[Fabric | None, str]:
     """The fabric of a run, and what is wrong with its label. The file is shown anyway."""
-    own_rules = read_rules(rules)
-    if not fabric and len(own_rules) == 1:
-        fabric = next(iter(own_rules))
-    elif not fabric and own_rules and "fabric" not in run.labels:
-        raise UsageError("rules", f"{len(own_rules)} fabrics", "--fabric NAME with them")
     try:
-        return fabric_of(run, fabric, own_rules), ""
+        return fabric_of(run, fabric), ""
     except UsageError as error:
         if fabric:
             raise

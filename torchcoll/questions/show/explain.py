@@ -208,7 +208,7 @@ def _compared(run: Run, row: Row, verdict: Verdict) -> list[str]:
     """What this row would be measured by."""
     if verdict.fabric is None or not row.busbw_gbps or row.status == IMPLAUSIBLE:
         return []
-    fabric = fabric_of(run, verdict.fabric, {})
+    fabric = fabric_of(run, verdict.fabric)
     limit: Any = fabric and limit_of(row, fabric, run)
     if limit is None:
         return [f"{verdict.fabric} has no limit for this collective at this size: not judged"]
