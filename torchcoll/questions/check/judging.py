@@ -7,7 +7,6 @@ judge the same samples differently.
 from __future__ import annotations
 
 import os
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,11 +18,11 @@ from torchcoll.core.display import OneLine, as_one_line
 from torchcoll.core.errors import UsageError, one_line, path_text
 from torchcoll.core.file import truncated_text
 from torchcoll.core.parts import first_answer
-from torchcoll.core.plausibility import IMPLAUSIBLE, link_unused, stated_link_gbps, summarise_run
+from torchcoll.core.plausibility import IMPLAUSIBLE, link_unused, summarise_run
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, nothing_sent
 from torchcoll.core.units import counted, format_digits, format_ns, shorten_list
-from torchcoll.questions.check.assumed import assumptions, by_names, device_name_of
+from torchcoll.questions.check.assumed import by_names, device_name_of
 from torchcoll.questions.check.baseline import BaselineRuns, JudgedByBaseline, baseline_phrase
 from torchcoll.questions.check.limits import (
     CANNOT_TELL,
@@ -36,7 +35,6 @@ from torchcoll.questions.check.limits import (
     case_text,
     correct_text,
     fabric_of,
-    is_rccl,
     label_problem,
     odd_links,
 )
@@ -165,9 +163,6 @@ def judge(
     events = (*_stated(run, "setting"), *_stated(run, "machine"))
     texts = [*problems, *unread, *odd_links(run), *events]
     warnings = [Phrase(WARN, text) for text in texts if text]
-    if reference and not nothing and all(phrase.word == NO_REFERENCE for phrase in reference):
-        reference += _not_bounded(run, good)
-        taken = assumptions(good, run) if fabric_found is None else taken
     if failures:
         taken = []
     judged = bool(failures) or any(p.word not in (NO_REFERENCE, "") for p in reference)
@@ -256,27 +251,6 @@ def _nothing_to_judge(rows: Sequence[Row]) -> Phrase | None:
     else:
         return None
     return Phrase(NO_REFERENCE, reason, " applies: ")
-
-
-def _not_bounded(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
-    """Why an imported figure was not tested for plausibility, and what would make it possible."""
-    named = any(m.get("device_name") for m in run.members) or run.labels.get("gpu")
-    bounded = named or (stated_link_gbps(run) is not None and not link_unused(run))
-    accelerator = any(row.device != "cpu" for row in rows)
-    missing = {
-        "ranks": "--ranks N" if any(row.ranks < 1 for row in rows) else "",
-        "GPU": "--label gpu=NAME" if accelerator and not bounded else "",
-    }
-    if missing["GPU"] and any(map(is_rccl, rows)):  # a name would be of no use
-        missing["GPU"] = ""
-        yield Phrase("", "whether it is possible was not judged: no bound of AMD's GPUs is known")
-    if run.source and any(missing.values()):
-        names = " and ".join(name for name, action in missing.items() if action)
-        action = " ".join(filter(None, missing.values()))
-        text = f"whether it is possible was not judged: {names} unknown"
-        # A result file that was imported is none of another tool: its source is imported anew.
-        file = shlex.quote(run.source.get("file") or "FILE") if run.path else "FILE"
-        yield Phrase("", f"{text} (torchcoll convert {file} {action} -o RUN)")
 
 
 def _facts(

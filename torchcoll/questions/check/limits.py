@@ -246,17 +246,6 @@ def _headline(fabric: rules.Fabric, judged: Sequence[_Best]) -> tuple[Phrase, st
     return Phrase(WARN if (beyond or unused) and level == PASS else level, text), row.collective
 
 
-def share_of(
-    rows: Sequence[Row], fabric: rules.Fabric, device: plausibility.DeviceLimits | None
-) -> tuple[float, str] | None:
-    """The share of the headline, and the algorithm of its limit; None without one."""
-    judged = list(_judged(rows, fabric, device))
-    if not judged:
-        return None
-    share, _, limit = _representative(judged)
-    return share, limit.algorithm
-
-
 def _representative(judged: Sequence[_Best]) -> _Best:
     """That of all_reduce, or the lowest share without one."""
     reduced = (item for item in judged if item[1].collective == DEFAULT_COLLECTIVE)
