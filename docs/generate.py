@@ -29,7 +29,7 @@ from torchcoll.core.summary import Row
 from torchcoll.core.units import format_size
 from torchcoll.core.variables import JOB, RUNTIME, SETTINGS, prefixes_of
 from torchcoll.help import GROUPS
-from torchcoll.questions.check.rules import _packaged, packaged
+from torchcoll.questions.check.rules import packaged, packaged_rule
 from torchcoll.questions.pairs import pairs_run
 from torchcoll.report.columns import COLUMNS
 
@@ -501,9 +501,9 @@ def tables() -> Iterator[str]:
     yield from table(("name", "collective", "operator", "placement", "needs multicast"), rows)
     yield from ("## Fabrics", "")
     yield "The limits that [the verdict](../healthy.md) compares a run with, each with its source."
-    yield from ("`--rules FILE` adds your own.", "")
+    yield ""
     rows = []
-    for rule in map(_packaged, packaged()):
+    for rule in map(packaged_rule, packaged()):
         parameter = rule.table.get("parameter", "")
         fabric = rule.fabric(1 if parameter else None)
         name = f"`{rule.name}:N`" if parameter else f"`{rule.name}`"

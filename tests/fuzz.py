@@ -49,7 +49,6 @@ from torchcoll.parts.postmortem import (
     stack_evidence,
 )
 from torchcoll.parts.training.traffic_show import show_traffic
-from torchcoll.questions.check.rules import read_rules
 from torchcoll.questions.show.show import show
 from torchcoll.reading.inputs import load
 from torchcoll.reading.registry import import_file
@@ -184,11 +183,6 @@ def _dump(path: Path) -> None:
         show_logs([], [], format, io.StringIO(), dumps=[dump])
 
 
-def _rules(path: Path) -> None:
-    for rule in read_rules([path]).values():
-        rule.fabric(8.0 if rule.table.get("parameter") else None)
-
-
 def _manifest(path: Path) -> None:
     with contextlib.redirect_stdout(io.StringIO()), Folder(path.parent, _PLAN.to_json()) as folder:
         show_summary(summary(_PLAN, folder), [])
@@ -249,7 +243,6 @@ READERS = {
     "NCCL log": Reader(_log, ("nccl.log",)),
     "oneCCL log": Reader(_log, ("oneccl.log",)),
     "XML": Reader(_dump, ("topology.xml",)),
-    "rules": Reader(_rules, ("rules.toml",)),
     "manifest": Reader(_manifest, (), "manifest.jsonl", (MANIFEST,)),
     "points": Reader(lambda path: load_points(str(path)), ("points.json",)),
 }

@@ -12,7 +12,7 @@
 PYTHON=${PYTHON:-python3}          # with torchcoll
 RANKS=${RANKS:-8}                  # GPUs of the node
 ARGS=${ARGS:---collectives all_reduce,all_gather -b 64M -e 1G -f 4 --max-time 0.3}
-CHECK=${CHECK:-}                   # the reference: --baseline FILE, --rules FILE or --fabric NAME;
+CHECK=${CHECK:-}                   # the reference: --baseline FILE or --fabric NAME;
                                    # empty: what torchcoll knows of the machine's fabric
 STATE=${STATE:-/run/torchcoll/health} # 'SECONDS-SINCE-1970 VERDICT REASON', on a local file system
 DEADLINE_S=${DEADLINE_S:-45}

@@ -8,13 +8,12 @@ from judged import case_of, launch
 
 from torchcoll.core.errors import UsageError
 from torchcoll.questions.check.limits import check_labels, fabric_of, label_problem, odd_links
-from torchcoll.questions.check.rules import read_rules
 
 SXM = {"nvlinks": 18, "to_switch": True}
 
 
-def name_of(stated=None, own=None, **how):
-    found = fabric_of(launch(case_of(300), **how), stated, own or {})
+def name_of(stated=None, **how):
+    found = fabric_of(launch(case_of(300), **how), stated)
     return found.name if found else None
 
 
@@ -53,7 +52,7 @@ def test_one_rank_with_other_links_is_another_fabric_and_said():
     run.members[3]["nvlinks"] = 16
     run.members[5]["nvlinks"] = 16
     run.members[6]["nvlinks"] = 17
-    assert fabric_of(run, None, {}) is None
+    assert fabric_of(run, None) is None
     assert odd_links(run) == [
         "16 NVLinks on ranks 3,5, 18 on the others",
         "17 NVLinks on rank 6, 18 on the others",
@@ -112,18 +111,6 @@ def test_of_two_ranks_the_one_with_fewer_links_is_odd():
     run = launch(case_of(1, ranks=2), **SXM)
     run.members[0]["nvlinks"] = 12
     assert odd_links(run) == ["12 NVLinks on rank 0, 18 on the others"]
-
-
-def test_a_fabric_of_the_users_own_is_recognised_first(tmp_path):
-    path = tmp_path / "mine.toml"
-    text = (
-        'name = "lab"\ndevices = ["H200"]\nnvlinks = 18\nto_switch = true\nseveral_hosts = false\n'
-        '[[limit]]\nalgorithm = "ring"\ncollectives = ["all_reduce"]\nbusbw_gbps = 360\n'
-        'source = "our acceptance test"\n'
-    )
-    path.write_text(text)
-    assert name_of(own=read_rules([path]), **SXM) == "lab"
-    assert name_of(own=read_rules([path])) is None
 
 
 @pytest.mark.parametrize(

@@ -258,28 +258,6 @@ def test_the_hosts_of_an_imported_table_are_stated_by_a_label(labels, said, tmp_
     assert capsys.readouterr().out.startswith(said)
 
 
-def test_with_them_fabrics_of_other_hosts_and_gpus_are_not_assumed(tmp_path, capsys):
-    """475 GB/s: what NVLS has on eight H200, and nothing that a PCIe switch carries."""
-    run = imported(tmp_path, "gpu=H200")
-    capsys.readouterr()
-    assert main(["show", run]) == 0
-    line = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
-    assert "of nvswitch-h200 (--fabric" in line and "ib-" not in line and "xgmi" not in line
-
-
-def test_a_board_is_not_assumed_of_more_ranks_than_it_has(tmp_path, capsys):
-    """385 GB/s on 96 GPUs: what eight rails carry, not the links of one host; on 72 of a rack."""
-    table = tmp_path / "t.csv"
-    table.write_text("collective,size,busbw\nall_reduce,8G,385\n")
-    for ranks, one_host in ((96, False), (72, True), (8, True)):
-        assert main(["convert", str(table), "--from", "plain", "--ranks", str(ranks), "--backend",
-                     "nccl", "-o", str(tmp_path / f"{ranks}.jsonl")]) == 0  # fmt: skip
-        capsys.readouterr()
-        assert main(["show", str(tmp_path / f"{ranks}.jsonl")]) == 0
-        line = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
-        assert "busbw would be" in line and ("nvswitch" in line) == one_host
-
-
 def test_hosts_by_name_are_no_problem_of_a_run_whose_ranks_tell_theirs(tmp_path, capsys):
     path = tmp_path / "run.jsonl"
     case = case_of(475.0, size_bytes=parse_size("8G"), ranks=8)

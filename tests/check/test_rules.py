@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
-from error_form import error_tail, error_text, expecting
+from error_form import error_text
 from judged import GIB, MIB, case_of
 
-from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import device_named
 from torchcoll.core.summary import summarise
-from torchcoll.questions.check.rules import capped, load_fabric, packaged, read_rules
+from torchcoll.questions.check.rules import capped, load_fabric, packaged
 
 RING = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 # links x GB/s a link of NCCL's src/graph/topo.h; Gbit/s over 8; and what was measured.
@@ -128,7 +125,7 @@ NAMES = ", ".join(sorted({name.partition(":")[0] for name in EXPECTED}))
 @pytest.mark.parametrize(
     ("stated", "message"),
     [
-        ("nvlink", error_text("fabric", "nvlink", f"one of {NAMES}. Or add a file: --rules FILE.")),
+        ("nvlink", error_text("fabric", "nvlink", f"one of {NAMES}")),
         ("ib-ndr", error_text("fabric", "ib-ndr", "ib-ndr:N, N the rails of a node, above 0")),
         ("ib-ndr:x", error_text("fabric", "ib-ndr:x", "ib-ndr:N, N the rails of a node, above 0")),
         (
@@ -146,122 +143,3 @@ def test_a_fabric_that_is_none(stated, message):
     with pytest.raises(UsageError) as caught:
         load_fabric(stated)
     assert str(caught.value) == message
-
-
-OWN = """\
-name = "lab"
-what = "two nodes, RoCE"
-several_hosts = true
-parameter = "ports"
-
-[[limit]]
-algorithm = "ring"
-collectives = ["allreduce", "all_gather"]
-busbw_gbps_each = 12
-from = "64M"
-source = "our acceptance test"
-[limit.only]
-ranks = [2, 16]
-dtype = ["bfloat16"]
-"""
-
-
-def test_rules_of_the_users_own(tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text(OWN)
-    own = read_rules([path])
-    fabric = load_fabric("lab:2", own)
-    assert (fabric.name, fabric.what, fabric.several_hosts) == ("lab:2", "two nodes, RoCE", True)
-    (limit,) = fabric.limits
-    assert (limit.busbw_gbps, limit.size_bytes, limit.bytes_per_rank) == (24, 64 * MIB, 0)
-    assert limit.collectives == ("all_reduce", "all_gather")
-    assert limit.holds(row(ranks=2, dtype="bfloat16"))
-    assert not limit.holds(row(ranks=2))
-    assert not limit.holds(row(ranks=8, dtype="bfloat16"))
-    with pytest.raises(
-        UsageError, match=error_text("^fabric", error_tail("x", f"one of lab, {NAMES}. Or add"))
-    ):
-        load_fabric("x", own)
-
-
-def test_the_example_of_the_docs(tmp_path):
-    page = (Path(__file__).parents[2] / "docs/healthy.md").read_text()
-    (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
-    path = tmp_path / "mine.toml"
-    path.write_text(text)
-    fabric = load_fabric("my-cluster", read_rules([path]))
-    assert [limit.busbw_gbps for limit in fabric.limits] == [180]
-
-
-LIMIT = OWN[OWN.index("[[limit]]") :]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "why"),
-    [
-        ('name = "lab"', 'nam = "lab"', "key nam. Did you mean name?"),
-        ('name = "lab"', "", "no 'name'"),
-        ('name = "lab"', 'name = "a:b"', "name has a colon"),
-        ("several_hosts = true", "", "no 'several_hosts'"),
-        ('parameter = "ports"', 'devices = ["A100"]\nparameter = "ports"', "nvlinks and to_switch"),
-        ('parameter = "ports"', "", "busbw_gbps_each without parameter"),
-        ("[[limit]]", "[[limits]]", "key limits. Did you mean limit?"),
-        (LIMIT, "", "no 'limit'"),
-        (LIMIT, "limit = 3", "not iterable"),
-        ('source = "our acceptance test"', "", "no 'source'"),
-        ('source = "our acceptance test"', 'source = " "', "may not be empty"),
-        ('algorithm = "ring"', "", "no 'algorithm'"),
-        ("from =", "since =", "key since"),
-        ("busbw_gbps_each = 12", "", "one of busbw_gbps and busbw_gbps_each"),
-        ("busbw_gbps_each = 12", "busbw_gbps = 0", "busbw_gbps 0"),
-        ("busbw_gbps_each = 12", "busbw_gbps = true", "busbw_gbps True"),
-        ("busbw_gbps_each = 12", 'busbw_gbps = "12"', "not supported"),
-        ("busbw_gbps_each = 12", "busbw_gbps = inf", "busbw_gbps inf"),
-        ("from =", "busbw_gbps = 3\nfrom =", "one of busbw_gbps and busbw_gbps_each"),
-        ('["allreduce", "all_gather"]', '"all_reduce"', "collectives is no list"),
-        ('["allreduce", "all_gather"]', "[]", "may not be empty"),
-        ("ranks = [2, 16]", "ranks = 2", "not iterable"),
-        ("ranks = [2, 16]", "ranks = []", "only ranks []"),
-        ("ranks = [2, 16]", 'ranks = ["2"]', "only ranks ['2']"),
-        ("ranks = [2, 16]", 'op = ["summ"]', "only op ['summ']"),
-        ("ranks = [2, 16]", "hosts = [2]", "key hosts"),
-        ('"allreduce"', '"allrduce"', error_text("collective", "allrduce", "one of ")[:40]),
-        ('from = "64M"', 'from = "64MB"', error_text("from", "64MB", "")[:20]),
-        ('from = "64M"', "from = -1", error_text("from", "-1", "")[:12]),
-    ],
-)
-def test_a_file_that_is_wrong(tmp_path, monkeypatch, old, new, why):
-    monkeypatch.chdir(tmp_path)
-    assert OWN.count(old) == 1
-    Path("mine.toml").write_text(OWN.replace(old, new))
-    with pytest.raises(UnreadableError) as caught:
-        read_rules(["mine.toml"])
-    assert str(caught.value).startswith("rules: got mine.toml (") and why in str(caught.value)
-
-
-def test_two_files_of_one_name(tmp_path):
-    first, second = tmp_path / "a.toml", tmp_path / "b.toml"
-    for path in (first, second):
-        path.write_text(OWN)
-    with pytest.raises(UsageError) as caught:
-        read_rules([first, second])
-    assert str(caught.value).endswith(error_tail("b.toml", f"another name than in {first}"))
-
-
-def test_a_file_that_cannot_be_read(tmp_path):
-    for path, text, words in (
-        (
-            tmp_path / "none.toml",
-            None,
-            expecting("a file that can be read (No such file or directory)"),
-        ),
-        (tmp_path / "bad.toml", b"name = ", expecting("a TOML file")),
-        (tmp_path / "bin.toml", b"\xff\xfe", expecting("a TOML file")),
-    ):
-        if text is not None:
-            path.write_bytes(text)
-        with pytest.raises(UnreadableError) as caught:
-            read_rules([path])
-        assert str(caught.value).startswith(error_text("rules", "")) and str(caught.value).endswith(
-            words
-        )

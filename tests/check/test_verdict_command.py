@@ -18,27 +18,11 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Run, Verification
 
-RULES = """\
-name = "lab"
-several_hosts = false
-[[limit]]
-algorithm = "ring"
-collectives = ["all_reduce"]
-busbw_gbps = 360
-source = "our acceptance test"
-"""
-
 
 @pytest.fixture
 def path(tmp_path):
     save(launch(case_of(300)), tmp_path / "a.jsonl")
     return str(tmp_path / "a.jsonl")
-
-
-@pytest.fixture
-def rules(tmp_path):
-    (tmp_path / "mine.toml").write_text(RULES)
-    return str(tmp_path / "mine.toml")
 
 
 def last(capsys):
@@ -59,16 +43,7 @@ def test_fabric(path, capsys):
     assert document["answer"]["headline"].startswith("WARN 300 GB/s busbw at 1G, 80.9 %")
 
 
-def test_own_rules(path, rules, capsys):
-    expected = "WARN 300 GB/s busbw at 1G, 83.3 % of the ring limit of lab (our acceptance test)"
-    for words in (["--rules", rules], ["--rules", rules, "--fabric", "lab"]):
-        assert main(["check", path, *words]) == 0
-        assert last(capsys).startswith(expected)
-
-
-def test_rules_and_fabrics_that_are_not_there(path, rules, tmp_path, capsys):
-    other = tmp_path / "other.toml"
-    other.write_text(RULES.replace('"lab"', '"hall"'))
+def test_fabrics_that_cannot_be(path, capsys):
     for code, words, message in (
         (2, ["--fabric", "x"], error_text("fabric", "x", "one of ethernet, ")),
         (
@@ -77,19 +52,9 @@ def test_rules_and_fabrics_that_are_not_there(path, rules, tmp_path, capsys):
             error_text("fabric", "ib-ndr:8 for a run on 1 host", "a fabric "),
         ),
         (
-            3,
-            ["--rules", f"{tmp_path}/none"],
-            error_text("rules", f"{tmp_path}/none", "a file that can"),
-        ),
-        (
             2,
-            ["--rules", rules, "--rules", str(other)],
-            error_text("rules", "2 fabrics", "--fabric NAME"),
-        ),
-        (
-            2,
-            ["--baseline", path, "--rules", rules],
-            error_text("baseline", "a run with a fabric or rules, "),
+            ["--baseline", path, "--fabric", "ib-ndr:8"],
+            error_text("baseline", "a run with a fabric"),
         ),
     ):
         assert main(["check", path, *words]) == code
@@ -134,14 +99,15 @@ def test_against_a_file_of_several_runs(path, tmp_path, capsys):
     )
 
 
-def test_gate(path, rules, tmp_path, capsys):
+def test_gate(path, tmp_path, capsys):
     assert main(["check", path, "--gate"]) == 2  # nothing was judged
     assert main(["check", path, "--gate", "--fabric", "nvswitch-h200"]) == 0  # a warning
     save(launch(case_of(200)), tmp_path / "slow.jsonl")
     slow = str(tmp_path / "slow.jsonl")
-    assert main(["check", slow, "--gate", "--rules", rules]) == 1
-    assert main(["check", path, slow, "--gate", "--rules", rules, "--format", "json"]) == 1
-    assert main(["check", slow, "--rules", rules]) == 0
+    assert main(["check", slow, "--gate", "--fabric", "nvswitch-h200"]) == 1
+    fabric = ["--fabric", "nvswitch-h200"]
+    assert main(["check", path, slow, "--gate", *fabric, "--format", "json"]) == 1
+    assert main(["check", slow, "--fabric", "nvswitch-h200"]) == 0
     capsys.readouterr()
 
 
@@ -239,7 +205,7 @@ def test_junit_names_tell_cases_apart(tmp_path):
     assert names[-1] == f"{names[1]} repeat=2"
 
 
-def test_a_gate_of_which_one_run_fails_and_another_has_no_reference(path, rules, tmp_path, capsys):
+def test_a_gate_of_which_one_run_fails_and_another_has_no_reference(path, tmp_path, capsys):
     save(launch(case_of(200)), tmp_path / "slow.jsonl")
     save(launch(case_of(200, backend="gloo")), tmp_path / "gloo.jsonl")
     files = [str(tmp_path / "slow.jsonl"), str(tmp_path / "gloo.jsonl")]
@@ -268,8 +234,8 @@ def test_a_gate_that_judged_nothing_says_so(path, tmp_path, capsys):
         error_line(
             "gate",
             "1 of 1 run without a reference",
-            "runs that can be judged. State what they are measured by: --fabric, --rules "
-            "FILE or --baseline RUN.\n",
+            "runs that can be judged. State what they are measured by: --fabric or "
+            "--baseline RUN.\n",
         )
     )
     assert "NO REFERENCE" in stated.out  # the table is shown all the same
@@ -361,10 +327,10 @@ def test_a_file_that_cannot_be_written(path, tmp_path, capsys):
         )
 
 
-def test_from_python(path, rules):
-    verdict = torchcoll.check(path, rules=[rules])
+def test_from_python(path):
+    verdict = torchcoll.check(path, fabric="nvswitch-h200")
     assert verdict.word == "WARN"
-    assert verdict.line.startswith("WARN 300 GB/s busbw at 1G, 83.3 % of the ring limit of lab")
+    assert verdict.line.startswith("WARN 300 GB/s busbw at 1G, 80.9 % of the ring limit of nv")
     assert repr(verdict).startswith("<WARN 300 GB/s busbw at 1G")
     same = torchcoll.check(launch(case_of(300)), baseline=path)
     assert same.line.startswith("PASS 100.0 % of the speed of a.jsonl")

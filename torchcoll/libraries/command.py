@@ -85,7 +85,7 @@ def _read_dump(path: str) -> tuple[Dump, list[str]]:
     dump, problems = read_dump(path)
     # All fabrics with such links: the file does not contain the name of the GPU.
     dump.facts["fabrics"] = [
-        f.name for f in guessable({}) if dump.matches(f.nvlinks, f.to_switch, f.devices)
+        f.name for f in guessable() if dump.matches(f.nvlinks, f.to_switch, f.devices)
     ]
     return dump, problems
 

@@ -95,11 +95,6 @@ def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> limits.Phrase:
     lacking = sum(row.is_right and bool(row.median_ns) for row in summarise_run(base)) - len(pairs)
     if lacking > 0:
         text += f"; {counted(lacking, 'case')} of {name} without a time in this run"
-    unstated = sum(row.buffer_reuse != before.buffer_reuse for row, before in pairs)
-    if unstated:
-        text += (
-            f"; {counted(unstated, 'case')} matched without buffer reuse: one side does not tell"
-        )
     if level != limits.FAIL and worst <= 1 / limits.SLOW_FACTOR:
         factor = format_factor(1 / worst)
         return limits.Phrase(limits.FAIL, f"{factor} slower in {limits.case_text(row)}: {text}")
@@ -113,19 +108,11 @@ def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> limits.Phrase:
 
 def baseline_pairs(rows: Sequence[Row], base: Run) -> list[tuple[Row, Row]]:
     """The rows that have a time, with the row of the same case in the baseline."""
-    by_case: dict[tuple[Any, ...], list[Row]] = {}
-    for row in summarise_run(base):
-        if row.is_right and row.median_ns:
-            by_case.setdefault(_key(row), []).append(row)
-    return [
-        (row, before)
-        for row in rows
-        if row.median_ns and (before := _alike(row, by_case.get(_key(row), [])))
-    ]
+    by_case = {_key(row): row for row in summarise_run(base) if row.is_right and row.median_ns}
+    return [(row, by_case[_key(row)]) for row in rows if row.median_ns and _key(row) in by_case]
 
 
 Share = tuple[float, Row]
-_UNTOLD = "buffer_reuse"  # a dimension that older imports do not tell
 
 
 def _collectives(shares: Sequence[Share]) -> list[str]:
@@ -141,17 +128,7 @@ def _at_largest(shares: Sequence[Share], collective: str) -> Share:
 
 
 def _key(row: Row) -> tuple[Any, ...]:
-    names = [name for name in SWEEP if name != _UNTOLD]
-    return tuple(getattr(row, name) for name in (*names, "size_bytes"))
-
-
-def _alike(row: Row, candidates: Sequence[Row]) -> Row | None:
-    """The one that reuses its buffers as ``row`` does, else one where either does not tell: a file
-    that was imported before this was asked may have had either way.
-    """
-    same = [c for c in candidates if getattr(c, _UNTOLD) == getattr(row, _UNTOLD)]
-    loose = [c for c in candidates if "unknown" in (getattr(c, _UNTOLD), getattr(row, _UNTOLD))]
-    return next(reversed(same or loose), None)
+    return tuple(getattr(row, name) for name in (*SWEEP, "size_bytes"))
 
 
 def _values(run: Run, name: str) -> set[str]:

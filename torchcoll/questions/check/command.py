@@ -29,7 +29,6 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
             "fabric that is recognised)"
         ),
     )
-    add("--rules", metavar="FILE", action="append", default=[], help="a fabric of your own (TOML)")
     add(
         "--baseline",
         metavar="PATH",
@@ -88,7 +87,7 @@ def run_check(options: argparse.Namespace) -> ExitCode:
                 raise UsageError("baseline", count_text, "a file of one run")
             (baseline,) = keep_cases(baselines, options.filter)
     runs = read_runs(options)
-    verdicts = [judge(run, options.fabric, options.rules, baseline) for run in runs]
+    verdicts = [judge(run, options.fabric, baseline) for run in runs]
     show_verdicts(runs, verdicts, options.format)
     for what, path, text_of in (
         ("junit", options.junit, junit_text),
@@ -121,7 +120,7 @@ def run_check(options: argparse.Namespace) -> ExitCode:
         "gate",
         f"{unjudged} of {counted(len(runs), 'run')} without a reference",
         "runs that can be judged",
-        "State what they are measured by: --fabric, --rules FILE or --baseline RUN.",
+        "State what they are measured by: --fabric or --baseline RUN.",
     )
     if failed:
         if unjudged:
@@ -134,7 +133,7 @@ def run_check(options: argparse.Namespace) -> ExitCode:
 
 COMMANDS = {
     "check": SubCommand(
-        "judge a run by a fabric, rules or a baseline",
+        "judge a run by a fabric or a baseline",
         check_arguments,
         run_check,
         "machine",
@@ -148,7 +147,7 @@ COMMANDS = {
         exit_1="with --gate: a verdict is FAIL; with good runs as --baseline: a run is slower",
         option_groups={
             "what is read": "--collective --ranks --filter",
-            "what the run is judged by": "--fabric --rules --baseline",
+            "what the run is judged by": "--fabric --baseline",
             "output": "--format --gate --junit --health --metrics --force",
         },
     ),

@@ -7,7 +7,6 @@ judge the same samples differently.
 from __future__ import annotations
 
 import os
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,11 +18,11 @@ from torchcoll.core.display import OneLine, as_one_line
 from torchcoll.core.errors import UsageError, one_line, path_text
 from torchcoll.core.file import truncated_text
 from torchcoll.core.parts import first_answer
-from torchcoll.core.plausibility import IMPLAUSIBLE, link_unused, stated_link_gbps, summarise_run
+from torchcoll.core.plausibility import IMPLAUSIBLE, link_unused, summarise_run
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, nothing_sent
 from torchcoll.core.units import counted, format_digits, format_ns, shorten_list
-from torchcoll.questions.check.assumed import assumptions, by_names, device_name_of
+from torchcoll.questions.check.assumed import by_names, device_name_of
 from torchcoll.questions.check.baseline import BaselineRuns, JudgedByBaseline, baseline_phrase
 from torchcoll.questions.check.limits import (
     CANNOT_TELL,
@@ -36,11 +35,10 @@ from torchcoll.questions.check.limits import (
     case_text,
     correct_text,
     fabric_of,
-    is_rccl,
     label_problem,
     odd_links,
 )
-from torchcoll.questions.check.rules import Fabric, read_rules
+from torchcoll.questions.check.rules import Fabric
 from torchcoll.reading.inputs import load_one
 
 _LEVELS = {verdict: level for level, verdict in VERDICTS.items()} | {CANNOT_TELL: "doubt"}
@@ -97,14 +95,13 @@ def check(
     source: Run | str | os.PathLike[str],
     *,
     fabric: str | None = None,
-    rules: Sequence[str | os.PathLike[str]] = (),
     baseline: Run | str | os.PathLike[str] | None = None,
 ) -> Verdict:
     """Judge a run, or the run of a file: ``word`` is PASS, WARN, FAIL, CANNOT TELL or NO
     REFERENCE.
 
     fabric: the reference, such as ``nvswitch-h200`` or ``ib-ndr:8``; by default the fabric that the
-    run shows. rules: files with fabrics of your own (TOML). baseline: in place of a fabric, a run
+    run shows. baseline: in place of a fabric, a run
     or its file; or a file of check --learn, a folder or a store of good runs. Raises
     UsageError for an unknown fabric or one that cannot be the run's, and for a baseline that cannot
     judge it; UnreadableError for a file.
@@ -118,22 +115,21 @@ def check(
     elif baseline is not None:
         path_text(baseline, "baseline", "a Run, or its file")
         reference = first_answer("answers", "baseline", os.fspath(baseline)) or load_one(baseline)
-    return judge(run, fabric, rules, reference)
+    return judge(run, fabric, reference)
 
 
 def judge(
     run: Run,
     fabric: str | None = None,
-    rules: Sequence[str | os.PathLike[str]] = (),
     baseline: Run | BaselineRuns | None = None,
     rows: Sequence[Row] | None = None,
 ) -> Verdict:
     """Judge a run.
 
-    fabric: as stated; otherwise that of the one file of ``rules``, the label ``fabric``, or the one
-    that the links of the ranks show. rules: files of the user. baseline: a run, or the source of
-    many, in place of a fabric. rows: those of the run, if they are known already. Raises UsageError
-    for missing or impossible rules and fabrics, and for a baseline of another machine.
+    fabric: as stated; otherwise the label ``fabric``, or the one that the links of the ranks show.
+    baseline: a run, or the source of many, in place of a fabric. rows: those of the run, if they
+    are known already. Raises UsageError for an impossible fabric, and for a baseline of another
+    machine.
     """
     rows = summarise_run(run) if rows is None else rows
     failures = list(_failures(run, rows))
@@ -143,8 +139,8 @@ def judge(
     taken: list[Phrase] = []
     by_good_runs = None
     if baseline is not None:
-        if fabric or rules:
-            raise UsageError("baseline", "a run with a fabric or rules", "one of them")
+        if fabric:
+            raise UsageError("baseline", "a run with a fabric", "one of them")
         if nothing:
             reference = [nothing]
         elif isinstance(baseline, Run):
@@ -153,7 +149,7 @@ def judge(
             by_good_runs = baseline.judge(run)
             reference = by_good_runs.phrases()
     else:
-        fabric_found, problem = _fabric(run, fabric, rules)
+        fabric_found, problem = _fabric(run, fabric)
         if fabric_found is None and not problem and (fabric_found := by_names(run)):
             where = "log" if run.members else "labels"
             machine = f"{run.ranks} {device_name_of(run)} on one host"
@@ -167,9 +163,6 @@ def judge(
     events = (*_stated(run, "setting"), *_stated(run, "machine"))
     texts = [*problems, *unread, *odd_links(run), *events]
     warnings = [Phrase(WARN, text) for text in texts if text]
-    if reference and not nothing and all(phrase.word == NO_REFERENCE for phrase in reference):
-        reference += _not_bounded(run, good)
-        taken = assumptions(good, run) if fabric_found is None else taken
     if failures:
         taken = []
     judged = bool(failures) or any(p.word not in (NO_REFERENCE, "") for p in reference)
@@ -179,17 +172,10 @@ def judge(
     return Verdict(tuple(plain), fabric_name, judged, by_good_runs)
 
 
-def _fabric(
-    run: Run, fabric: str | None, rules: Sequence[str | os.PathLike[str]]
-) -> tuple[Fabric | None, str]:
+def _fabric(run: Run, fabric: str | None) -> tuple[Fabric | None, str]:
     """The fabric of a run, and what is wrong with its label. The file is shown anyway."""
-    own_rules = read_rules(rules)
-    if not fabric and len(own_rules) == 1:
-        fabric = next(iter(own_rules))
-    elif not fabric and own_rules and "fabric" not in run.labels:
-        raise UsageError("rules", f"{len(own_rules)} fabrics", "--fabric NAME with them")
     try:
-        return fabric_of(run, fabric, own_rules), ""
+        return fabric_of(run, fabric), ""
     except UsageError as error:
         if fabric:
             raise
@@ -270,27 +256,6 @@ def _nothing_to_judge(rows: Sequence[Row]) -> Phrase | None:
     else:
         return None
     return Phrase(NO_REFERENCE, reason, " applies: ")
-
-
-def _not_bounded(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
-    """Why an imported figure was not tested for plausibility, and what would make it possible."""
-    named = any(m.get("device_name") for m in run.members) or run.labels.get("gpu")
-    bounded = named or (stated_link_gbps(run) is not None and not link_unused(run))
-    accelerator = any(row.device != "cpu" for row in rows)
-    missing = {
-        "ranks": "--ranks N" if any(row.ranks < 1 for row in rows) else "",
-        "GPU": "--label gpu=NAME" if accelerator and not bounded else "",
-    }
-    if missing["GPU"] and any(map(is_rccl, rows)):  # a name would be of no use
-        missing["GPU"] = ""
-        yield Phrase("", "whether it is possible was not judged: no bound of AMD's GPUs is known")
-    if run.source and any(missing.values()):
-        names = " and ".join(name for name, action in missing.items() if action)
-        action = " ".join(filter(None, missing.values()))
-        text = f"whether it is possible was not judged: {names} unknown"
-        # A result file that was imported is none of another tool: its source is imported anew.
-        file = shlex.quote(run.source.get("file") or "FILE") if run.path else "FILE"
-        yield Phrase("", f"{text} (torchcoll convert {file} {action} -o RUN)")
 
 
 def _facts(

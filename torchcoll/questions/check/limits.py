@@ -70,9 +70,7 @@ def correct_text(rows: Sequence[Row], noun: str) -> str:
     return f"{counted(correct, noun)} correct{others}"
 
 
-def fabric_of(
-    run: Run, asked_name: str | None, own_rules: Mapping[str, rules.Rule]
-) -> rules.Fabric | None:
+def fabric_of(run: Run, asked_name: str | None) -> rules.Fabric | None:
     """The fabric that is stated (else by the label ``fabric``) or recognised; None if not known.
 
     Raises UsageError for an unknown fabric, or one that cannot be the run's.
@@ -80,8 +78,8 @@ def fabric_of(
     asked_name = asked_name or run.labels.get("fabric")
     hosts = hosts_of(run)
     if not asked_name:
-        return _recognised(run, hosts, own_rules)
-    fabric = rules.load_fabric(asked_name, own_rules)
+        return _recognised(run, hosts)
+    fabric = rules.load_fabric(asked_name)
     if hosts and fabric.several_hosts != (hosts > 1):
         kind = "several hosts" if fabric.several_hosts else "one host"
         mismatch = f"{fabric.name} for a run on {counted(hosts, 'host')}"
@@ -96,10 +94,7 @@ def fabric_of(
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
-    """Raises UsageError for labels that the verdict could not use after the run.
-
-    A fabric that the package does not have may be one of the user's own.
-    """
+    """Raises UsageError for labels that the verdict could not use after the run."""
     label = labels.get("fabric", "")
     if label.partition(":")[0] in rules.packaged():
         rules.load_fabric(label)
@@ -137,13 +132,13 @@ def odd_links(run: Run) -> list[str]:
     return texts
 
 
-def _recognised(run: Run, hosts: int, own_rules: Mapping[str, rules.Rule]) -> rules.Fabric | None:
+def _recognised(run: Run, hosts: int) -> rules.Fabric | None:
     device = plausibility.device_of(run)
     links = [(m.get("nvlinks"), m.get("nvlink_to_switch")) for m in run.members]
     alike = bool(links) and links == links[:1] * len(links)  # an imported table has no ranks
     if device is None or hosts != 1 or not alike or None in links[0]:
         return None
-    for fabric in rules.guessable(own_rules):
+    for fabric in rules.guessable():
         if device.name in fabric.devices and (fabric.nvlinks, fabric.to_switch) == links[0]:
             return fabric
     return None
@@ -249,17 +244,6 @@ def _headline(fabric: rules.Fabric, judged: Sequence[_Best]) -> tuple[Phrase, st
         of_unused += f"{_sure(row)}was not used"
         text = f"{busbw}, {of_unused}; {of_limit}" if level == PASS else f"{text}; {of_unused}"
     return Phrase(WARN if (beyond or unused) and level == PASS else level, text), row.collective
-
-
-def share_of(
-    rows: Sequence[Row], fabric: rules.Fabric, device: plausibility.DeviceLimits | None
-) -> tuple[float, str] | None:
-    """The share of the headline, and the algorithm of its limit; None without one."""
-    judged = list(_judged(rows, fabric, device))
-    if not judged:
-        return None
-    share, _, limit = _representative(judged)
-    return share, limit.algorithm
 
 
 def _representative(judged: Sequence[_Best]) -> _Best:

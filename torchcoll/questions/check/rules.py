@@ -1,42 +1,26 @@
 """Rules: what a fabric can reach, each number with its source. Files are TOML, one fabric each.
 
 A fabric is how devices are connected: eight H200 on NVSwitch and eight H200 on PCIe are two
-fabrics. Users add files of their own. An unknown key or a missing source is an error.
+fabrics.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from torchcoll.core import errors
 from torchcoll.core.backends import backend_of
-from torchcoll.core.collectives import DTYPES, OPS, find_collective
-from torchcoll.core.opening import open_to_read
+from torchcoll.core.collectives import find_collective
 from torchcoll.core.plausibility import DeviceLimits
 from torchcoll.core.summary import Row
 from torchcoll.core.toml_text import toml_table
 from torchcoll.core.units import parse_size
 
-_FABRIC = ("name", "what", "devices", "nvlinks", "to_switch", "several_hosts", "parameter", "limit")
-_LIMIT = (
-    *("algorithm", "collectives", "busbw_gbps", "busbw_gbps_each", "from", "from_per_rank"),
-    *("only", "source"),
-)
-# Fields of a Row, and whether it may have a value.
-_ONLY: dict[str, Callable[[Any], bool]] = {
-    "ranks": lambda value: type(value) is int and value > 0,
-    "dtype": lambda value: value in DTYPES,
-    "op": lambda value: value in OPS,
-}
-_MOST_BYTES = 1 << 16  # of a file of rules; ours have 1 KB
 _MOST_GBPS = 1e9  # beyond, a figure is a slip
-_LINKS = {"nvlinks", "to_switch"}  # a fabric is never known by the name of a GPU alone
 
 
 @dataclass(frozen=True)
@@ -94,21 +78,19 @@ class Fabric:
 
 @dataclass(frozen=True)
 class Rule:
-    """The table of one file, checked but for its parameter."""
+    """The table of one file."""
 
     table: Mapping[str, Any]
-    path: str
 
     @property
     def name(self) -> str:
         return str(self.table["name"])
 
     def fabric(self, number: float | None = None) -> Fabric:
-        limits = [_limit(limit, number) for limit in self.table["limit"]]
         return Fabric(
             self.name if number is None else f"{self.name}:{number:g}",
             self.table.get("what", ""),
-            tuple(limits),
+            tuple(_limit(limit, number) for limit in self.table["limit"]),
             self.table["several_hosts"],
             tuple(self.table.get("devices", ())),
             self.table.get("nvlinks"),
@@ -124,25 +106,8 @@ def packaged() -> tuple[str, ...]:
     return tuple(sorted(n.removesuffix(".toml") for n in names if n.endswith(".toml")))
 
 
-def read_rules(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Rule]:
-    """name -> the rule of each of the user's own files.
-
-    Raises UnreadableError for a file that holds no rule, UsageError for two of one name.
-    """
-    rules: dict[str, Rule] = {}
-    if not isinstance(paths, list | tuple):
-        raise errors.UsageError("rules", type(paths).__name__, "a list of files")
-    for path in paths:
-        rule = _rule(Path(errors.path_text(path, "rules", "files")))
-        if rule.name in rules:
-            expected = f"another name than in {rules[rule.name].path}"
-            raise errors.UsageError("rules", f"name {rule.name} in {path}", expected)
-        rules[rule.name] = rule
-    return rules
-
-
-def load_fabric(text_of_option: str, own_rules: Mapping[str, Rule] | None = None) -> Fabric:
-    """The fabric ``name`` or ``name:number`` of the user's own rules, or of the package.
+def load_fabric(text_of_option: str) -> Fabric:
+    """The fabric ``name`` or ``name:number``.
 
     Raises UsageError for one that is not there, and for a wrong parameter.
     """
@@ -150,26 +115,30 @@ def load_fabric(text_of_option: str, own_rules: Mapping[str, Rule] | None = None
         expected = "the name of a fabric, such as nvswitch-h100"
         raise errors.UsageError("fabric", type(text_of_option).__name__, expected)
     name, colon, text = text_of_option.partition(":")
-    rule = (own_rules or {}).get(name)
-    if rule is None:
-        packaged_names = packaged()
-        if name not in packaged_names:
-            names = dict.fromkeys([*(own_rules or {}), *packaged_names])
-            raise errors.unknown("fabric", name, names, action="Or add a file: --rules FILE.")
-        parameter = _parameter(_packaged(name), text_of_option, text if colon else None)
-        return _packaged_fabric(name, parameter)
-    return rule.fabric(_parameter(rule, text_of_option, text if colon else None))
+    if name not in packaged():
+        raise errors.unknown("fabric", name, packaged())
+    what = packaged_rule(name).table.get("parameter")
+    if not what:
+        if colon:
+            raise errors.UsageError("fabric", text_of_option, f"{name} without a number")
+        return _packaged_fabric(name, None)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < _MOST_GBPS:
+        raise errors.UsageError("fabric", text_of_option, f"{name}:N, N the {what}, above 0")
+    return _packaged_fabric(name, number)
 
 
-def guessable(own_rules: Mapping[str, Rule]) -> list[Fabric]:
-    """The fabrics that a run can be known to be of, the user's own first."""
-    local = [rule.fabric() for rule in own_rules.values() if _is_guessable(rule)]
-    names = (name for name in packaged() if _is_guessable(_packaged(name)))
-    return [*local, *(_packaged_fabric(name, None) for name in names)]
-
-
-def _is_guessable(rule: Rule) -> bool:
-    return bool(rule.table.get("devices")) and not rule.table.get("parameter")
+def guessable() -> list[Fabric]:
+    """The fabrics that a run can be known to be of."""
+    tables = {name: packaged_rule(name).table for name in packaged()}
+    return [
+        _packaged_fabric(name, None)
+        for name, table in tables.items()
+        if table.get("devices") and not table.get("parameter")
+    ]
 
 
 def capped(limit: Limit, device: DeviceLimits | None) -> tuple[float, str]:
@@ -182,83 +151,18 @@ def capped(limit: Limit, device: DeviceLimits | None) -> tuple[float, str]:
 
 
 @cache  # 2,000 runs that are judged are not 36,000 readings of the same 18 files
-def _packaged(name: str) -> Rule:
-    return _rule(resources.files("torchcoll").joinpath("rules").joinpath(f"{name}.toml"))
+def packaged_rule(name: str) -> Rule:
+    file = resources.files("torchcoll").joinpath("rules").joinpath(f"{name}.toml")
+    return Rule(toml_table(file.read_text(encoding="utf-8")))
 
 
 @lru_cache(maxsize=256)
 def _packaged_fabric(name: str, number: float | None) -> Fabric:
-    return _packaged(name).fabric(number)
-
-
-def _parameter(rule: Rule, fabric: str, text: str | None) -> float | None:
-    what = rule.table.get("parameter")
-    if not what:
-        if text is not None:
-            raise errors.UsageError("fabric", fabric, f"{rule.name} without a number")
-        return None
-    try:
-        number = float(text or "")
-    except ValueError:
-        number = 0.0
-    if not 0 < number < _MOST_GBPS:
-        raise errors.UsageError("fabric", fabric, f"{rule.name}:N, N the {what}, above 0")
-    return number
-
-
-def _rule(file: Any) -> Rule:
-    try:
-        # One of the package may be in an archive.
-        with open_to_read(file) if isinstance(file, Path) else file.open("rb") as opened:
-            content = opened.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise errors.UnreadableError("rules", file, f"a file of at most {_MOST_BYTES} bytes")
-        table = toml_table(content.decode())
-    except ImportError:
-        raise errors.UsageError(
-            "rules", f"{file} without tomli", "Python 3.11, or tomli", "pip install tomli"
-        ) from None
-    except OSError as error:
-        raise errors.UnreadableError(
-            "rules", file, f"a file that can be read ({error.strerror})"
-        ) from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML
-        raise errors.UnreadableError("rules", f"{file} ({error})", "a TOML file") from None
-    rule = Rule(table, str(file))
-    try:
-        _check_keys(table, _FABRIC)
-        fabric = rule.fabric(1.0 if table.get("parameter") else None)
-        if ":" in rule.name or type(fabric.several_hosts) is not bool:
-            raise ValueError("name has a colon, or several_hosts is not true or false")
-        if fabric.devices and not (_LINKS.issubset(table) and isinstance(table["devices"], list)):
-            raise ValueError("devices is a list, and needs nvlinks and to_switch too")
-    except (KeyError, TypeError, ValueError, AttributeError, errors.TorchcollError) as error:
-        why = f"no {error}" if isinstance(error, KeyError) else str(error)
-        expected = "a fabric, as docs/healthy.md shows one"
-        raise errors.UnreadableError("rules", f"{file} ({why})", expected) from None
-    return rule
+    return packaged_rule(name).fabric(number)
 
 
 def _limit(limit: Mapping[str, Any], number: float | None) -> Limit:
-    """Raises KeyError, TypeError, ValueError or UsageError for what cannot be a limit."""
-    _check_keys(limit, _LIMIT)
-    only = {name: tuple(values) for name, values in limit.get("only", {}).items()}
-    _check_keys(only, tuple(_ONLY))
-    for name, values in only.items():
-        # What no case has would make a limit that never holds.
-        if not values or not all(map(_ONLY[name], values)):
-            raise ValueError(f"only {name} {list(values)}")
-    if ("busbw_gbps" in limit) == ("busbw_gbps_each" in limit):
-        raise ValueError("one of busbw_gbps and busbw_gbps_each is needed")
-    if "busbw_gbps_each" in limit and number is None:
-        raise ValueError("busbw_gbps_each without parameter = TEXT: what it is for each of")
-    gbps = limit["busbw_gbps"] if "busbw_gbps" in limit else limit["busbw_gbps_each"] * number
-    if not 0 < gbps < _MOST_GBPS or isinstance(gbps, bool):
-        raise ValueError(f"busbw_gbps {gbps}")
-    if not (limit["source"].strip() and limit["algorithm"].strip() and limit["collectives"]):
-        raise ValueError("source, algorithm and collectives may not be empty")
-    if not isinstance(limit["collectives"], list):
-        raise TypeError("collectives is no list")
+    gbps = limit["busbw_gbps"] if number is None else limit["busbw_gbps_each"] * number
     return Limit(
         limit["algorithm"],
         tuple(find_collective(name).name for name in limit["collectives"]),
@@ -266,10 +170,5 @@ def _limit(limit: Mapping[str, Any], number: float | None) -> Limit:
         limit["source"],
         parse_size(limit.get("from", 1), "from"),
         parse_size(limit.get("from_per_rank", 0), "from_per_rank"),
-        only,
+        {key: tuple(values) for key, values in limit.get("only", {}).items()},
     )
-
-
-def _check_keys(table: Mapping[str, Any], names: Sequence[str]) -> None:
-    if wrong := sorted(set(table) - set(names)):
-        raise ValueError(f"key {wrong[0]}. {errors.did_you_mean(wrong[0], names)}".rstrip(". "))

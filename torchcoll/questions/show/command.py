@@ -239,7 +239,6 @@ def plot_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=("draw the limits of this fabric: nvswitch-h200, ib-ndr:8, ..."),
     )
-    add("--rules", metavar="FILE", action="append", default=[], help="a fabric of your own (TOML)")
 
 
 def run_plot(options: argparse.Namespace) -> ExitCode:
@@ -270,7 +269,7 @@ def run_plot(options: argparse.Namespace) -> ExitCode:
     sides = read_each(named, read)
     sides = {label: select_cases(runs, label) for label, runs in sides.items()}
     check_import_options([run for runs in sides.values() for run in runs], **hints)
-    choices = {name: getattr(options, name) for name in ("over_ranks", "filter", "fabric", "rules")}
+    choices = {name: getattr(options, name) for name in ("over_ranks", "filter", "fabric")}
     plot(sides, path, **choices)
     print(printable(f"picture: {path}"))
     return ExitCode.OK

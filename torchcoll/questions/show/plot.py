@@ -32,7 +32,6 @@ def plot(
     over_ranks: str = "max",
     filter: str = "",
     fabric: str | None = None,
-    rules: Sequence[str | os.PathLike[str]] = (),
 ) -> WrittenPicture:
     """Draw to ``path`` (.png, .svg, .pdf; a file that is there is replaced); what is given back
     shows itself in a notebook. None: ``torchcoll.png``, or ``torchcoll-2.png``, ... where that is
@@ -43,8 +42,7 @@ def plot(
     (time and speed-up over ranks) found. Runs and files: time and busbw over sizes, a row for each
     collective, a line for what differs in nothing but the size; runs of one side are pooled
     (geometric mean of their medians). over_ranks: max, mean, min, rank0. filter: as of ``compare``.
-    fabric, rules: whose limits are drawn; without them those of the fabric that the run is known to
-    be of.
+    fabric: whose limits are drawn; by default those of the fabric that the run is known to be of.
 
     Raises UnavailableError without matplotlib, UsageError for choices that do not exist and where
     there is nothing to draw, UnreadableError for a file.
@@ -56,7 +54,7 @@ def plot(
     choice(over_ranks, "over-ranks", OVER_RANKS)
     if not isinstance(what, Run) and (how := shown(what)) and how.charts and how.plotted:
         over = "" if over_ranks == "max" else over_ranks
-        reported = {"over-ranks": over, "filter": filter, "fabric": fabric, "rules": rules}
+        reported = {"over-ranks": over, "filter": filter, "fabric": fabric}
         for name, value in reported.items():
             if value:
                 raise UsageError(name, value, "runs or files with it, not what was found in them")
@@ -68,21 +66,18 @@ def plot(
     sides = [named_side(name, sources) for name, sources in named.items()]
     picture = picture_of(sides, over_ranks, filter)
     check_lines(picture, _MOST_LINES)
-    limits = _limits([part for side in sides for part in side.parts], fabric, rules)
+    limits = _limits([part for side in sides for part in side.parts], fabric)
     return write_charts(curves_charts(picture, over_ranks, limits), path)
 
 
-def _limits(
-    runs: Sequence[Run], fabric_name: str | None, rules: Sequence[str | os.PathLike[str]]
-) -> list[tuple[str, Limit]]:
+def _limits(runs: Sequence[Run], fabric_name: str | None) -> list[tuple[str, Limit]]:
     """(name of the fabric, limit) of the runs whose fabric is stated or recognised, once each."""
     from torchcoll.questions.check.limits import fabric_of
-    from torchcoll.questions.check.rules import capped, read_rules
+    from torchcoll.questions.check.rules import capped
 
-    own_rules = read_rules(rules)
     limits: dict[str, tuple[str, Limit]] = {}
     for run in runs:
-        fabric = fabric_of(run, fabric_name, own_rules)
+        fabric = fabric_of(run, fabric_name)
         if fabric is None:
             continue
         rows = [row for row in summarise_run(run) if fabric.connects(row)]
