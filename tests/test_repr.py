@@ -17,7 +17,7 @@ from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.questions.check.judging import Verdict
 from torchcoll.questions.comparison.compare import Comparison
-from torchcoll.questions.comparison.results import ComparedPair
+from torchcoll.questions.comparison.results import Compared
 
 LONGEST = 200
 SIZES = [1 << k for k in range(10, 20)]
@@ -129,5 +129,5 @@ def test_no_result_brings_the_repr_of_all_that_it_holds_back():
                 classes.append(kind)
     assert len(set(classes)) > 10
     for kind in classes:
-        of_their_own = [each.__repr__ for each in (Run, Traffic, Verdict, Comparison, ComparedPair)]
+        of_their_own = [each.__repr__ for each in (Run, Traffic, Verdict, Comparison, Compared)]
         assert kind.__repr__ in (OneLine.__repr__, *of_their_own), kind

@@ -18,7 +18,6 @@ from torchcoll.questions.check.judging import check
 from torchcoll.questions.check.prometheus import _case_series
 from torchcoll.questions.comparison.compare import compare
 from torchcoll.questions.page.charts import sampled
-from torchcoll.questions.page.document import _good
 from torchcoll.stats.sides import Reading, Side
 
 WRONG = measured(100, verification=Verification(8, 3))
@@ -42,7 +41,6 @@ def test_every_figure_goes_by_it(result):
     (item,) = Side("", [one]).measured("time", Reading())
     assert (compare(run(RIGHT), one).rows[0].ratio is not None) == right
     assert bool(sampled(one)) == right
-    assert bool(_good([row])) == right
     assert bool(figures_of(one, "time")) == right
     assert figures_of(one, "wrong") == {result.case.describe(): float(not right)}
     assert bool(baseline_pairs([row], one)) == right
