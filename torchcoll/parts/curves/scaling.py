@@ -238,7 +238,7 @@ def _figure_answer(figure: str, judged: Sequence[tuple[str, Growth]]) -> Answer:
         for end in ends
     )
     return Answer(
-        f"{figure} of {name}" if len(judged) > 1 else figure,
+        f"{figure} of {name}" if len({name for name, _ in judged}) > 1 else figure,
         verb="falls to {}" if most.falls else "grows {}",
         size=most.law.ratio if most.law else None,
         unit="x",
