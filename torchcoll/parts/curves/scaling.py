@@ -290,6 +290,8 @@ def scaling(sources: Source | Sequence[Source], *, sizes: Sequence[int] = ()) ->
         started = cold(files.runs)
     except UsageError:  # no first call is known
         started = None
+    if not (isinstance(sizes, list | tuple) and all(type(size) is int for size in sizes)):
+        raise UsageError("sizes", sizes, "a list of whole numbers of bytes")
     cases, left_out = _cases(files, separate, sizes, started)
     drafts = [*cases, *_starts(started)]
     if not drafts:
