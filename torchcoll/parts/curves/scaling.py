@@ -237,7 +237,7 @@ def _figure_answer(figure: str, judged: Sequence[tuple[str, Growth]]) -> Answer:
         for end in ends
     )
     return Answer(
-        f"{figure} of {name}" if len(judged) > 1 else figure,
+        f"{figure} of {name}" if len({name for name, _ in judged}) > 1 else figure,
         verb="falls to {}" if most.falls else "grows {}",
         size=most.law.ratio if most.law else None,
         unit="x",
@@ -289,6 +289,8 @@ def scaling(sources: Source | Sequence[Source], *, sizes: Sequence[int] = ()) ->
         started = cold(files.runs)
     except UsageError:  # no first call is known
         started = None
+    if not (isinstance(sizes, list | tuple) and all(type(size) is int for size in sizes)):
+        raise UsageError("sizes", sizes, "a list of whole numbers of bytes")
     cases, left_out = _cases(files, separate, sizes, started)
     drafts = [*cases, *_starts(started)]
     if not drafts:

@@ -174,8 +174,8 @@ def _stated(cell: dict[str, Any]) -> str:
     parts = [cell.get(name) for name in ("axes", "variables")]
     settings = {k: v for part in parts if isinstance(part, dict) for k, v in part.items()}
     argv = [f"{k}={v}" if v is not None else f"no {k}" for k, v in settings.items()]
-    argv += [*(cell.get("arguments") or ()), *(cell.get("load") or ())]
-    return " ".join(map(str, argv))
+    more = [part for name in ("arguments", "load") if isinstance(part := cell.get(name), list)]
+    return " ".join([*argv, *(str(value) for part in more for value in part)])
 
 
 # The folder of a matrix:
