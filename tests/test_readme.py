@@ -264,9 +264,8 @@ def test_what_the_example_of_ddp_prints(readers: Callable[[str], Reader]) -> Non
     first = reader.printed[command]
     # 256 x 128 embedding, 32 x 128 positions, 4 layers of 198272, the head with its bias.
     size_bytes = 4 * (256 * 128 + 32 * 128 + 4 * 198272 + 128 * 256 + 256)
-    assert size_bytes == 3371 << 10
-    assert "1 all_reduce 3371K float32 in place of" in first  # the first step
-    assert "3.29 MiB put in by a rank" in first
+    assert f"{size_bytes / (1 << 20):.2f} MiB per rank" in first
+    assert "with other calls than most steps" in first  # the first step
     assert re.search(r"\n +in  a step   a step    a step .* a step ", first)  # time and transfer
     assert "bucket_cap_mb=" in first
     assert sorted(path.name for path in (reader.copy / "traffic").glob("traffic-*")) == [
