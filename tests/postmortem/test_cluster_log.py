@@ -217,7 +217,6 @@ def test_a_pod_that_was_killed_for_its_memory(tmp_path: Path) -> None:
     (event,) = events(evidence)
     assert (event.kind, event.rank, event.node) == ("out_of_memory", 3, "node07")
     assert (event.signal, event.exit_code) == (9, 137)
-    assert evidence.addresses == {"10.0.0.7": "node07"}
     assert evidence.nodes == {3: "node07"}
 
 

@@ -14,7 +14,7 @@ import pytest
 from ranks import free_port
 
 from torchcoll.cli import main
-from torchcoll.parts.postmortem.live import find_ranks
+from torchcoll.parts.postmortem.live_ranks import find_ranks
 
 TRAINING = """
 import sys, time
@@ -84,7 +84,7 @@ def test_the_rank_that_does_not_come_is_named(hanging, tmp_path, capsys, monkeyp
     ours = {process.pid for process in hanging}
     assert {rank.pid for rank in find_ranks()} >= ours
     monkeypatch.setattr(
-        "torchcoll.parts.postmortem.live.find_ranks",
+        "torchcoll.parts.postmortem.live_ranks.find_ranks",
         lambda: [rank for rank in find_ranks() if rank.pid in ours],
     )
     folder = tmp_path / "live"
@@ -104,7 +104,7 @@ def test_a_rank_that_is_stopped(hanging, tmp_path, capsys, monkeypatch):
     hanging[1].send_signal(signal.SIGSTOP)
     ours = {process.pid for process in hanging}
     monkeypatch.setattr(
-        "torchcoll.parts.postmortem.live.find_ranks",
+        "torchcoll.parts.postmortem.live_ranks.find_ranks",
         lambda: [rank for rank in find_ranks() if rank.pid in ours],
     )
     assert main(["postmortem", "--live", str(tmp_path / "live")]) == 0
@@ -114,7 +114,7 @@ def test_a_rank_that_is_stopped(hanging, tmp_path, capsys, monkeypatch):
 
 
 def test_a_host_without_ranks(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("torchcoll.parts.postmortem.live.find_ranks", lambda: [])
+    monkeypatch.setattr("torchcoll.parts.postmortem.live_ranks.find_ranks", lambda: [])
     assert main(["postmortem", "--live", str(tmp_path / "live")]) == 4
     assert "RANK in its environment" in capsys.readouterr().err
     assert not (tmp_path / "live").exists()

@@ -1,14 +1,10 @@
 """Reads records of calls: dumps of torch's Flight Recorder, as pickle and as JSON, of one rank
 each, and the rings and stacks that ``torchcoll.capture(..., on_hang="dump")`` left.
 
-Of the Flight Recorder what its versions have in common is read: c10d/FlightRecorder.hpp, 2.4 (torch
-2.6) to 2.10 (torch 2.15). The numbers of calls are those of ``collective_seq_id``, which on gloo
-counts messages too, so that there the collectives of a dump that begins with the first call are
-counted. send and recv are counted for each peer.
-
-On gloo the states say nothing: a call stays ``scheduled``. But ``retired`` is set when a call has
-ended, so that one without it had not ended when the dump was written. On nccl, a call that is
-retired but not completed has timed out.
+Versions of dumps: 2.4 (torch 2.6) to 2.10 (torch 2.15). The numbers of calls are those of
+``collective_seq_id``. On gloo it counts messages too, so that there the collectives of a whole dump
+are counted; its states say nothing, but ``retired`` is set when a call has ended. On nccl, a call
+that is retired but not completed has timed out.
 """
 
 from __future__ import annotations
@@ -98,9 +94,7 @@ def _of_dump(path: Path, shown: str) -> JobEvidence:
         expected = "a name that ends in the rank, such as nccl_trace_rank_0"
         raise UnreadableError(_WHAT, shown, expected)
     evidence = JobEvidence(files=[FileRead(shown, _WHAT, (rank,))])
-    evidence.groups = {
-        name: GroupSeen(name, group.ranks, group.description) for name, group in groups.items()
-    }
+    evidence.groups = _groups(groups)
     sizes = [len(group.ranks) for group in groups.values() if group.description == "default_pg"]
     evidence.ranks = max(sizes, default=0) or None
     # NCCL's unique id of each communicator, which all its ranks have.
@@ -289,7 +283,7 @@ def _elements(size_bytes: int, dtype: str | None) -> tuple[tuple[int, ...], ...]
     return ((size_bytes // DTYPES[dtype].itemsize,),)
 
 
-def _groups(groups: dict[str, Group]) -> dict[str, GroupSeen]:
+def _groups(groups: Mapping[str, Group]) -> dict[str, GroupSeen]:
     return {name: GroupSeen(name, g.ranks, g.description) for name, g in groups.items()}
 
 

@@ -147,9 +147,7 @@ class Pod:
         """Add how the pod ended. The variable RANK stands below the state of the container."""
         lines, self._fields = self._fields, {}
         fields = {name: value for name, (_, value) in lines.items()}
-        node, _, address = fields.get("Node", "").partition("/")
-        if address:
-            self.scan.evidence.addresses[address] = node
+        node = fields.get("Node", "").partition("/")[0]
         rank = int(fields["RANK"]) if fields.get("RANK", "").isdecimal() else None
         if rank is not None:
             self.scan.process(rank, None, node)

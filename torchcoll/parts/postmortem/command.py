@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from torchcoll.core.commands import SubCommand
-from torchcoll.core.errors import ExitCode, choice, unknown
+from torchcoll.core.errors import ExitCode, choice
 from torchcoll.core.stdin import from_stdin
 
 
@@ -25,7 +25,6 @@ def postmortem_arguments(parser: argparse.ArgumentParser) -> None:
         help="first collect what the ranks of this host show now into FOLDER: stacks (py-spy), "
         "rings of a capture, Flight Recorder dumps, stderr, NCCL's RAS, dmesg. Nothing is killed",
     )
-    add("--job", metavar="NAME", help="report only this one of several jobs in the folder")
     add(
         "--format",
         default="table",
@@ -39,21 +38,15 @@ def run_postmortem(options: argparse.Namespace) -> ExitCode:
     """
     from torchcoll.parts.postmortem.diagnose import diagnose
     from torchcoll.parts.postmortem.job_folder import read_folder
-    from torchcoll.parts.postmortem.show import FORMATS, NO_NAME, show_postmortem
+    from torchcoll.parts.postmortem.show import FORMATS, show_postmortem
 
     choice(options.format, "format", FORMATS)
     if options.live:
-        from torchcoll.parts.postmortem.live import collect
+        from torchcoll.parts.postmortem.live_ranks import collect
 
         collect(Path(options.folder))
     folder = read_folder(os.fspath(from_stdin(options.folder)))
-    jobs = folder.jobs
-    if options.job is not None:
-        names = {id(job): job.name or NO_NAME for job in folder.jobs}
-        jobs = [job for job in folder.jobs if options.job in (names[id(job)], *job.identities)]
-        if not jobs:
-            raise unknown("job", options.job, list(names.values()))
-    show_postmortem(folder, [diagnose(job) for job in jobs], options.format)
+    show_postmortem(folder, [diagnose(job) for job in folder.jobs], options.format)
     return ExitCode.UNREADABLE if folder.unread else ExitCode.OK
 
 

@@ -1,7 +1,4 @@
-"""The rules: what the evidence of a job proves. Each returns a Diagnosis, or None where it proves
-nothing. Rules about calls come first, then those about how ranks ended, then those about ranks that
-did not come.
-"""
+"""The rules: what the evidence of a job proves. Each returns None where it proves nothing."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ from collections.abc import Collection
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted
 from torchcoll.parts.postmortem import diagnosis, job_facts
-from torchcoll.parts.postmortem.evidence import ENDED_BY_ITSELF, CallSeen, JobEvent
-from torchcoll.parts.postmortem.job_facts import MARGIN_NS, Cause
+from torchcoll.parts.postmortem.evidence import ENDED_BY_ITSELF, JobEvent
+from torchcoll.parts.postmortem.job_facts import MARGIN_NS
 from torchcoll.parts.postmortem.standing import CallDifference, find_difference
 
 _MOST_LINES = 12  # of evidence
@@ -24,9 +21,11 @@ def different_calls(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     if not facts.differences:
         return None
     difference = min(facts.differences, key=lambda d: (_created_ns(d), d.group.key))
-    group, number = difference.group, difference.number
     for rank in difference.minority or difference.all_ranks:
-        if (cause := facts.causes.get(rank)) and _came_before_call(cause, group.call(rank, number)):
+        cause = facts.causes.get(rank)
+        call = difference.group.call(rank, difference.number)
+        failed_ns = cause.event.when_ns if cause and cause.kind in ENDED_BY_ITSELF else None
+        if failed_ns and call and failed_ns < (call.created_ns or 0):
             return None  # an exception first, then for example the barrier of a `finally`
     return _of_difference(facts, difference)
 
@@ -37,7 +36,7 @@ def failed_in_different_calls(facts: job_facts.JobFacts) -> diagnosis.Diagnosis 
     ended = {event.rank for event in facts.ends}
     if facts.job.ranks is None and not ended >= set(facts.ranks):
         return None  # there may be more ranks than any file mentions
-    if set(calls) != set(facts.ranks) or facts.job.calls or facts.late_complaints - _late(facts):
+    if set(calls) != set(facts.ranks) or facts.job.calls:
         return None
     kinds = Counter(calls.values())
     names = {call.partition(" ")[0] for call in kinds}
@@ -60,13 +59,6 @@ def failed_in_different_calls(facts: job_facts.JobFacts) -> diagnosis.Diagnosis 
         result.evidence.append(diagnosis.EvidenceLine(text, event.place))
     result.reasons.append("the tracebacks of all ranks show the call in which each was")
     return result
-
-
-def _late(facts: job_facts.JobFacts) -> set[int]:
-    """Ranks that found the others gone in another call than these: they were late because of it."""
-    calls = facts.where_they_failed
-    usual = {calls.get(rank) for rank in facts.events.timeouts}
-    return {rank for rank in facts.late_complaints if calls.get(rank) not in usual}
 
 
 def survived_differences(facts: job_facts.JobFacts) -> list[str]:
@@ -131,14 +123,6 @@ def _of_difference(facts: job_facts.JobFacts, difference: CallDifference) -> dia
 
 def _created_ns(difference: CallDifference) -> int:
     return min((call.created_ns or 0 for call in difference.calls), default=0)
-
-
-def _came_before_call(cause: Cause, call: CallSeen | None) -> bool:
-    """Whether a rank failed before it made a call, by its own clock."""
-    if cause.kind not in ENDED_BY_ITSELF or call is None:
-        return False
-    when_ns = cause.event.when_ns
-    return when_ns is not None and call.created_ns is not None and when_ns < call.created_ns
 
 
 def reported_mismatch(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
@@ -246,12 +230,9 @@ def wait_for_each_other(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None
     cycle = facts.graph.cycle
     if not cycle:
         return None
-    edges = [edge for edge in facts.graph.edges if edge.wait.rank in cycle]
-    edges = [edge for edge in edges if edge.behind & set(cycle)]
+    edges = [e for e in facts.graph.edges if e.wait.rank in cycle and e.behind & set(cycle)]
     result = diagnosis.Diagnosis(facts.job, kind="mismatch", detail="group", culprits=cycle)
-    messages = all(edge.wait.peer is not None for edge in edges)
-    keys = {edge.wait.key for edge in edges}
-    if messages or len(keys) == 1:
+    if all(e.wait.peer is not None for e in edges) or len({e.wait.key for e in edges}) == 1:
         result.detail = "order"
     reliable = all(e.wait.event or (e.wait.call and e.wait.call.reliable_state) for e in edges)
     result.certainty = "certain" if reliable else "likely"
@@ -259,13 +240,11 @@ def wait_for_each_other(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None
     result.reasons.append("each of these ranks waits for another one of them")
     job_facts.name_wait(facts, result, edges[0].wait)
     for edge in edges[:_MOST_LINES]:
-        call = edge.wait.call
-        if call is None:
-            continue
-        awaited = diagnosis.rank_names(facts.job, sorted(edge.behind & set(cycle)))
-        group = facts.standings.groups.get(edge.wait.key)
-        text = f"it waits for {awaited} in {diagnosis.call_name(call, group)}"
-        result.evidence.append(diagnosis.EvidenceLine(text, call.place, edge.wait.rank))
+        if call := edge.wait.call:
+            awaited = diagnosis.rank_names(facts.job, edge.behind & set(cycle))
+            group = facts.standings.groups.get(edge.wait.key)
+            text = f"it waits for {awaited} in {diagnosis.call_name(call, group)}"
+            result.evidence.append(diagnosis.EvidenceLine(text, call.place, edge.wait.rank))
     return result
 
 
@@ -340,12 +319,9 @@ def link(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     hosts: list[str] = []
     for event in links:
         node = event.node or (job.nodes.get(event.rank, "") if event.rank is not None else "")
-        hosts += [node, *(job.addresses.get(address, address) for address in event.addresses)]
+        hosts += [node, *event.addresses]
     result.nodes = tuple(dict.fromkeys(host for host in hosts if host))
-    common = job_facts.name_most_common_wait(facts, result)
-    group = facts.standings.groups.get(common.key) if common else None
-    if group is not None and len(result.waiting) == len(group.ranks):
-        result.reasons.append("all ranks of the group are in the same call")
+    job_facts.name_most_common_wait(facts, result)
     for event in links[:_MOST_LINES]:
         result.evidence.append(diagnosis.EvidenceLine(event.text, event.place, event.rank))
     return result
@@ -379,12 +355,6 @@ def ended_well(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
         return None
     result = diagnosis.Diagnosis(facts.job, kind="none", certainty="certain")
     result.reasons.append("every rank ended as it should")
-    # A run that completed can still have cases that failed.
-    for event in facts.events.endings.values():
-        if event.exit_code:
-            result.detail = f"exit code {event.exit_code}"
-            result.evidence.append(diagnosis.EvidenceLine(event.text, event.place))
-            break
     return result
 
 
@@ -480,13 +450,7 @@ def unanswered(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     if len(chosen) == 1:
         result.culprits = chosen
         result.reasons.append(
-            "NCCL's RAS got an answer from all other ranks"
-            if len(events.unanswered) == 1
-            else "the other ranks without an answer for NCCL's RAS had waited, or ended as planned"
-        )
-        result.reasons.append(
-            "the process ended, is stopped, or cannot be reached, and RAS does not say whether it "
-            "was the first that failed"
+            "NCCL's RAS got no answer from its process: it ended, is stopped, or is not reachable"
         )
     else:
         result.candidates, result.certainty = chosen, "possible"
@@ -557,9 +521,7 @@ def left_nothing(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
         result.reasons.append("its log or record is the only one without a complaint")
     elif facts.job.ranks is None and not facts.has_table:
         return None  # there may be more ranks than any file mentions
-    elif len(suspects) == 1 and (
-        suspects[0] in events.timeouts or job_facts.waits(facts, suspects[0])
-    ):
+    elif len(suspects) == 1 and suspects[0] in {*events.timeouts, *facts.waiting_by_stack}:
         return None  # each waits for the others
     elif len(suspects) == 1:
         result.reasons.append("all other ranks are recorded in the same call, waiting")

@@ -44,8 +44,6 @@ def what_to_collect(job: JobEvidence, diagnosis: Diagnosis, standings: Standings
         if diagnosis.kind == "stopped":
             lines.append(_WHAT_ENDED)
         return lines
-    logged = {event.rank for event in job.events if event.kind not in RAS_KINDS}
-    logged |= {rank for file in job.files if file.what in LOGS for rank in file.ranks}
     missing = [rank for rank in standings.ranks if rank not in standings.recorded]
     reliable = any(call.reliable_state for call in job.calls)
     if not standings.recorded or not reliable:
@@ -56,16 +54,16 @@ def what_to_collect(job: JobEvidence, diagnosis: Diagnosis, standings: Standings
         )
     elif missing:
         lines.append("the dumps of all ranks: TORCH_FR_DUMP_TEMP_FILE in a folder that all share")
-    if any(rank not in logged for rank in standings.ranks):
+    logged = {event.rank for event in job.events if event.kind not in RAS_KINDS}
+    logged |= {rank for file in job.files if file.what in LOGS for rank in file.ranks}
+    if not logged.issuperset(standings.ranks):
         lines.append("stderr of every rank: torchrun --log-dir LOGS --redirects 3")
     sampled = {event.rank for event in job.events_of("stack")}
     doubtful = diagnosis.kind in ("stopped", "slow", "unknown", "user_code")
     if doubtful and not sampled.issuperset(standings.ranks):
-        lines.append("what Python does while the job hangs: py-spy dump --pid PID on each node")
-    if diagnosis.kind in ("stopped", "killed", "unknown", "link"):
+        lines.append("what Python does while the job hangs: torchcoll postmortem --live FOLDER")
+    if diagnosis.kind in ("stopped", "killed", "unknown"):
         lines.append(_WHAT_ENDED)
-    if diagnosis.kind == "link":
-        lines.append("NCCL_DEBUG=WARN, and the port counters of both nodes")
     return lines[:_MOST]
 
 

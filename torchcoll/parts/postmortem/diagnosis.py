@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torchcoll.core.errors import cut_text, one_line
@@ -33,8 +33,7 @@ class EvidenceLine:
 class Diagnosis:
     """What happened to a job. The fields are those of the JSON that the command prints.
 
-    - kind: such as ``killed``, ``mismatch``, ``never_formed``; ``none`` if every rank ended as it
-      should, ``unknown`` if the evidence does not tell.
+    - kind: such as ``killed``; ``none`` if every rank ended as it should, or ``unknown``.
     - detail: of the kind, such as ``SIGKILL`` or ``size``; None where not known.
     - certainty: certain, likely, possible or unknown.
     - culprits: ranks that are named as the cause; nodes: of these, or both ends of a link.
@@ -219,8 +218,6 @@ def headline(diagnosis: Diagnosis, standings: Standings) -> str:
     if diagnosis.says:
         return diagnosis.says
     if diagnosis.kind == "none":
-        if diagnosis.detail:
-            return f"every rank ended by itself, with {one_line(diagnosis.detail)} (certain)"
         return "nothing failed: every rank ended as it should (certain)"
     if diagnosis.kind == "unknown":
         where = f": {rank_names(job, diagnosis.waiting)} waited" if diagnosis.waiting else ""
@@ -296,28 +293,21 @@ def _mismatch(diagnosis: Diagnosis, call: str) -> str:
         return f"{rank_names(job, diagnosis.culprits)} wait for each other"
     names = rank_names(job, diagnosis.culprits or diagnosis.candidates)
     where = f" at {call}" if call else ""
-    others: Collection[int] = diagnosis.waiting
     if diagnosis.detail == "group":
         in_call = f", one of them in {call}" if call else ""
         return (
             f"{names} wait for each other in different groups{in_call}: they use the groups in "
             "different orders"
         )
-    what = {
-        "size": "passed another size",
-        "dtype": "passed another dtype",
-        "order": "made two calls in another order",
-        "collective": "called another collective",
-    }.get(diagnosis.detail or "", "made another call")
+    verb, noun = {
+        "size": ("passed", "size"),
+        "dtype": ("passed", "dtype"),
+        "collective": ("called", "collective"),
+    }.get(diagnosis.detail or "", ("made", "call"))
     if diagnosis.candidates:
-        return f"one of {names} {what}{where}"
-    if others and not set(others) & set(diagnosis.culprits):
+        return f"one of {names} {verb} another {noun}{where}"
+    others = set(diagnosis.waiting)
+    if others and not others & set(diagnosis.culprits):
         count = counted(len(others), "other rank")
-        return f"{names} {what} than {count}{where}".replace("another", "a different")
-    between = {
-        "size": "passed different sizes",
-        "dtype": "passed different dtypes",
-        "order": "made calls in different orders",
-        "collective": "called different collectives",
-    }.get(diagnosis.detail or "", "made different calls")
-    return f"{names} {between}{where}"
+        return f"{names} {verb} a different {noun} than {count}{where}"
+    return f"{names} {verb} different {noun}s{where}"

@@ -2,11 +2,9 @@
 
 A fact is kept with the file and line that it comes from. Nothing here concludes anything.
 
-A reader is a module of this package with two functions. ``recognizes(path, begin)`` says whether a
-file, of which ``begin`` are the first 64 KiB, is of its format. ``read_evidence(path, shown)``
-returns a JobEvidence for each job that the file contains; ``shown`` is the path relative to the
-folder.
-``jobs.py`` merges what the files say of one job.
+A reader is a module with ``recognizes(path, begin)``, of the first 64 KiB of a file, and
+``read_evidence(path, shown)``, a JobEvidence for each job in it; ``shown`` is its path relative to
+the folder. ``job_folder.py`` merges what the files say of one job.
 """
 
 from __future__ import annotations
@@ -89,7 +87,7 @@ class JobEvent:
     ``peer_lost`` (a connection), ``mismatch``, ``link`` (a fault), ``stack`` (where Python stood),
     ``ending`` (as it should), ``warning`` (of a library), or one of RAS_KINDS.
     rank: of the world, that it happened to or that says it; None where not known, as node ''. text:
-    one line, a quotation of the source. about: ranks of the world that the text blames.
+    one line, a quotation in the words of the source. about: ranks of the world that it blames.
     group, number, collective: of the call that it names. when_ns: since 1970. signal: its
     number. pid: the process that it happened to. addresses: hosts that it names, such as the peer
     of a connection. ranks: how many ranks the job has by the source, of ``unanswered``. fatal:
@@ -126,41 +124,33 @@ class FileRead:
 
 @dataclass(frozen=True)
 class TextMatch:
-    """A text of texts.TEXTS that a file has.
-
-    groups, names: what its pattern found. excerpt: its line. rank: of the world, that writes the
-    line. host, device: of the process of NCCL that writes it.
-    """
+    """A text of texts.TEXTS that a file has. groups, names: what its pattern found."""
 
     text: Text
     groups: tuple[str, ...]
     names: Mapping[str, str]
     place: Place
-    excerpt: str
-    rank: int | None = None
-    host: str = ""
+    excerpt: str  # its line
+    rank: int | None = None  # of the world, that writes the line
+    host: str = ""  # of the process of NCCL that writes it
     device: str = ""
 
 
+# Number; collective; elements of its input, where these must be equal. 0 for what is not known.
 WaitedCall = tuple[int, str, int]
 
 
 @dataclass
 class LogTexts:
-    """What the known texts of logs say.
-
-    waits: rank -> the calls that its watchdog found unfinished: (number; collective; elements of
-    its input, where these must be equal), with 0 for what is not known.
-    reporting: ranks of which any line of a watchdog or a failed call is. seen: ranks that any line
-    names as its writer; seen_local: the same of ranks of a host, as torchrun --tee names them.
-    asides: clauses. last_progress: path -> last line that shows that a rank trains on.
+    """What the known texts of logs say. waits: calls that the watchdog of a rank found unfinished.
+    last_progress: path -> last line that shows that a rank trains on.
     """
 
     findings: list[TextMatch] = field(default_factory=list)
     waits: dict[int, list[WaitedCall]] = field(default_factory=dict)
-    reporting: set[int] = field(default_factory=set)
-    seen: set[int] = field(default_factory=set)
-    seen_local: set[int] = field(default_factory=set)
+    reporting: set[int] = field(default_factory=set)  # ranks with a line of a failed call
+    seen: set[int] = field(default_factory=set)  # ranks that any line names as its writer
+    seen_local: set[int] = field(default_factory=set)  # of a host, as torchrun --tee names them
     asides: list[str] = field(default_factory=list)
     last_progress: dict[str, int] = field(default_factory=dict)
 
@@ -184,34 +174,24 @@ class LogTexts:
 class JobEvidence:
     """All that the files of one job say.
 
-    identities: what distinguishes this job from others, as ``KIND VALUE``, such as ``slurm 4711``,
-    ``torchelastic 8f3c``, ``capture 2026-11-24T03:00:00 1f2e``, ``communicator 0x5d2a``. Files with
-    a common identity are of one job. first_ns, last_ns: the earliest and the latest time in it,
-    since 1970. ranks: size of the world where a file states it, otherwise None. nodes: rank -> name
-    of its node. pids: rank -> process. last_number: (rank, group) -> number of its last call, where
-    a source states that without the call itself. last_completed: the same of the last call that
-    completed. alive_ns: rank -> last time, since 1970, at which its process certainly ran: much
-    earlier than that of other ranks, the process was stopped, dead or held by native code.
-    addresses: address of a host, as connection errors name it -> name of the node.
-    left_out: (path, why) of files that say nothing. texts: what known texts say.
+    last_number: (rank, group) -> number of its last call, where a source states that without the
+    call itself. last_completed: the same of the last call that completed.
     """
 
     name: str = ""
-    identities: set[str] = field(default_factory=set)
-    first_ns: int | None = None
+    identities: set[str] = field(default_factory=set)  # ``slurm 4711``, ``communicator 0x5d2a``
+    first_ns: int | None = None  # the earliest and the latest time in it, since 1970
     last_ns: int | None = None
-    ranks: int | None = None
-    nodes: dict[int, str] = field(default_factory=dict)
-    pids: dict[int, int] = field(default_factory=dict)
+    ranks: int | None = None  # size of the world, where a file states it
+    nodes: dict[int, str] = field(default_factory=dict)  # rank -> name of its node
+    pids: dict[int, int] = field(default_factory=dict)  # rank -> process
     groups: dict[str, GroupSeen] = field(default_factory=dict)
     calls: list[CallSeen] = field(default_factory=list)
     events: list[JobEvent] = field(default_factory=list)
     last_number: dict[tuple[int, str], int] = field(default_factory=dict)
     last_completed: dict[tuple[int, str], int] = field(default_factory=dict)
-    alive_ns: dict[int, int] = field(default_factory=dict)
-    addresses: dict[str, str] = field(default_factory=dict)
+    alive_ns: dict[int, int] = field(default_factory=dict)  # rank -> when its process surely ran
     files: list[FileRead] = field(default_factory=list)
-    left_out: list[tuple[str, str]] = field(default_factory=list)
     texts: LogTexts = field(default_factory=LogTexts)
 
     def check_ranks(self) -> None:

@@ -10,7 +10,7 @@ import math
 import re
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from torchcoll.core.units import format_duration, plural
@@ -66,12 +66,10 @@ class Complaints:
     peer_lost: dict[int, JobEvent] = field(default_factory=dict)
     mismatches: list[JobEvent] = field(default_factory=list)
     links: list[JobEvent] = field(default_factory=list)
-    # Of the whole job: the scheduler or a person ended it.
-    canceled: list[JobEvent] = field(default_factory=list)
+    canceled: list[JobEvent] = field(default_factory=list)  # of the whole job
     endings: dict[int, JobEvent] = field(default_factory=dict)
     stacks: dict[int, JobEvent] = field(default_factory=dict)
-    # Ranks from which NCCL's RAS got no answer, and what else it reports. A rank of None stands for
-    # processes of which the rank is not known.
+    # Ranks without an answer for NCCL's RAS, None for unknown ranks, and what else it reports.
     unanswered: dict[int | None, JobEvent] = field(default_factory=dict)
     ras: list[JobEvent] = field(default_factory=list)
     # rank -> ranks that blame it
@@ -80,26 +78,6 @@ class Complaints:
     @property
     def complaining(self) -> set[int]:
         return set(self.timeouts) | set(self.peer_lost)
-
-    def late_complaints(self, nodes: Mapping[int, str]) -> set[int]:
-        """Ranks that only found the others gone, later than the others complained, or where the
-        others had timed out: they may be those for whom the others had waited.
-        """
-        times = [e.when_ns for e in (*self.timeouts.values(), *self.peer_lost.values())]
-        known_times = [time for time in times if time is not None]
-        hosts = {nodes.get(rank) for rank in self.complaining}
-        same_host = len(hosts) == 1 and None not in hosts
-        margin_ns = LATE_NS if same_host else MARGIN_NS
-        late = set()
-        for rank, event in self.peer_lost.items():
-            if rank in self.timeouts:
-                continue
-            if event.when_ns is None:
-                if self.timeouts:
-                    late.add(rank)
-            elif event.when_ns - min(known_times) > margin_ns:
-                late.add(rank)
-        return late
 
 
 def waits_in_communication(stack: JobEvent) -> bool:
@@ -230,24 +208,21 @@ def _precedes(first: JobEvent, second: JobEvent) -> bool:
 
 def earliest(causes: dict[int, Cause], job: JobEvidence) -> dict[int, Cause]:
     """The causes that may have come first. Clocks of two hosts may differ by ``MARGIN_NS``; a cause
-    without a time may be the first, unless a file has it below another one.
+    without a time may be the first.
     """
-    kept = {}
-    for rank, cause in causes.items():
-        if not any(_came_before(other, cause, job) for other in causes.values()):
-            kept[rank] = cause
-    return kept or dict(causes)
 
-
-def _came_before(first: Cause, second: Cause, job: JobEvidence) -> bool:
-    if first is second:
-        return False
-    if first.event.when_ns is not None and second.event.when_ns is not None:
-        nodes = job.nodes.get(first.rank), job.nodes.get(second.rank)
-        same_host = nodes[0] is not None and nodes[0] == nodes[1]
+    def came_before(first: Cause, second: Cause) -> bool:
+        node = job.nodes.get(first.rank)
+        same_host = node is not None and node == job.nodes.get(second.rank)
         margin_ns = SAME_HOST_MARGIN_NS if same_host else MARGIN_NS
-        return second.event.when_ns - first.event.when_ns > margin_ns
-    return False
+        times = first.event.when_ns, second.event.when_ns
+        return None not in times and (times[1] or 0) - (times[0] or 0) > margin_ns
+
+    return {
+        rank: cause
+        for rank, cause in causes.items()
+        if not any(came_before(other, cause) for other in causes.values())
+    }
 
 
 def without_told_to_end(
@@ -276,8 +251,7 @@ class JobFacts:
         self.job = job
         self.standings: standing.Standings = standing.standings_of(job)
         self.events: Complaints = sort_events(job)
-        self.late_complaints = self.events.late_complaints(job.nodes)
-        waited = self.events.complaining - self.late_complaints
+        waited = self.events.complaining
         self.graph: standing.WaitGraph = standing.wait_graph(self.standings, waited)
         # Ranks that are shown to have waited for others: none of these is the first cause.
         self.shown_to_wait = waited | {
@@ -298,10 +272,11 @@ class JobFacts:
         self.quiet = {rank for file in logs for rank in file.ranks} - {
             event.rank for event in job.events if event.kind not in RAS_KINDS
         }
-        # Ranks of which no file says anything about the rank itself.
         # What launchers say of the end of ranks, and ranks of which any line was read.
         self.ends = [event for event in job.events_of("exit", "killed") if "exit" in event.text]
         self.has_table = any("(local_rank: " in event.text for event in self.ends)
+        stacks = self.events.stacks
+        self.waiting_by_stack = {r for r, s in stacks.items() if waits_in_communication(s)}
         self.mismatching = {event.rank for event in self.events.mismatches}
         local = job.texts.seen_local if job.ranks is None or job.ranks <= 64 else set()
         self.spoke = job.texts.seen | local | {r for f in logs for r in f.ranks}
@@ -470,8 +445,3 @@ def last_ran(facts: JobFacts, ranks: Collection[int]) -> str:
     before_ns = max(alive.values()) - max(alive[rank] for rank in ranks)
     whose = "its process" if len(ranks) == 1 else "their processes"
     return f"{whose} last ran {format_duration(before_ns / 1e9)} before those of other ranks"
-
-
-def waits(facts: JobFacts, rank: int) -> bool:
-    stack = facts.events.stacks.get(rank)
-    return stack is not None and waits_in_communication(stack)

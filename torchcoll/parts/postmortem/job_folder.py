@@ -1,8 +1,6 @@
 """Reads the files below a folder with the readers of this package, and tells the jobs apart.
 
-Files may be compressed with gzip, of any size, foreign or unreadable. A file that says nothing is
-listed with the reason. One compressed file at a time is unpacked: a node's temporary folder may be
-memory, and a job leaves thousands of files.
+One compressed file at a time is unpacked: a node's temporary folder may be memory.
 
 Files with a common identity are of one job. Files without one join the others of their folder, and
 folders join their siblings, unless something contradicts: another identity of the same kind,
@@ -57,17 +55,13 @@ _LOGS = (".log", ".err", ".out", ".txt")
 
 @dataclass
 class FolderEvidence:
-    """What the files of a folder say.
-
-    left_out: (path, why) of files that say nothing. unread: those of them that may have said
-    something, but could not be read. files: how many there are.
-    """
+    """What the files of a folder say. left_out, unread: (path, why)."""
 
     path: str
     jobs: list[JobEvidence] = field(default_factory=list)
-    left_out: list[tuple[str, str]] = field(default_factory=list)
-    unread: list[tuple[str, str]] = field(default_factory=list)
-    files: int = 0
+    left_out: list[tuple[str, str]] = field(default_factory=list)  # files that say nothing
+    unread: list[tuple[str, str]] = field(default_factory=list)  # that may have said something
+    files: int = 0  # how many there are
 
     def add_unread(self, shown: str, why: str) -> None:
         """Note a file that could not be read, or only in part."""
@@ -230,12 +224,10 @@ def _read(shown: str, path: str, reader: ModuleType, folder: FolderEvidence) -> 
         return []
     kept = []
     for item in evidence:
-        folder.left_out += item.left_out
-        item.left_out = []
         says = item.calls or item.events or item.last_number or item.nodes or item.groups
         if says or item.texts or any(seen.ranks for seen in item.files):
             kept.append(item)
-    if not kept and not any(item.left_out for item in evidence):
+    if not kept:
         folder.left_out.append((shown, "says nothing about what happened"))
     return kept
 
@@ -356,8 +348,10 @@ class _Cluster:
         ):
             for rank, texts in others.items():
                 mine[rank] |= texts
-        self.first_ns = _earliest(self.first_ns, other.first_ns)
-        self.last_ns = _latest(self.last_ns, other.last_ns)
+        times = [t for t in (self.first_ns, other.first_ns) if t is not None]
+        self.first_ns = min(times, default=None)
+        times = [t for t in (self.last_ns, other.last_ns) if t is not None]
+        self.last_ns = max(times, default=None)
 
     @property
     def is_general(self) -> bool:
@@ -490,7 +484,6 @@ def _merged(cluster: _Cluster) -> JobEvidence:
             job.pids.setdefault(rank, pid)
         for rank, when_ns in evidence.alive_ns.items():
             job.alive_ns[rank] = max(when_ns, job.alive_ns.get(rank, 0))
-        job.addresses.update(evidence.addresses)
         for old, group in evidence.groups.items():
             new = names.get(old, old)
             earlier = job.groups.get(new)
@@ -574,11 +567,3 @@ def _by_kind(identities: Iterable[str]) -> dict[str, set[str]]:
         if kind not in _SEVERAL_IN_ONE_JOB:
             kinds[kind].add(identity)
     return kinds
-
-
-def _earliest(a: int | None, b: int | None) -> int | None:
-    return min((t for t in (a, b) if t is not None), default=None)
-
-
-def _latest(a: int | None, b: int | None) -> int | None:
-    return max((t for t in (a, b) if t is not None), default=None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -77,14 +76,12 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
     evidence.identities |= identities_of_path(shown)
     reader = log_lines.LineReader(path, begin)
     _scan(scan, path, reader)
-    evidence.first_ns, evidence.last_ns = log_lines.times_of(path, reader, begin)
     evidence.texts = read_texts(path, shown)
     says = evidence.events or evidence.last_number or evidence.nodes or evidence.texts
     if rank is None and not says:
         return []
     times = [event.when_ns for event in evidence.events if event.when_ns is not None]
-    evidence.first_ns = min([t for t in (evidence.first_ns, *times) if t is not None], default=None)
-    evidence.last_ns = max([t for t in (evidence.last_ns, *times) if t is not None], default=None)
+    evidence.first_ns, evidence.last_ns = min(times, default=None), max(times, default=None)
     evidence.files = [FileRead(shown, _what(scan, shown), () if rank is None else (rank,))]
     return [evidence]
 
@@ -118,7 +115,7 @@ def _scan(scan: log_lines.LogScan, path: Path, reader: log_lines.LineReader) -> 
         for literal, pattern, handle in HANDLERS:
             if literal in text and (match := pattern.search(text)):
                 handle(scan, line, match)
-    for part in (tracebacks, table, nccl, ras, pod):
+    for part in (table, nccl, ras, pod):
         part.end()
     _settle(scan)
     scan.evidence.events = _without_survived(scan.evidence.events, path, reader, scan)
@@ -146,38 +143,7 @@ def _settle(scan: log_lines.LogScan) -> None:
         events = [e for e in events if (e.place, e.text) not in of_tasks]
         if scan.tasks:
             evidence.nodes.clear()
-    evidence.events = _attributed(events)
-
-
-def _attributed(events: Sequence[JobEvent]) -> list[JobEvent]:
-    """The events, with the rank of those of which only one rank can be meant."""
-    ended: dict[str, set[int]] = {"abort": set(), "failed": set(), "killed": set()}
-    for event in events:
-        if event.rank is None:
-            continue
-        if event.kind == "killed" and event.signal == signal.SIGABRT:
-            ended["abort"].add(event.rank)
-        if event.kind == "killed" and event.signal == signal.SIGKILL:
-            ended["killed"].add(event.rank)
-        if event.kind == "exit" and event.exit_code is not None and event.exit_code > 0:
-            ended["failed"].add(event.rank)
-    named = {event.rank for event in events if event.kind in ("exception", "mismatch")}
-    result = []
-    for event in events:
-        if event.rank is None and event.pid is None:
-            if event.kind == "mismatch":
-                ranks = ended["abort"]
-            elif event.kind in ("exception", "timeout", "peer_lost", "disk_full"):
-                ranks = ended["failed"] - named
-            elif event.kind == "out_of_memory":
-                ranks = ended["killed"] if event.signal == signal.SIGKILL else ended["failed"]
-            else:
-                ranks = set()
-            same = [e for e in events if e.kind == event.kind and e.rank is None and e.pid is None]
-            if len(ranks) == 1 and len(same) == 1:
-                event = replace(event, rank=next(iter(ranks)))
-        result.append(event)
-    return result
+    evidence.events = events
 
 
 def _without_survived(
@@ -236,13 +202,10 @@ def command_for(path: str, text: bytes) -> str | None:
     """``postmortem`` for text in which a job complains or ends; None for any other file."""
     if not recognizes(Path(path), text):
         return None
-    if any(death in text for death in _DEATHS):
-        return "postmortem"
     shown = text.decode(errors="replace")
-    if any(each.pattern.search(shown) for each in TEXTS):
-        return "postmortem"
+    is_dead = any(death in text for death in _DEATHS)
+    is_dead = is_dead or any(each.pattern.search(shown) for each in TEXTS)
     handlers = [(literal, pattern) for literal, pattern, _ in HANDLERS if literal in shown]
-    for line in shown.splitlines() if handlers else ():
-        if any(literal in line and pattern.search(line) for literal, pattern in handlers):
-            return "postmortem"
-    return None
+    for line in shown.splitlines() if handlers and not is_dead else ():
+        is_dead |= any(literal in line and pattern.search(line) for literal, pattern in handlers)
+    return "postmortem" if is_dead else None

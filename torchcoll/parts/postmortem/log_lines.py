@@ -1,9 +1,8 @@
 """Reads a text log: the lines that matter, what stands in front of each message, and what is
 collected on the way (``LogScan``).
 
-Launchers, containers and daemons put a rank, a host, a process or a time in front of a line. A log
-has millions of lines of which few matter, so that only lines with one of given texts are taken
-apart, and those that follow a line while its reader asks for more.
+A log has millions of lines of which few matter: only lines with one of given texts are taken apart,
+and those that follow a line while its reader asks for more.
 
 Handlers of lines stand in modules by their source (torch_log.py, cluster_log.py, ...). Each is a
 text that the line contains, a pattern, and a function of the scan, the line and the match.
@@ -40,26 +39,21 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[
 
 @dataclass
 class Line:
-    """A message with what its prefixes say.
-
-    rank: of the world. local_rank: of the host, as torchrun labels its workers. pid: of the process
-    that writes, where a prefix has it. when_ns: since 1970. kernel: whether the kernel writes it.
-    named: whether torch itself put the rank in front. stream: what tells the writers apart whose
-    lines stand in one file.
-    """
+    """A message with what its prefixes say."""
 
     number: int
     text: str
-    rank: int | None = None
-    local_rank: int | None = None
+    rank: int | None = None  # of the world
+    local_rank: int | None = None  # of the host, as torchrun labels its workers
     node: str = ""
-    pid: int | None = None
-    when_ns: int | None = None
-    kernel: bool = False
-    named: bool = False
+    pid: int | None = None  # of the process that writes
+    when_ns: int | None = None  # since 1970
+    kernel: bool = False  # whether the kernel writes it
+    named: bool = False  # whether torch itself put the rank in front
 
     @property
     def stream(self) -> tuple[int | None, int | None, int | None]:
+        """What tells the writers apart whose lines stand in one file."""
         return self.rank, self.local_rank, self.pid
 
 
@@ -200,24 +194,6 @@ def _lines_of_block(
             position = end
 
 
-def times_of(path: Path, reader: LineReader, begin: bytes) -> tuple[int | None, int | None]:
-    """The first and the last time that lines of the file have, of its first and last 64 KiB."""
-    with open_to_read(path) as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - len(begin)))
-        end = file.read(1 << 16)
-    first = _first_time(begin.split(b"\n"), reader)
-    last = _first_time(reversed(end.split(b"\n")), reader)
-    return (
-        (first, last) if first is not None and last is not None and first <= last else (last, last)
-    )
-
-
-def _first_time(lines: Iterator[bytes] | Sequence[bytes], reader: LineReader) -> int | None:
-    return next(
-        (when for line in lines if (when := reader.line(0, line).when_ns) is not None), None
-    )
-
-
 _MOST_EVENTS = 5000  # of a file, each another one
 _LONGEST_TEXT = 400  # characters of a quotation
 _ADDRESS = re.compile(
@@ -250,27 +226,19 @@ def ranks_in(text: str) -> tuple[int, ...]:
 
 @dataclass
 class LogScan:
-    """State of reading one file.
+    """State of reading one file."""
 
-    shown: its path relative to the folder. file_rank: the rank in its name. node: the host in its
-    name, '' where there is none. wanted: how many further lines are read whatever they contain.
-    terminated: pid -> line in which torchrun says that it ended the process itself. exits: pid ->
-    event of torchrun that does not name the rank. tasks: events of Slurm's tasks. tasks_are_ranks:
-    whether these are ranks, and not torchrun's agents. closing: whether lines say which processes
-    torchrun ended. step_ends: whether Slurm is ending the step.
-    """
-
-    shown: str
-    file_rank: int | None = None
-    node: str = ""
+    shown: str  # its path relative to the folder
+    file_rank: int | None = None  # the rank in its name
+    node: str = ""  # the host in its name
     evidence: JobEvidence = field(default_factory=JobEvidence)
-    wanted: int = 0
-    terminated: dict[int, Line] = field(default_factory=dict)
-    exits: dict[int, JobEvent] = field(default_factory=dict)
-    tasks: list[JobEvent] = field(default_factory=list)
-    tasks_are_ranks: bool = True
-    closing: bool = False
-    step_ends: bool = False
+    wanted: int = 0  # further lines that are read whatever they contain
+    terminated: dict[int, Line] = field(default_factory=dict)  # pid that torchrun itself ended
+    exits: dict[int, JobEvent] = field(default_factory=dict)  # pid -> how it ended, without a rank
+    tasks: list[JobEvent] = field(default_factory=list)  # of Slurm's tasks
+    tasks_are_ranks: bool = True  # and not torchrun's agents
+    closing: bool = False  # whether lines say which processes torchrun ended
+    step_ends: bool = False  # whether Slurm is ending the step
     # Rank of the world minus rank on the host, of lines that have both.
     local_offsets: set[int] = field(default_factory=set)
     _seen: set[tuple[object, ...]] = field(default_factory=set)

@@ -139,8 +139,6 @@ _CHAINED = (
     "During handling of the above exception",
     "The above exception was the direct cause",
 )
-# What may come below an exception without a message.
-_FOLLOWED = re.compile("|".join(_CHAINED) + r"|[IWEF]\d{4} |Fatal Python error: ")
 _IGNORED = re.compile(r"Exception ignored in")
 _SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error")
 _FATAL = re.compile(r"Fatal Python error: (.{1,200})")
@@ -172,19 +170,10 @@ class Tracebacks:
         self._ignored: set[object] = set()
         self._chained: set[object] = set()
         self._spawned: dict[object, int] = {}
-        # Exceptions whose message begins on the line below their name.
-        self._unexplained: dict[object, tuple[_Traceback, Line]] = {}
 
     def read(self, line: Line) -> bool:
         """Read a line; returns whether it is part of a traceback."""
         stream, text = line.stream, line.text
-        if stream in self._unexplained:
-            raised, head = self._unexplained.pop(stream)
-            is_message = bool(text.strip()) and not _HEAD.match(text) and not _FOLLOWED.match(text)
-            message = f" {text.strip()}" if is_message else ""
-            self._raised(raised, head, f"{head.text.strip()}{message}")
-            if is_message:
-                return True
         if text.endswith("(most recent call last):") and (match := _HEAD.match(text)):
             if len(self._open) < _MOST_OPEN:
                 rank = self._spawned.get(stream, self.scan.rank_of(line))
@@ -218,11 +207,7 @@ class Tracebacks:
         if match is None:
             return False
         del self._open[stream]
-        if text.rstrip().endswith(":") and not (match[2] or "").strip():
-            self._unexplained[stream] = (traceback, line)
-            self.scan.want(_FOLLOWING)
-        else:
-            self._raised(traceback, line, text)
+        self._raised(traceback, line, text)
         return True
 
     def _raised(self, traceback: _Traceback, line: Line, text: str) -> None:
@@ -249,10 +234,6 @@ class Tracebacks:
         event = self.scan.add(kind, line, f"{quotation(text)} [{shown_frame(user)}]", **facts)
         if event is not None and not traceback.chained:
             self.scan.replace(event, fatal=line.named)
-
-    def end(self) -> None:
-        for traceback, line in self._unexplained.values():
-            self._raised(traceback, line, line.text)
 
 
 def _is_exception(name: str) -> bool:

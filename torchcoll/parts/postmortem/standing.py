@@ -17,19 +17,14 @@ DEFAULT_GROUPS = ("0", "default_pg", "default", "world", "")
 
 @dataclass
 class GroupStanding:
-    """The collectives of one process group. Ranks are of the world.
-
-    members: () where neither a file states them nor the number of ranks is known. calls: rank ->
-    number -> call. last: rank -> number of the last call that it made. completed: rank -> number of
-    the last call that is recorded as completed.
-    """
+    """The collectives of one process group. calls: rank of the world -> number -> call."""
 
     key: str
     group: GroupSeen
-    members: Sequence[int]
+    members: Sequence[int]  # () where not known
     calls: dict[int, dict[int, CallSeen]] = field(default_factory=lambda: defaultdict(dict))
-    last: dict[int, int] = field(default_factory=dict)
-    completed: dict[int, int] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)  # rank -> number of its last call
+    completed: dict[int, int] = field(default_factory=dict)  # rank -> of the last that completed
 
     @property
     def is_default(self) -> bool:
@@ -51,10 +46,7 @@ class GroupStanding:
 
 @dataclass(frozen=True)
 class OpenCall:
-    """A call that a rank was in: of a group and number, or send or recv with ``peer``.
-
-    is_exact: False if the rank is in this call or in one of those that it issued after it.
-    """
+    """A call that a rank was in: of a group and number, or send or recv with ``peer``."""
 
     rank: int
     key: str
@@ -62,24 +54,18 @@ class OpenCall:
     call: CallSeen | None = None
     event: JobEvent | None = None
     peer: int | None = None
-    is_exact: bool = True
+    is_exact: bool = True  # False if it may be in a call that it issued after this one
 
 
 @dataclass
 class Standings:
-    """All groups of a job, and what each rank waited in.
-
-    ranks: of the world, where known, otherwise up to the highest that any file mentions.
-    recorded: ranks of which a record of calls exists. without_calls: those of them whose record has
-    none. waits: the calls of each rank that had not
-    ended.
-    """
+    """All groups of a job, and what each rank waited in."""
 
     groups: dict[str, GroupStanding]
-    ranks: range
-    recorded: set[int]
-    without_calls: set[int]
-    waits: dict[int, list[OpenCall]]
+    ranks: range  # of the world, where known, otherwise up to the highest in any file
+    recorded: set[int]  # ranks with a record of calls
+    without_calls: set[int]  # those whose record has none
+    waits: dict[int, list[OpenCall]]  # the calls of each rank that had not ended
 
 
 def standings_of(job: JobEvidence) -> Standings:
@@ -333,27 +319,22 @@ _NOBODY: frozenset[int] = frozenset()
 
 @dataclass(frozen=True)
 class Edge:
-    """A rank waits in a call. behind: ranks whose records end before that call. unrecorded: ranks
-    of which no record of that group exists.
-    """
+    """A rank waits in a call."""
 
     wait: OpenCall
-    behind: frozenset[int]
-    unrecorded: frozenset[int]
+    behind: frozenset[int]  # ranks whose records end before that call
+    unrecorded: frozenset[int]  # ranks without a record of that group
 
 
 @dataclass
 class WaitGraph:
-    """roots: ranks that others wait for, and that wait for nobody themselves. cycle: ranks that
-    wait for each other, if no root explains it. unrecorded: ranks without a record that others may
-    wait for. waiting: ranks that wait for any of these, directly or through others.
-    """
+    """Who waits for whom."""
 
     edges: list[Edge] = field(default_factory=list)
-    roots: tuple[int, ...] = ()
-    cycle: tuple[int, ...] = ()
-    unrecorded: tuple[int, ...] = ()
-    waiting: tuple[int, ...] = ()
+    roots: tuple[int, ...] = ()  # ranks that others wait for, and that wait for nobody
+    cycle: tuple[int, ...] = ()  # ranks that wait for each other, if no root explains it
+    unrecorded: tuple[int, ...] = ()  # ranks without a record that others may wait for
+    waiting: tuple[int, ...] = ()  # ranks that wait for any of these, directly or not
 
     def wait_for(self, ranks: Collection[int]) -> OpenCall | None:
         """The call in which most ranks wait for one of these; None if nobody does."""

@@ -1,9 +1,7 @@
 """What programs say when a job dies: one table, used for whole files and for single lines.
 
-``TEXTS`` are texts that prove a cause: what each says, whose it is, and what to do about it.
-``LINES`` say what kind of evidence any other line is: a complaint about another rank, or an error
-of the rank itself. Pastes are wrapped by terminals, so the patterns of ``TEXTS`` allow a line break
-where one is usual.
+``TEXTS`` prove a cause. ``LINES`` say what kind of evidence any other line is. Terminals wrap
+pastes, so the patterns of ``TEXTS`` allow a line break where one is usual.
 
 To add a text: one entry in ``TEXTS``, and one sample with its answer in
 tests/postmortem/test_known_texts.py, or a log in tests/postmortem/public/.
@@ -368,14 +366,8 @@ TEXTS = (
     ),
     _text(
         "killed",
-        r"process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on\s+signal (\d+)",
-        "rank {0} on {host} was killed by {signal}, as mpirun reports",
-        "{killed}",
-        "named",
-    ),
-    _text(
-        "killed",
-        r"RANK (?P<rank>\d+) PID \d+ RUNNING AT (?P<host>\S+)\n=\s+KILLED BY SIGNAL: (?!9\b)(\d+)",
+        r"(?:process rank|RANK) (?P<rank>\d+) (?:with )?PID \d+ (?:on node|RUNNING AT) "
+        r"(?P<host>\S+)(?: exited on\s+signal |\n=\s+KILLED BY SIGNAL: (?!9\b))(\d+)",
         "rank {0} on {host} was killed by {signal}, as mpirun reports",
         "{killed}",
         "named",
@@ -394,6 +386,13 @@ TEXTS = (
         r"(?P<rank2>\d+)",
         "rank {any} ended the job with MPI_Abort",
         "look at the last lines of this rank for the reason",
+        "named",
+    ),
+    _text(
+        "killed",
+        r"ProcessExitedException: process (?P<rank>\d+) terminated with (signal \w+|exit code \d+)",
+        "rank {0} ended with {1}, as torch.multiprocessing.spawn reports",
+        "look at the last lines of this rank, and for a killed one at dmesg -T | grep -i oom",
         "named",
     ),
     _text(

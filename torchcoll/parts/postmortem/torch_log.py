@@ -89,12 +89,6 @@ def _numbers(scan: LogScan, line: Line, match: re.Match[str]) -> None:
         scan.replace(event, group=group, number=enqueued, collective=collective)
 
 
-def _stuck(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    """The monitor found the watchdog itself stuck in a call of CUDA, or waiting for the GIL."""
-    group, rank = _group_rank(scan, line)
-    scan.add("timeout", line, line.text[line.text.find(match[0]) :], rank=rank, group=group)
-
-
 def _complaint(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     """An error of gloo or of the store that is printed, by C++ or as a message."""
     text = line.text.strip()
@@ -253,23 +247,6 @@ _RUN_ID = re.compile(r"run_id\s*: (\S{1,100})$")
 def _run_id(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     if match[1] not in ("none", "None"):
         scan.evidence.identities.add(f"torchelastic {match[1]}")
-
-
-_SPAWN = re.compile(
-    r"ProcessExitedException: process (\d{1,6}) terminated with (?:signal (\w+)|exit code (\d+))"
-)
-
-
-def _spawn(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    """torch.multiprocessing.spawn, whose processes are the ranks of a job on one host."""
-    number = getattr(signal, match[2], None) if match[2] else None
-    scan.add(
-        "exit" if number in (None, signal.SIGTERM) else "killed",
-        line,
-        rank=int(match[1]),
-        signal=None if number is None else int(number),
-        exit_code=int(match[3]) if match[3] else None,
-    )
 
 
 # NCCL and oneCCL.
@@ -549,7 +526,6 @@ _AGENT_ENDED = re.compile(
 HANDLERS: tuple[Handler, ...] = (
     ("Watchdog caught collective operation timeout", _ANY, _watchdog),
     ("ast enqueued", _NUMBERS, _numbers),
-    ("watchdog got stuck for ", re.compile(r"\w+'s watchdog got stuck for .{0,60}"), _stuck),
     ("raised the following async exception", _ASYNC_ERROR, _async_error),
     ("essage truncated", re.compile(r"^NET/\w+ ?: .{0,200}[Mm]essage truncated"), _truncated),
     ("op.preamble.", _ANY, _complaint),
@@ -568,7 +544,6 @@ HANDLERS: tuple[Handler, ...] = (
     ("Root Cause (first observed failure)", _ANY, _in_table),
     ("Failures:", _ANY, _in_table),
     ("run_id ", _RUN_ID, _run_id),
-    ("ProcessExitedException: process", _SPAWN, _spawn),
     ("Job summary", re.compile(r"Job summary$"), _ras_begins),
     ("|CCL_ERROR|", _CCL, _oneccl),
 )
