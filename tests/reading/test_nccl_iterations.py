@@ -10,11 +10,10 @@ import json
 from statistics import mean
 
 import pytest
-from made_nccl_tests import SIZE, made_json
+from made_nccl_tests import made_json
 
 import torchcoll
 from torchcoll.cli import main
-from torchcoll.core.summary import summarise
 from torchcoll.questions.startup.cold import cold
 
 # us by process and iteration: process 2 is slow in most iterations, process 1 in iteration 2.
@@ -112,20 +111,6 @@ def test_leading_iterations_that_the_summary_skips(load):
     assert first.reported.max_ns == 351_000
     assert len(first.time_ns["device"][0]) == 5
     assert any(text.startswith("-K 1: ") for text in notes(run))
-
-
-def test_processes_with_several_gpus(load):
-    """8 ranks in 4 processes: a series is the maximum over 2 GPUs, under the first of them."""
-    run = load(gpus=2)
-    first = run.results[0]
-    assert (run.ranks, first.ranks, list(first.members)) == (8, 8, [0, 2, 4, 6])
-    assert [len(times) for times in first.time_ns["device"]] == [5, 5, 5, 5]
-    assert [member["device"] for member in run.members] == [f"cuda:{n}" for n in range(4)] * 2
-    assert [member["host"] for member in run.members] == ["node0"] * 4 + ["node1"] * 4
-    assert any("maximum over the 2 GPUs of each" in text for text in notes(run))
-    assert summarise(first).busbw_gbps == pytest.approx(
-        SIZE / summarise(first).median_ns * 2 * 7 / 8
-    )
 
 
 @pytest.mark.parametrize(

@@ -299,7 +299,7 @@ def read_trace(
     left = [call.span for call in timed if call.bytes_in == UNKNOWN]
     ran = [(event.start, event.end) for event in unassigned]
     traffic.apart = {rank: merged([*filter(None, left), *ran])} if ran or any(left) else {}
-    traffic.notes = _notes(traffic_calls, maker, works, unassigned)
+    traffic.notes = _notes(traffic_calls, maker, unassigned)
     traffic.left_out = maker.unknown.total()
     return traffic, steps[0][0] if steps else None
 
@@ -424,18 +424,12 @@ def _numbered(pairs: Sequence[Pair], calls: Sequence[TrafficCall]) -> list[Traff
 def _notes(
     calls: Sequence[TrafficCall],
     maker: Calls,
-    works: Mapping[kineto_events.IssuedCall, Sequence[kineto_events.Event]],
     unassigned: Sequence[kineto_events.Event],
 ) -> list[str]:
     notes = [f"left out: {counted(count, 'call')} of {why}" for why, count in maker.unknown.items()]
     if any(not call.group for call in calls):
         which = f"which of the {len(maker.groups)} groups calls on gloo are of"
         notes.append(f"the trace does not tell {which if maker.groups else 'groups'}")
-    if works:
-        notes.append(
-            "a gloo trace does not link what was run to its call: times are put to calls by "
-            "operation, size and order"
-        )
     coalesced = sum("Collective name" not in e.args or e.id is not None for e in unassigned)
     without = sum(call.time_ns is None for call in calls)
     if without:

@@ -72,9 +72,8 @@ class NcclTestsRow:
 class NcclTestsRun:
     """What is known about all rows. ranks: 0 if not known.
 
-    ranks_per_process: the samples of a process are the maximum over so many ranks. over_ranks: how
-    the times of the processes are combined (-a). buffers, implementation: as in Case.
-    unaligned: elements of -u.
+    over_ranks: how the times of the processes are combined (-a). buffers, implementation: as in
+    Case. unaligned: elements of -u.
     """
 
     collective: str | None = None
@@ -85,7 +84,6 @@ class NcclTestsRun:
     calls: int | None = None
     checked: bool = True
     cpu_time: bool = False
-    ranks_per_process: int = 1
     over_ranks: str = "mean"
     buffers: str = "default"
     implementation: str = NATIVE
@@ -375,8 +373,6 @@ def _result(row: NcclTestsRow, block: Block, run: NcclTestsRun) -> CaseResult:
         result.time_ns = {"device": block.samples}
         result.stop = "count"
         result.cold_ns = block.cold
-        if run.ranks_per_process > 1 and len(block.samples) * run.ranks_per_process == run.ranks:
-            result.members = list(range(0, run.ranks, run.ranks_per_process))
     return result
 
 

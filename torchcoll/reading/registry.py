@@ -110,11 +110,7 @@ def import_file(
         importer, writers, sample = _recognised(source, name)
     if importer is None:
         if MODEL_START.search(source.start):
-            named = "FILE" if is_stdin(path) else shlex.quote(path)
-            action = (
-                f"torchcoll model predict reads it; torchcoll model validate --predicted {named} "
-                "RUN says how wrong it is about a run."
-            )
+            action = "torchcoll model predict reads it."
             raise UnreadableError("file", source.name, "results; this is a model", action)
         tool, instead = without_collectives(source.start)
         if tool:
