@@ -104,15 +104,6 @@ def test_with_warm_up_there_is_no_first_call(load):
         cold([load(warmup=1)])
 
 
-def test_leading_iterations_that_the_summary_skips(load):
-    """-K 1: i_max is that of iterations 1 to 4, the times are of all."""
-    run = load(skip=1)
-    (first, _) = run.results
-    assert first.reported.max_ns == 351_000
-    assert len(first.time_ns["device"][0]) == 5
-    assert any(text.startswith("-K 1: ") for text in notes(run))
-
-
 @pytest.mark.parametrize(
     ("args", "changes", "remarks"),
     [

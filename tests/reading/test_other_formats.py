@@ -191,8 +191,6 @@ def test_oneccl_rows_of_one_iteration_are_the_calls_of_the_process(imported):
         "-i 1 -w 0: each row is one call, in the order of the process; torchcoll cold reads them so"
     ]
     assert "run" not in run.source
-    # What is untimed between the rows is told.
-    assert "repeat the call once, untimed" in imported(first_calls(check="last")).warnings[1]
 
 
 def test_first_calls_are_no_times(in_tmp_path, capsys):

@@ -32,10 +32,7 @@ def is_inspector(begin: bytes) -> bool:
 
 
 def read_inspector(paths: Sequence[Path]) -> list[Traffic]:
-    """The traffic of each job in the files, the oldest first.
-
-    Raises UnreadableError if they have no call.
-    """
+    """The traffic of each job in the files, the oldest first. UnreadableError without any."""
     imported, log = base.Imported(), Log()
     for path in paths:
         add_records(log, Source(str(path)).lines(), imported)

@@ -100,11 +100,6 @@ def _read(
             "-w 0: iteration 0 is shown as the first call, by CUDA events. nccl-tests makes one "
             "call of each size and placement before it, without timing it: that call connects"
         )
-    if skipped := base.whole(config.get("per_iter_skip")):
-        imported.warn(
-            f"-K {skipped}: the source's own i_min, i_max and i_p99 leave out the first {skipped} "
-            "iterations; the times of all iterations are here"
-        )
     results = nccl_tests.make_results(parsed, run, imported)
     if text := nccl_tests.fraction(args):
         imported.warn(text)
@@ -177,7 +172,7 @@ def _row(
             base.number(figures.get("bus_bw")),
             time_step_ns=5e-4,
             bw_step=5e-7,
-            wrong=_count(figures.get("nwrong")),
+            wrong=base.whole(figures.get("nwrong")),
         )
         _per_iteration(block, row.get(f"{key}_per_iter"), cold)
         blocks.append(block)
@@ -196,11 +191,6 @@ def _row(
         (0 if root == "-1" else base.whole(root)) if entry.has_root else None,
         blocks,
     )
-
-
-def _count(value: object) -> int | None:
-    wrong = base.number(value)
-    return None if wrong is None else int(wrong)
 
 
 def _per_iteration(block: nccl_tests.Block, data: object, cold: bool) -> None:

@@ -27,7 +27,6 @@ from torchcoll.core.stdin import from_stdin, is_stdin
 from torchcoll.core.units import shorten
 from torchcoll.reading.base import Imported, Importer, ImportOptions, Line, join
 from torchcoll.reading.base import number as base_number
-from torchcoll.reading.nccl_tests import repeats
 from torchcoll.reading.source import Source
 from torchcoll.reading.writers import Writers, unwrapped, wrapping_width
 
@@ -140,8 +139,6 @@ def import_file(
     imported.importer = importer.NAME
     if options.statistic and importer.NAME != _PLAIN:
         imported.warn(f"--statistic {options.statistic} is for plain tables: not used")
-    for text in filter(None, (repeats(run.results) for run in imported.runs)):
-        imported.warn(text)
     refusals = [
         f"refused: {source.name}{f':{lines}' if lines else ''}: {why}"
         for lines, why in imported.refusals()
