@@ -203,24 +203,6 @@ def test_several_runs_are_several_files_and_none_is_overwritten(tmp_path, capsys
     assert not out.exists()
 
 
-def test_show_and_rows_of_foreign_files(tmp_path, capsys):
-    path = tmp_path / "a.log"
-    path.write_text(text())
-    assert main(["show", str(path), "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [row["statistic"] for row in rows] == ["mean"] * 4
-    rows_file = tmp_path / "b.csv"
-    assert main(["convert", str(path), "-o", str(rows_file)]) == 0
-    assert rows_file.read_text().count("\n") == 5
-    capsys.readouterr()
-    assert main(["convert", str(path), "-o", str(rows_file)]) == 2
-    assert "a file that does not exist" in capsys.readouterr().err
-    assert main(["convert", str(path), "-o", str(rows_file), "--force"]) == 0
-    for ending in ("b.xml", "b"):
-        assert main(["convert", str(path), "-o", str(tmp_path / ending)]) == 2
-        assert "one of jsonl, csv, json, parquet" in capsys.readouterr().err
-
-
 def test_parquet(tmp_path):
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")

@@ -50,39 +50,6 @@ def test_stragglers(load):
     assert not first.cold_ns
 
 
-def test_nodes(load):
-    """analyze: Node 0 (node0) avg=185.4us, Node 1 (node1) avg=219.2us."""
-    run = load()
-    nodes = {}
-    for member, times in zip(run.members, run.results[0].time_ns["device"], strict=True):
-        nodes.setdefault(member["host"], []).append(mean(times) / 1000)
-    assert {host: mean(of) for host, of in nodes.items()} == pytest.approx(
-        {"node0": 185.4, "node1": 219.2}
-    )
-    assert [member["device"] for member in run.members] == ["cuda:0", "cuda:1"] * 2
-
-
-def test_spikes_are_calls_of_a_rank(load, tmp_path, capsys):
-    """analyze: iter 0: 1/4 processes spiked [STRAGGLER: process 2]. It does not name iteration 2 of
-    process 1, because its threshold is above: 1.5 times an average that has iteration 0 in it.
-    """
-    load()
-    path = str(tmp_path / "all_reduce.json")
-    assert main(["show", path, "--view", "calls", "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    of_call = {}
-    for row in rows:
-        if not row["in_place"]:
-            of_call.setdefault(row["call"], []).append((row["ns"], row["rank"]))
-    assert [max(of_call[call]) for call in range(5)] == [
-        (900_000, 2),
-        (120_000, 2),
-        (351_000, 1),
-        (120_000, 2),
-        (120_000, 2),
-    ]
-
-
 def test_iteration_0_without_warm_up(load):
     """analyze: iter0 900.0, iter1+ avg 177.8: the mean of the maxima over processes (120, 351, 120,
     120). A steady call of the slowest rank is 654 us / 4: maxima would count the stall of another
