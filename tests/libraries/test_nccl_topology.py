@@ -71,50 +71,6 @@ def test_a_file_for_nccl_topo_file_has_no_gpu_elements(tmp_path):
     assert speeds.ring_ceiling(topo).gbps is None
 
 
-def test_where_links_end(tmp_path):
-    topo = read(
-        tmp_path,
-        system(
-            cpu(
-                0,
-                gpu(
-                    0,
-                    nvlink(1, 4),
-                    nvlink(0, 1),
-                    nvlink(9, 2),
-                    nvlink("0004:04:00.0", 3, "0x068001"),
-                    nvlink("fffffff:ff:ff.0", 18, "0x068000"),
-                    '<c2c bw="44712" count="10"/>',
-                ),
-                gpu(1, nvlink(0, 4)),
-            )
-        ),
-    )
-    gpu_0, gpu_1 = topo.gpus
-    assert [(link.to, link.count, link.peer) for link in gpu_0.links] == [
-        ("gpu", 4, gpu_1),
-        ("itself", 1, None),
-        ("gpu", 2, None),  # of another communicator: not in the file
-        ("cpu", 3, None),
-        ("switch", 18, None),
-        ("cpu", 10, None),
-    ]
-    assert gpu_0.links[-1].mbps == 44712
-    assert [link.count for link in speeds.outward(gpu_0)] == [4, 18]
-
-
-def test_two_hosts_in_one_file(tmp_path):
-    """A rack whose NVLinks connect hosts: bus ids and device numbers occur twice."""
-    hosts = [
-        cpu(0, gpu(0, nvlink(1, 1)), gpu(1), more=f'host_hash="0x{host}"') for host in ("a", "b")
-    ]
-    topo = read(tmp_path, system(*hosts))
-    assert topo.hosts == 2
-    assert [gpu_.name for gpu_ in topo.gpus] == ["0", "1", "1-0", "1-1"]
-    assert topo.gpus[2].links[0].peer is topo.gpus[3]
-    assert distance(topo.gpus[0], topo.gpus[2]) is None
-
-
 def test_interfaces_that_nccl_does_not_use(tmp_path):
     fused = nic("mlx5_0", 0, more='net="0"') + '<nic><net name="x" speed="1"/></nic>'
     topo = read(tmp_path, system(cpu(0, fused, nic("eth0", 1, speed=-1))))

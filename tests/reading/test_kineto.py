@@ -288,10 +288,7 @@ def test_gloos_work_has_the_dtype_and_the_end(read):
         ]
     }
     assert traffic.groups == {"0": Group("0", (0, 1), "gloo", "default_pg")}
-    assert traffic.notes == [
-        "a gloo trace does not link what was run to its call: times are put to calls by "
-        "operation, size and order",
-    ]
+    assert traffic.notes == []
 
 
 def test_what_holds_a_call_does_not_hide_it(read):

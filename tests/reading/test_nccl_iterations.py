@@ -10,11 +10,10 @@ import json
 from statistics import mean
 
 import pytest
-from made_nccl_tests import SIZE, made_json
+from made_nccl_tests import made_json
 
 import torchcoll
 from torchcoll.cli import main
-from torchcoll.core.summary import summarise
 from torchcoll.questions.startup.cold import cold
 
 # us by process and iteration: process 2 is slow in most iterations, process 1 in iteration 2.
@@ -51,39 +50,6 @@ def test_stragglers(load):
     assert not first.cold_ns
 
 
-def test_nodes(load):
-    """analyze: Node 0 (node0) avg=185.4us, Node 1 (node1) avg=219.2us."""
-    run = load()
-    nodes = {}
-    for member, times in zip(run.members, run.results[0].time_ns["device"], strict=True):
-        nodes.setdefault(member["host"], []).append(mean(times) / 1000)
-    assert {host: mean(of) for host, of in nodes.items()} == pytest.approx(
-        {"node0": 185.4, "node1": 219.2}
-    )
-    assert [member["device"] for member in run.members] == ["cuda:0", "cuda:1"] * 2
-
-
-def test_spikes_are_calls_of_a_rank(load, tmp_path, capsys):
-    """analyze: iter 0: 1/4 processes spiked [STRAGGLER: process 2]. It does not name iteration 2 of
-    process 1, because its threshold is above: 1.5 times an average that has iteration 0 in it.
-    """
-    load()
-    path = str(tmp_path / "all_reduce.json")
-    assert main(["show", path, "--view", "calls", "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    of_call = {}
-    for row in rows:
-        if not row["in_place"]:
-            of_call.setdefault(row["call"], []).append((row["ns"], row["rank"]))
-    assert [max(of_call[call]) for call in range(5)] == [
-        (900_000, 2),
-        (120_000, 2),
-        (351_000, 1),
-        (120_000, 2),
-        (120_000, 2),
-    ]
-
-
 def test_iteration_0_without_warm_up(load):
     """analyze: iter0 900.0, iter1+ avg 177.8: the mean of the maxima over processes (120, 351, 120,
     120). A steady call of the slowest rank is 654 us / 4: maxima would count the stall of another
@@ -103,29 +69,6 @@ def test_iteration_0_without_warm_up(load):
 def test_with_warm_up_there_is_no_first_call(load):
     with pytest.raises(torchcoll.TorchcollError, match="first calls"):
         cold([load(warmup=1)])
-
-
-def test_leading_iterations_that_the_summary_skips(load):
-    """-K 1: i_max is that of iterations 1 to 4, the times are of all."""
-    run = load(skip=1)
-    (first, _) = run.results
-    assert first.reported.max_ns == 351_000
-    assert len(first.time_ns["device"][0]) == 5
-    assert any(text.startswith("-K 1: ") for text in notes(run))
-
-
-def test_processes_with_several_gpus(load):
-    """8 ranks in 4 processes: a series is the maximum over 2 GPUs, under the first of them."""
-    run = load(gpus=2)
-    first = run.results[0]
-    assert (run.ranks, first.ranks, list(first.members)) == (8, 8, [0, 2, 4, 6])
-    assert [len(times) for times in first.time_ns["device"]] == [5, 5, 5, 5]
-    assert [member["device"] for member in run.members] == [f"cuda:{n}" for n in range(4)] * 2
-    assert [member["host"] for member in run.members] == ["node0"] * 4 + ["node1"] * 4
-    assert any("maximum over the 2 GPUs of each" in text for text in notes(run))
-    assert summarise(first).busbw_gbps == pytest.approx(
-        SIZE / summarise(first).median_ns * 2 * 7 / 8
-    )
 
 
 @pytest.mark.parametrize(

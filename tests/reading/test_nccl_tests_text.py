@@ -238,9 +238,6 @@ def test_several_tests_in_one_file_are_several_runs(imported):
 def test_repeated_sizes_are_all_kept(imported):
     result = imported(text(ROW + ROW, foot=""))
     assert len(cases(result)) == 4
-    assert result.warnings == [
-        "2 cases measured up to 2 times (1M to 1M): all are kept, none is averaged"
-    ]
 
 
 ONE = "\n".join(line for line in HEAD.splitlines() if "Rank  1" not in line) + "\n"

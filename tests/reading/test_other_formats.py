@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from torchcoll.cli import main
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.summary import summarise
 from torchcoll.reading.base import collective_in
-from torchcoll.reading.inputs import load_all
 from torchcoll.reading.nccl_tests import version_text
 
 
@@ -102,16 +100,6 @@ def test_what_load_refuses(in_tmp_path):
     assert refused(UsageError, "prose", ranks=0).startswith(error_text("ranks", "0", "1 to "))
 
 
-def test_oneccl_output_from_python(in_tmp_path):
-    (in_tmp_path / "a b.txt").write_text(ONECCL.format(names="allreduce"))
-    (run,) = load_all([Path("a b.txt")])
-    assert load_all([run]) == [run]  # what was read stays as it is
-    for source in ("a b.txt", run, torchcoll.load("a b.txt")):
-        out = io.StringIO()
-        torchcoll.show(source, file=out)
-        assert "imported from oneCCL benchmark" in out.getvalue()
-
-
 def test_oneccl_times_an_empty_reduce_scatter(imported):
     result = imported(ONECCL.format(names="reduce_scatter"))
     assert result.rows == 1
@@ -191,8 +179,6 @@ def test_oneccl_rows_of_one_iteration_are_the_calls_of_the_process(imported):
         "-i 1 -w 0: each row is one call, in the order of the process; torchcoll cold reads them so"
     ]
     assert "run" not in run.source
-    # What is untimed between the rows is told.
-    assert "repeat the call once, untimed" in imported(first_calls(check="last")).warnings[1]
 
 
 def test_first_calls_are_no_times(in_tmp_path, capsys):
@@ -321,25 +307,6 @@ def test_deepspeed_throughput_is_not_used(imported, row):
     assert (slow_row.size_bytes, slow_row.median_ns, slow_row.ranks) == (268435456, 1432000, 8)
     # 187, not 2999 Gbps = 375 GB/s.
     assert slow_row.algbw_gbps == pytest.approx(268435456 / 1432000)
-
-
-def test_deepspeed_logger(imported):
-    result = imported(
-        "Comm. Op            Message Size        Count               Total Latency(ms)   "
-        "Avg Latency(ms)     tput_avg (Gbps)     busbw_avg (Gbps)    \n"
-        "broadcast\n"
-        "                    2.0 KB              146                 11.12               "
-        "0.08                0.43                0.41                \n",
-        ranks=2,
-    )
-    (row,) = summary_rows(result)
-    assert (row.collective, row.size_bytes, row.calls, row.median_ns) == (
-        "broadcast",
-        2048,
-        146,
-        80000,
-    )
-    assert row.statistic == "mean without the slowest and fastest tenth"
 
 
 HEADING = "Comm. Op            Message Size        Count               "
@@ -521,21 +488,6 @@ def test_a_map_that_no_table_has(imported):
     assert result.refused[0].reason == "no table has the columns Size, Zeit"
     with pytest.raises(UsageError, match=error_text("map", "speed", "one of size, time")):
         imported(MARKDOWN, importer="plain", columns={"speed": "Size"})
-
-
-def test_csv_with_units(imported):
-    result = imported(
-        "collective,size,time (ms),busbw (Gbps),gpus\nbroadcast,16M,2.0,67.1,8\n", "t.csv"
-    )
-    (row,) = summary_rows(result)
-    assert (row.collective, row.size_bytes, row.median_ns, row.ranks) == (
-        "broadcast",
-        16 << 20,
-        2_000_000,
-        8,
-    )
-    assert row.statistic == "unknown"
-    assert result.runs[0].results[0].reported.busbw_gbps == pytest.approx(67.1 / 8)
 
 
 @pytest.mark.parametrize(

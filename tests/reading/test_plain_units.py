@@ -95,15 +95,6 @@ def test_inconsistent_bandwidths_are_reported(imported, busbw, odd):
     assert (message in result.warnings) is odd
 
 
-def test_repeated_rows_are_reported(imported):
-    result = imported("size,time (us)\n1M,5\n1M,6\n", "all_reduce.csv")
-    assert result.rows == 2
-    assert (
-        "1 case measured up to 2 times (1M to 1M): all are kept, none is averaged"
-        in result.warnings
-    )
-
-
 def test_options_that_contradict_the_file_are_reported(imported):
     heading, row = "collective,size,time (us),ranks,dtype", "broadcast,1M,5,8,float"
     options = {"collective": "all_reduce", "ranks": 4, "dtype": "int8"}

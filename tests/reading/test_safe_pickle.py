@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import copyreg
 import datetime
 import io
 import math
@@ -101,23 +100,6 @@ def test_what_is_no_plain_value_is_refused_by_name(value, named, protocol):
     other = {"_reconstructor": "test_safe_pickle.Stateful", "frozenset": "FROZENSET"}
     newer = {**other, "bytearray": "BYTEARRAY8"}
     assert named in text or newer.get(named, "?") in text
-
-
-def test_extensions_and_persistent_ids():
-    copyreg.add_extension(__name__, "Stateful", 4711)
-    try:
-        assert refusal(pickle.dumps(Stateful, 2)).startswith("one that needs EXT2")
-    finally:
-        copyreg.remove_extension(__name__, "Stateful", 4711)
-
-    class Persistent(pickle.Pickler):
-        def persistent_id(self, value):
-            return "the id" if value == 7 else None
-
-    for protocol, named in ((0, "PERSID"), (2, "BINPERSID")):
-        file = io.BytesIO()
-        Persistent(file, protocol).dump([7])
-        assert refusal(file.getvalue()).startswith(f"one that needs {named}")
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ import pickle
 
 import pytest
 from error_form import error_text
-from foreign_traces import CONFIG, INFO, entry, kernel, param, step
+from foreign_traces import CONFIG, INFO, entry, kernel, param
 from sent import call, ddp, traffic
 
 from torchcoll.cli import main
-from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Traffic
 from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.traffic_table import summarise_traffic
@@ -120,22 +119,6 @@ def test_the_algorithm_that_kernels_are_named_after(tmp_path, capsys):
     assert [row["algorithm"] for row in rows] == ["RING/LL, TREE/LL", None]
 
 
-def test_a_pickle_that_needs_a_function_is_refused(tmp_path, capsys):
-    """Python's own reader would create a file."""
-
-    class Evil:
-        def __reduce__(self):
-            return (open, (str(tmp_path / "evil"), "w"))
-
-    path = tmp_path / "dumps" / "nccl_trace_rank_0"
-    path.parent.mkdir()
-    path.write_bytes(pickle.dumps(Evil(), protocol=2))
-    for reported in (path, path.parent):
-        code, text = error(capsys, reported)
-        assert (code, text.startswith(f"pickle {path}: got one that needs io.open")) == (3, True)
-    assert not (tmp_path / "evil").exists()
-
-
 def test_a_pickle_is_read_as_its_json(tmp_path, capsys):
     """Both forms of one dump, named as the watchdog names them and as a person does."""
     dump = {"version": "2.10", "pg_config": {"0": CONFIG["0"]}}
@@ -215,22 +198,6 @@ def test_files_that_do_not_belong_together(captured, tmp_path, capsys):
     (tmp_path / "t.json").write_text(json.dumps(data))
     code, text = error(capsys, folder / "traffic-rank0.jsonl", tmp_path / "t.json")
     assert (code, "kineto of 2 ranks" in text) == (2, True)
-
-
-def test_traces_that_begin_with_other_steps(tmp_path):
-    for rank in range(2):
-        events = [step(3 + rank, 0, 100), param("allreduce", 10, 7)]
-        data = {"traceEvents": events, "distributedInfo": INFO | {"rank": rank}}
-        (tmp_path / f"{rank}.json").write_text(json.dumps(data))
-    with pytest.raises(UsageError) as caught:
-        read_traffic([tmp_path])
-    assert str(caught.value) == error_text(
-        f"first step of {tmp_path / '0.json'} and {tmp_path / '1.json'}",
-        "3 and 4",
-        "the same of all ranks. Read one rank alone, or profile all with one schedule.",
-    )
-
-    assert read_traffic([tmp_path / "1.json"]).calls[1][0].step == 0
 
 
 def test_a_group_that_one_file_does_not_tell(tmp_path):

@@ -34,7 +34,6 @@ Value = TypeVar("Value", int, str)
 _OTHER_SIZES = {"bool": 1, "uint16": 2, "uint32": 4, "uint64": 8, "complex64": 8, "complex128": 16}
 _DIGITS = 30  # more digits than any number that ``whole`` accepts
 MOST_NUMBER, MOST_WHOLE = 1e18, 1 << 62  # ``number`` and ``whole`` accept values below these
-STATISTICS = ("mean", "median", "min", "max")  # values of --statistic
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class ImportOptions:
     def __post_init__(self) -> None:
         if self.ranks is not None and not 1 <= self.ranks <= MOST_RANKS:
             raise UsageError("ranks", self.ranks, f"1 to {MOST_RANKS}")
-        choice(self.statistic, "statistic", (None, *STATISTICS))
+        choice(self.statistic, "statistic", (None, "mean", "median", "min", "max"))
         if self.collective is not None:
             object.__setattr__(self, "collective", find_collective(self.collective).name)
         if self.dtype is not None:

@@ -6,7 +6,6 @@ import argparse
 import io
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -66,20 +65,10 @@ def report_lines(path: str, imported: Imported) -> Iterator[str]:
 
 
 def write(runs: Sequence[Run], path: str) -> list[Path]:
-    """Write the runs to ``run.jsonl``, ``run-2.jsonl``, ... and return the files; none for ``-``.
+    """Write the runs to ``run.jsonl``, ``run-2.jsonl``, ... and return the files.
 
-    Raises UsageError before writing anything if one of the files exists, or if several runs should
-    go to stdout.
+    Raises UsageError before writing anything if one of the files exists.
     """
-    if path == "-":
-        if len(runs) > 1:
-            action = "A result file has one: name it, the others become RUN-2, ..."
-            raise errors.UsageError("output", f"- for {len(runs)} runs", "a file", action)
-        with tempfile.TemporaryDirectory(prefix="torchcoll-") as folder:
-            file = Path(folder, "run.jsonl")
-            save(runs[0], file)
-            sys.stdout.write(file.read_text(encoding="utf-8"))
-        return []
     first = Path(path)
     further = range(2, len(runs) + 1)
     paths = [first, *(first.with_name(f"{first.stem}-{n}{first.suffix}") for n in further)]
@@ -107,7 +96,7 @@ def convert_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         metavar="OUT",
         help="what it ends in is the format: .jsonl, a result file (several runs become OUT-2, "
-        "...; - is stdout); .csv, .json or .parquet, a row for each case",
+        "...); .csv, .json or .parquet, a row for each case",
     )
     add("--format", metavar="NAME", help="print a row for each case as csv or json")
     add_reading_options(parser)
@@ -146,8 +135,7 @@ def check_output(options: argparse.Namespace) -> str:
             raise errors.UsageError("format", options.format, "no -o FILE with it")
         ending = options.format
     elif options.output:
-        if options.output != "-":
-            errors.choice(ending or "none", "output ends in", ("jsonl", *TABLES))
+        errors.choice(ending or "none", "output ends in", ("jsonl", *TABLES))
         if ending in TABLES:
             check_new(options.output, "output", options.force)
     if options.columns and ending not in TABLES:
@@ -197,9 +185,7 @@ def _check_own(paths: Sequence[str], options: argparse.Namespace) -> None:
             raise errors.UsageError(what, value, f"none with {paths[0]}: a result file has its own")
 
 
-def _runs_of(
-    options: argparse.Namespace,
-) -> tuple[list[Run], list[errors.UnreadableError]]:
+def _runs_of(options: argparse.Namespace) -> tuple[list[Run], list[errors.UnreadableError]]:
     """The runs of all files, after a report of what was read of other tools' output; and the errors
     of the files that cannot be read.
     """
@@ -288,5 +274,5 @@ COMMANDS = {
             "what the files do not state": "--dtype --backend --statistic --label",
             "output": "--output --format --columns --force",
         },
-    ),
+    )
 }

@@ -198,18 +198,8 @@ def _notes(entries: Sequence[Mapping[str, Any]], calls: Sequence[TrafficCall]) -
         timed = any(number(entry.get("duration_ms")) is not None for entry in entries)
         action = ""
         if not timed and backends != {"gloo"}:
-            action = ": TORCH_NCCL_ENABLE_TIMING=1 records them"
-            if all(call.point_to_point for call in calls):
-                action = (
-                    ": messages that were sent as a group (batch_isend_irecv) have none, others "
-                    "have with TORCH_NCCL_ENABLE_TIMING=1"
-                )
+            action = ": TORCH_NCCL_ENABLE_TIMING=1 records those of calls that were sent alone"
         notes.append(f"the dump has no durations{action}")
-    if "gloo" in backends:
-        notes.append(
-            "on gloo the Flight Recorder calls a reduce_scatter of one tensor all_reduce, as gloo "
-            "runs it, and leaves out send and recv"
-        )
     unfinished = [e for e in entries if e.get("state") != "completed" and _backend(e) != "gloo"]
     if unfinished:
         count = counted(len(unfinished), "call")

@@ -5,13 +5,9 @@ gather, scatter and all_to_all X is what one rank exchanges with each other rank
 Reduce_scatter reduced X bytes in all up to release 2019, and X np bytes since 2019 Update 1
 (src_c/IMB_reduce_scatter.c, commit df3db3a). Blocks of Allgatherv and Alltoallv are even.
 
-``t_avg`` is the mean over ranks of each rank's mean over the calls, by MPI_Wtime (src_c/
-IMB_output.c, IMB_calculate_times). Since 2017 there is an untimed barrier before each call of a
-collective, unless ``-sync off`` is given. Barrier and Sendrecv are timed as one loop.
-``Mbytes/sec`` is not read, because that of Sendrecv counts both sent and received bytes.
-
-A file may contain the outputs of several programs, one after the other; each is a run. Tables of
-groups that run at once (-multi) are refused.
+``t_avg`` is the mean over ranks of each rank's mean over the calls. Since 2017 there is an untimed
+barrier before each call of a collective, unless ``-sync off`` is given. Barrier and Sendrecv are
+timed as one loop. ``Mbytes/sec`` of Sendrecv counts both directions, and is not read.
 """
 
 from __future__ import annotations

@@ -32,13 +32,10 @@ def is_inspector(begin: bytes) -> bool:
 
 
 def read_inspector(paths: Sequence[Path]) -> list[Traffic]:
-    """The traffic of each job in the files, the oldest first.
-
-    Raises UnreadableError if they have no call.
-    """
+    """The traffic of each job in the files, the oldest first. UnreadableError without any."""
     imported, log = base.Imported(), Log()
-    for lines in _lines(paths):
-        add_records(log, lines, imported)
+    for path in paths:
+        add_records(log, Source(str(path)).lines(), imported)
     jobs = find_jobs(log, imported)
     if not jobs:
         refused = next((reason for _, reason in imported.refusals()), "no call")
@@ -52,23 +49,12 @@ def read_inspector(paths: Sequence[Path]) -> list[Traffic]:
     return [_traffic(job, notes, folder) for job in jobs]
 
 
-def _lines(paths: Iterable[Path]) -> Iterator[Iterable[base.Line]]:
-    for path in paths:
-        yield Source(str(path)).lines()
-
-
 def _traffic(job: Job, notes: Sequence[str], path: Path) -> Traffic:
     traffic = Traffic(SOURCE, job.ranks, notes=[*notes], path=path)
     if job.numbering:
         traffic.notes.append(job.numbering)
     hosts: dict[int, str] = {}
-    calls: dict[int, list[tuple[int, int, TrafficCall]]] = {}
-    started: dict[str, int] = {}  # host -> the first stamp of its ranks: the 0 of its clock
-    for communicator in job.communicators:
-        for record in _records(communicator):
-            if record.started_us:
-                first = started.setdefault(record.host, record.started_us)
-                started[record.host] = min(first, record.started_us)
+    calls: dict[int, list[TrafficCall]] = {}
     for communicator in job.communicators:
         seen = communicator.members
         complete = len(seen) == communicator.ranks
@@ -86,17 +72,10 @@ def _traffic(job: Job, notes: Sequence[str], path: Path) -> Traffic:
         for record in _records(communicator):
             rank = communicator.members[record.rank]
             sequence = numbers.get((record.name, record.number), record.number)
-            zero = started.get(record.host)
-            call = _call(record, communicator, name, sequence, zero)
-            stamp = record.started_us or record.dumped_us or 0
-            of_rank = calls.setdefault(rank, [])
-            of_rank.append((stamp, len(of_rank), call))
+            calls.setdefault(rank, []).append(_call(record, communicator, name, sequence))
     traffic.calls = {
-        rank: [call for *_, call in sorted(each, key=lambda item: item[:2])]
-        for rank, each in sorted(calls.items())
-    }
-    traffic.clocks = {
-        rank: (host, 1000 * started[host]) for rank, host in hosts.items() if host in started
+        rank: sorted(of_rank, key=lambda call: call.logged_ns or 0)
+        for rank, of_rank in sorted(calls.items())
     }
     traffic.environment = {"hosts": {str(rank): hosts[rank] for rank in sorted(hosts)}}
     if job.first_us:
@@ -115,15 +94,12 @@ def _numbers(communicator: JobCommunicator) -> dict[CallKey, int]:
 
     def order(key: CallKey) -> int:
         record = communicator.calls[key][min(communicator.calls[key])]
-        return record.started_us or record.dumped_us or 0
+        return record.dumped_us or 0
 
     return {key: number for number, key in enumerate(sorted(communicator.calls, key=order))}
 
 
-def _call(
-    record: Record, communicator: JobCommunicator, group: str, sequence: int, zero: int | None
-) -> TrafficCall:
-    """zero: the first stamp of the host, in us; None where there is no stamp."""
+def _call(record: Record, communicator: JobCommunicator, group: str, sequence: int) -> TrafficCall:
     bytes_in = bytes_out = record.size_bytes
     peer = None
     if record.name in POINT_TO_POINT:
@@ -134,20 +110,15 @@ def _call(
         count = record.total_bytes // entry.parts(record.ranks)
         bytes_in, bytes_out = entry.elements(Layout(record.rank, record.ranks, count, 0))
 
-    def since_zero_ns(us: int | None) -> int | None:
-        return None if zero is None or not us else 1000 * (us - zero)
-
     return TrafficCall(
         record.name,
         bytes_in,
         bytes_out,
         group=group,
         sequence=sequence,
-        start_ns=since_zero_ns(record.started_us),
         time_ns=record.time_ns,
         clock="device" if record.timing in KERNEL_CLOCKS else "host",
         algorithm=record.choice.replace(" ", "/"),
-        began_ns=since_zero_ns(record.kernel_us),
         logged_ns=1000 * record.dumped_us if record.dumped_us else None,
         peer=peer,
     )
@@ -177,9 +148,8 @@ class Record(NamedTuple):
 
     rank, ranks: in the communicator, and its size. pid: None where not recorded. dumped_us: when
     it was written, since 1970. name: a collective of torchcoll, ``send`` or ``recv``. number: the
-    count of NCCL. size_bytes: as Inspector prints it. started_us, kernel_us: when the call was
-    enqueued and its kernel began, since 1970 (verbose output); None where not recorded. choice:
-    algorithm and protocol. peer: of a message, in the communicator.
+    count of NCCL. size_bytes: as Inspector prints it. choice: algorithm and protocol. peer: of a
+    message, in the communicator.
     """
 
     communicator: str
@@ -195,8 +165,6 @@ class Record(NamedTuple):
     time_ns: int
     timing: str
     choice: str
-    started_us: int | None = None
-    kernel_us: int | None = None
     peer: int | None = None
 
     @property
@@ -335,17 +303,6 @@ def _add(log: Log, flat: Mapping[str, Any], line: int, imported: base.Imported) 
         imported.refuse(line, why)
         return
     label = flat.get("comm_name")
-    stamps = flat.get("event_trace_ts")
-    started = kernel = None
-    if isinstance(stamps, Mapping):
-        started = base.whole(stamps.get(f"{kind}_start_ts")) or None
-        channels = stamps.get("kernel_events")
-        begins = [
-            base.whole(channel.get("kernel_start_ts"))
-            for channel in (channels if isinstance(channels, list) else ())
-            if isinstance(channel, Mapping)
-        ]
-        kernel = min((begin for begin in begins if begin), default=None)
     record = Record(
         str(flat.get("id"))[:80],
         label[:80] if isinstance(label, str) and label != "unknown" else "",
@@ -360,8 +317,6 @@ def _add(log: Log, flat: Mapping[str, Any], line: int, imported: base.Imported) 
         round(time_us * 1000),
         source,
         " ".join(str(flat[k])[:40] for k in ("coll_algo", "coll_proto") if flat.get(k)),
-        started,
-        kernel,
         base.whole(flat.get("p2p_peer")) if message else None,
     )
     log.records.append(record)

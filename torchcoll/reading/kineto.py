@@ -1,11 +1,9 @@
 """Reads traces of torch.profiler (Kineto): the calls of one rank, their times and exposed parts.
 
-On an accelerator the time of a call is that of the kernels with the same ``External id``. NCCL's
-kernel names also have the algorithm, which is only a hint. gloo's work is in separate threads as
-``gloo:*`` events without a link to the call. Such an event is assigned to the first c10d operator
-before it with the same operation and size. It provides the end of the call, and the dtype, which
-torch does not record with the operator. The exposed part of a call is the time in which nothing
-else ran: no other kernel on the device, or no other operator on the host.
+On an accelerator the time of a call is that of the kernels with the same ``External id``. gloo's
+work is in separate threads as ``gloo:*`` events, each assigned to the first c10d operator before it
+with the same operation and size. The exposed part of a call is the time in which nothing else ran:
+no other kernel on the device, or no other operator on the host.
 """
 
 from __future__ import annotations
@@ -299,7 +297,7 @@ def read_trace(
     left = [call.span for call in timed if call.bytes_in == UNKNOWN]
     ran = [(event.start, event.end) for event in unassigned]
     traffic.apart = {rank: merged([*filter(None, left), *ran])} if ran or any(left) else {}
-    traffic.notes = _notes(traffic_calls, maker, works, unassigned)
+    traffic.notes = _notes(traffic_calls, maker, unassigned)
     traffic.left_out = maker.unknown.total()
     return traffic, steps[0][0] if steps else None
 
@@ -422,20 +420,12 @@ def _numbered(pairs: Sequence[Pair], calls: Sequence[TrafficCall]) -> list[Traff
 
 
 def _notes(
-    calls: Sequence[TrafficCall],
-    maker: Calls,
-    works: Mapping[kineto_events.IssuedCall, Sequence[kineto_events.Event]],
-    unassigned: Sequence[kineto_events.Event],
+    calls: Sequence[TrafficCall], maker: Calls, unassigned: Sequence[kineto_events.Event]
 ) -> list[str]:
     notes = [f"left out: {counted(count, 'call')} of {why}" for why, count in maker.unknown.items()]
     if any(not call.group for call in calls):
         which = f"which of the {len(maker.groups)} groups calls on gloo are of"
         notes.append(f"the trace does not tell {which if maker.groups else 'groups'}")
-    if works:
-        notes.append(
-            "a gloo trace does not link what was run to its call: times are put to calls by "
-            "operation, size and order"
-        )
     coalesced = sum("Collective name" not in e.args or e.id is not None for e in unassigned)
     without = sum(call.time_ns is None for call in calls)
     if without:

@@ -251,10 +251,8 @@ def read_steps(events: Iterable[Event]) -> dict[int, Span]:
     }
 
 
-# FSDP2 copies the shards of a unit into one buffer before its all_gather, the gathered buffer into
-# the parameters after it, and the gradients into one buffer before the reduce_scatter
+# FSDP2 copies shards, parameters and gradients into and out of the buffers of its collectives
 # (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
-
 _COPIES = ("fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy", "fsdp::chunk_cat")
 
 

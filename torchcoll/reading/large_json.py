@@ -110,7 +110,7 @@ class _Text:
                 break
             if have > MOST_MEMBER:
                 raise ValueError("a member is too long")
-            # Double the text, so that a long value is not decoded again for each piece of it.
+            # Double the text: a long value is not decoded again for each piece of it.
             if not self._more(have):
                 value, end = _DECODER.raw_decode(self._text, self._position)
                 break

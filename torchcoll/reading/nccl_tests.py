@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -14,18 +13,11 @@ from typing import Any
 from torchcoll.core.case import BLOCKING, NATIVE
 from torchcoll.core.collectives import COLLECTIVES, Collective
 from torchcoll.core.result import CaseResult, Matrix, Reported
-from torchcoll.core.units import counted, format_size
+from torchcoll.core.units import format_size
 from torchcoll.core.variables import kept_variables
 from torchcoll.libraries.nccl.algorithms import choices_of
 from torchcoll.libraries.nccl.log import NcclLogReader
-from torchcoll.reading.base import (
-    Imported,
-    itemsize,
-    make_result,
-    number,
-    ranks_in,
-    whole,
-)
+from torchcoll.reading.base import Imported, itemsize, make_result, number, ranks_in, whole
 
 # The largest number of ranks that is tried for busbw / algbw.
 _MOST = 100_000
@@ -72,9 +64,8 @@ class NcclTestsRow:
 class NcclTestsRun:
     """What is known about all rows. ranks: 0 if not known.
 
-    ranks_per_process: the samples of a process are the maximum over so many ranks. over_ranks: how
-    the times of the processes are combined (-a). buffers, implementation: as in Case.
-    unaligned: elements of -u.
+    over_ranks: how the times of the processes are combined (-a). buffers, implementation: as in
+    Case. unaligned: elements of -u.
     """
 
     collective: str | None = None
@@ -85,7 +76,6 @@ class NcclTestsRun:
     calls: int | None = None
     checked: bool = True
     cpu_time: bool = False
-    ranks_per_process: int = 1
     over_ranks: str = "mean"
     buffers: str = "default"
     implementation: str = NATIVE
@@ -375,8 +365,6 @@ def _result(row: NcclTestsRow, block: Block, run: NcclTestsRun) -> CaseResult:
         result.time_ns = {"device": block.samples}
         result.stop = "count"
         result.cold_ns = block.cold
-        if run.ranks_per_process > 1 and len(block.samples) * run.ranks_per_process == run.ranks:
-            result.members = list(range(0, run.ranks, run.ranks_per_process))
     return result
 
 
@@ -397,19 +385,6 @@ def _disagrees(size: int, block: Block, run: NcclTestsRun) -> bool:
     return not (
         (low * moved - step) * 0.999 <= algbw <= (high * moved + step) * 1.001
         and (low * factor - step) * 0.999 <= busbw <= (high * factor + step) * 1.001
-    )
-
-
-def repeats(results: Sequence[CaseResult]) -> str:
-    """A warning about cases with several results; '' if there are none. All results are kept."""
-    counts = Counter((result.case, result.ranks) for result in results)
-    most = max(counts.values(), default=0)
-    if most < 2:
-        return ""
-    sizes = [case.size_bytes for (case, _), n in counts.items() if n > 1]
-    return (
-        f"{counted(len(sizes), 'case')} measured up to {most} times "
-        f"({format_size(min(sizes))} to {format_size(max(sizes))}): all are kept, none is averaged"
     )
 
 

@@ -94,16 +94,11 @@ def _read(
     processes_known = (
         bool(devices) and each <= _MOST_GPUS_OF_PROCESS and len(devices) * each == run.ranks
     )
-    _width(parsed, run, len(devices) if processes_known else 0, imported)
+    _keep_slowest(parsed, run.ranks, imported)
     if any(block.cold for row in parsed for block in row.blocks):
         imported.warn(
             "-w 0: iteration 0 is shown as the first call, by CUDA events. nccl-tests makes one "
             "call of each size and placement before it, without timing it: that call connects"
-        )
-    if skipped := base.whole(config.get("per_iter_skip")):
-        imported.warn(
-            f"-K {skipped}: the source's own i_min, i_max and i_p99 leave out the first {skipped} "
-            "iterations; the times of all iterations are here"
         )
     results = nccl_tests.make_results(parsed, run, imported)
     if text := nccl_tests.fraction(args):
@@ -177,7 +172,7 @@ def _row(
             base.number(figures.get("bus_bw")),
             time_step_ns=5e-4,
             bw_step=5e-7,
-            wrong=_count(figures.get("nwrong")),
+            wrong=base.whole(figures.get("nwrong")),
         )
         _per_iteration(block, row.get(f"{key}_per_iter"), cold)
         blocks.append(block)
@@ -196,11 +191,6 @@ def _row(
         (0 if root == "-1" else base.whole(root)) if entry.has_root else None,
         blocks,
     )
-
-
-def _count(value: object) -> int | None:
-    wrong = base.number(value)
-    return None if wrong is None else int(wrong)
 
 
 def _per_iteration(block: nccl_tests.Block, data: object, cold: bool) -> None:
@@ -223,39 +213,23 @@ def _per_iteration(block: nccl_tests.Block, data: object, cold: bool) -> None:
     block.samples = samples
 
 
-def _width(
-    rows: Sequence[nccl_tests.NcclTestsRow],
-    run: nccl_tests.NcclTestsRun,
-    processes: int,
-    imported: base.Imported,
+def _keep_slowest(
+    rows: Sequence[nccl_tests.NcclTestsRow], ranks: int, imported: base.Imported
 ) -> None:
-    """Say of which ranks the samples are.
+    """Keep the samples of the slowest process, where those of processes are not those of ranks.
 
-    The file has samples of processes, each the maximum over the ranks of the process. If the
-    processes are known, their samples stay apart, under the first rank of each. Otherwise those of
-    the slowest process are kept: calls run back to back, so the maximum over processes for each
-    call would count one stall several times.
+    The maximum over processes for each call would count one stall several times.
     """
-    ranks = run.ranks
-    widths = {len(b.samples) for row in rows for b in row.blocks if b.samples} - {ranks}
-    if not widths or not ranks:
-        return
-    if processes and widths == {processes}:
-        run.ranks_per_process = ranks // processes
-        imported.warn(
-            f"times of each iteration are of {processes} processes: the maximum over the "
-            f"{run.ranks_per_process} GPUs of each, shown under its first rank"
-        )
+    blocks = [b for row in rows for b in row.blocks if b.samples and len(b.samples) != ranks]
+    if not blocks or not ranks:
         return
     imported.warn(
-        f"times of each iteration are of {max(widths)} processes, not of {ranks} ranks: "
-        "kept as those of the process that took longest"
+        f"times of each iteration are of {max(len(b.samples) for b in blocks)} processes, not of "
+        f"{ranks} ranks: kept as those of the process that took longest"
     )
-    for row in rows:
-        for block in row.blocks:
-            if len(block.samples) != ranks and block.samples:
-                block.samples = [slowest(block.samples)]
-                block.cold = [slowest(block.cold)] if block.cold else []
+    for block in blocks:
+        block.samples = [slowest(block.samples)]
+        block.cold = [slowest(block.cold)] if block.cold else []
 
 
 def _members(devices: Sequence[Mapping[str, Any]], each: int) -> list[dict[str, Any]]:

@@ -127,11 +127,10 @@ def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Import
     ]
     crowd = [output for output in outputs if output.zeros or output.settings]
     if _interleaved(crowd):
-        for output in outputs:
-            for row in output.rows:
-                imported.refuse(row.line, nccl_tests.INTERLEAVED.format(n=max(2, _width(crowd))))
-        if not any(output.rows for output in outputs):
-            imported.refuse(0, nccl_tests.INTERLEAVED.format(n=max(2, _width(crowd))))
+        number = max(2, len(crowd), sum(output.zeros for output in crowd))
+        lines_of_rows = [row.line for output in outputs for row in output.rows]
+        for line in lines_of_rows or [0]:
+            imported.refuse(line, nccl_tests.INTERLEAVED.format(n=number))
         return imported
     tables = sum(bool(output.rows) for output in outputs)
     parts = [imported]
@@ -151,33 +150,17 @@ def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Import
     return joined
 
 
-def _width(outputs: Sequence[_TestOutput]) -> int:
-    return max(len(outputs), sum(output.zeros for output in outputs))
-
-
 def _interleaved(outputs: Sequence[_TestOutput]) -> bool:
     """Whether tests without MPI ran at once: several ranks 0 before one ends, and no rank 1."""
     if any(set(output.members) - {0} for output in outputs):
         return False
     if any(output.zeros > 1 for output in outputs):
         return True
-    unfinished = [output for output in outputs[:-1] if not output.ended]
-    return (
-        len(outputs) > 1 and len(unfinished) > 0 and all(p.zeros == 1 for p in outputs if p.zeros)
-    )
+    return not all(output.ended for output in outputs[:-1])
 
 
 # What the tables of one test have in common.
-_SHARED = (
-    "collective",
-    "names",
-    "parser",
-    "settings",
-    "args",
-    "launched",
-    "members",
-    "versions",
-)
+_SHARED = ("collective", "names", "parser", "settings", "args", "launched", "members", "versions")
 
 
 class _TextReader:

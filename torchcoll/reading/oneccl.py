@@ -31,20 +31,9 @@ _COLUMNS = {"message_size", "t_avg[usec]"}
 _CSV_COLUMNS = _COLUMNS | {"ranks", "collective", "dtype", "elements/buffer"}
 _TIMING = ("elements/buffer", "message_size", "t_min[usec]", "t_max[usec]", "t_avg[usec]")
 _DEVICES = {"host": "cpu", "sycl": "xpu"}
-FIRST_CALLS = (
-    "-i 1 -w 0: each row is one call, in the order of the process; torchcoll cold reads them so"
-)
-UNTIMED = (
-    "check: last: between two rows later versions repeat the call once, untimed, for the check; "
-    "-c off leaves that out"
-)
 SUMMED = (
     "the time is the sum over several collectives ({names}), of no single one: "
     "run the benchmark with one --coll at a time"
-)
-EMPTY = (
-    "reduce_scatter of {count} elements on {ranks} ranks does nothing in oneCCL: an empty call was "
-    "timed"
 )
 
 
@@ -146,9 +135,8 @@ class _OneCclReader(TableReader):
     def add_record(self, line: int, record: Mapping[str, str]) -> None:
         result = self.case(record)
         if self.first_calls:
-            self.imported.warn(FIRST_CALLS)
-            if self.settings.get("check") == "last":
-                self.imported.warn(UNTIMED)
+            each = "each row is one call, in the order of the process"
+            self.imported.warn(f"-i 1 -w 0: {each}; torchcoll cold reads them so")
             if isinstance(result, CaseResult):
                 result.ordinal = self.rows
         self.rows += 1
@@ -173,7 +161,8 @@ class _OneCclReader(TableReader):
         remarks = []
         if row.collective == "reduce_scatter" and row.ranks:
             if count < row.ranks:
-                return EMPTY.format(count=count, ranks=row.ranks)
+                what = f"reduce_scatter of {count} elements on {row.ranks} ranks"
+                return f"{what} does nothing in oneCCL: an empty call was timed"
             if count % row.ranks:
                 remarks.append("the tail of the buffer is not sent (no whole share for each rank)")
                 row.printed_bytes = count // row.ranks * row.ranks * itemsize

@@ -31,12 +31,11 @@ class _ParamReader(TableReader):
     TOOL = "PARAM"
     COLUMNS = Columns("size", ("p50",), "min", "max")
     ranks: int | None = None
-    pairs, device = False, "unknown"
+    pairs, backend, device = False, "unknown", "unknown"
 
     def __init__(self, options: base.ImportOptions) -> None:
         super().__init__(options)
         self.names = ["size", "count", "p50", "p75", "p95", "min", "max", "algbw", "busbw", "qps"]
-        self.backend = options.backend or "unknown"
 
     def line(self, line: int, text: str) -> None:
         if match := _ROW.match(text):
@@ -49,7 +48,7 @@ class _ParamReader(TableReader):
             if match := _WORLD.search(text):
                 # A group that is smaller than the world is printed after it; the group ran.
                 self.ranks = base.parse_ranks(match[1] or match[2])
-            if not self.options.backend and (match := _BACKEND.search(text)):
+            if match := _BACKEND.search(text):
                 self.backend = match[1]
             if match := _DEVICE.search(text):
                 self.device = match[1]
@@ -76,7 +75,7 @@ class _ParamReader(TableReader):
         return self.result(
             row,
             figures=figures,
-            backend=self.backend,
+            backend=self.options.backend or self.backend,
             device=self.device,
             count=base.whole(record["count"]),
             warnings=[f"tag {match['tag']}"] if match["tag"] else [],

@@ -10,6 +10,7 @@ A third party adds a format with a module as described in reading/base.py and an
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import re
 import shlex
@@ -27,13 +28,11 @@ from torchcoll.core.stdin import from_stdin, is_stdin
 from torchcoll.core.units import shorten
 from torchcoll.reading.base import Imported, Importer, ImportOptions, Line, join
 from torchcoll.reading.base import number as base_number
-from torchcoll.reading.nccl_tests import repeats
 from torchcoll.reading.source import Source
 from torchcoll.reading.writers import Writers, unwrapped, wrapping_width
 
 GROUP = "torchcoll.importers"
 _PLAIN = "plain"
-_NUMERIC = 0.5  # of the fields of a line that may be a row
 _EXCERPT = 80  # characters
 # Bytes of a file that is read again, unwrapped; characters of lines that are sorted by writer.
 _MOST_WRAPPED, _MOST_APART = 16 << 20, 128 << 20
@@ -140,8 +139,6 @@ def import_file(
     imported.importer = importer.NAME
     if options.statistic and importer.NAME != _PLAIN:
         imported.warn(f"--statistic {options.statistic} is for plain tables: not used")
-    for text in filter(None, (repeats(run.results) for run in imported.runs)):
-        imported.warn(text)
     refusals = [
         f"refused: {source.name}{f':{lines}' if lines else ''}: {why}"
         for lines, why in imported.refusals()
@@ -154,11 +151,12 @@ def import_file(
 
 def _recognised(source: Source, name: str | None) -> tuple[Importer | None, Writers, list[str]]:
     """The importer of a file, who wrote it, and its first lines."""
-    sample = next(source.windows())
+    windows = source.windows()
+    sample = next(windows)
     writers = Writers(sample)
     if name:
         return importers()[name], writers, sample
-    for lines in source.windows():
+    for lines in itertools.chain([sample], windows):
         messages = [written.text for written in writers.lines(enumerate(lines))]
         for each in importers().values():
             if each.sniff(lines if _has_long_lines(each) else messages):
@@ -223,7 +221,7 @@ def _nearest(path: str, lines: Sequence[str]) -> str:
     ]
     share, index = max(shares, default=(0.0, 0))
     name = "-" if is_stdin(path) else shlex.quote(path)
-    if share < _NUMERIC:
+    if share < 0.5:  # of its fields are numbers
         first = next((text.strip() for text in lines if text.strip()), "")
         start = f"It begins with {one_line(first)[:_EXCERPT]!r}. " if first else ""
         return f"{start}Give the lines of the benchmark itself, with the heading of its table."

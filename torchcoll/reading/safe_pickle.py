@@ -1,9 +1,7 @@
 """Reads a pickle that holds nothing but lists, dicts, text and numbers; refuses any other.
 
-A pickle is a program, and Python's own reader runs what it says. An ``Unpickler`` whose
-``find_class`` raises still fetches extensions and persistent ids, and in C ``LONG_BINPUT`` with the
-index 2**31 allocates 16 GB. So this is Python's reader that is written in Python, with the
-instructions that make plain values and no others.
+A pickle is a program, and Python's own reader runs what it says. So this is Python's reader that is
+written in Python, with the instructions that make plain values and no others.
 
 Limits: the memory of all values, the length of a number, and the size of the whole as a tree (a
 list can be an item of a list twice, so a few lines make 2**100 items). Keys are text, bytes or

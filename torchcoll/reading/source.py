@@ -1,8 +1,7 @@
 """Reads the lines of another tool's file: unpacked, decoded, without ANSI codes.
 
-The text of programs is taken out of JSON too: Docker and log shippers write one object per line
-with the text in one of its members; notebooks and test runners have texts, or lists of lines,
-anywhere.
+The text of programs is taken out of JSON too: of one object per line, as Docker and log shippers
+write, and of notebooks and test runners, which have texts or lists of lines anywhere.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Reads Traffic from captures, Kineto traces, Flight Recorder dumps and NCCL Inspector's files.
 
 In a folder, files are of one job unless a rank is there twice, the number of ranks differs, or they
-are more than a day apart. Of several files of one rank, those with one name but for the rank belong
-together (``a_rank0.json`` and ``a_rank1.json``), and of one name those that began at about the same
-time.
+are more than a day apart. Files with one name but for the rank belong together.
 """
 
 from __future__ import annotations

@@ -4,12 +4,8 @@
 all_gather and gather. For all_to_all, reduce_scatter and scatter it is S since release 1.5, and was
 S / n before (tools/perf/ucc_pt_benchmark.cc, print_time; commit 19af19d7). Which of the two it is
 follows from the bandwidth, or from texts that only later releases print. The bandwidth is
-nccl-tests' busbw.
-
-Times are means over ranks of each rank's mean over the calls, by the host's clock. There is an
-untimed barrier before each call, or in streaming mode only before the first. The output does not
-have the number of ranks. Alltoallv is refused, because its blocks may be those of a traffic matrix,
-which the output does not have.
+nccl-tests' busbw. There is an untimed barrier before each call, or in streaming mode only before
+the first. Alltoallv is refused: its blocks may be those of a traffic matrix.
 """
 
 from __future__ import annotations

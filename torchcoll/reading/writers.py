@@ -2,12 +2,7 @@
 
 Launchers, containers, daemons and mail programs put something in front of each line: a rank, a
 host, a process, a time. ``Writers`` learns from the first lines of a text which of these it has,
-and then splits every line into its prefixes and the message::
-
-    writers = Writers(sample)
-    written = writers.split(17, "node1: [rank3]: RuntimeError")
-    written.text, written.node, written.rank      "RuntimeError", "node1", 3
-
+and then splits every line: of ``node1: [rank3]: RuntimeError`` the node is node1, the rank 3.
 Prefixes that nothing else looks like are recognised anywhere. ``0: `` and ``node1: `` are prefixes
 only of a text in which nearly all lines have one.
 
@@ -78,10 +73,7 @@ _DAEMON = (
 # Prefixes that nothing else looks like, by the characters that they begin with.
 _CERTAIN = (
     ("[", r"\[rank(?P<rank>\d{1,7})\]:? ?"),
-    (
-        "[",
-        r"\[(?:[\w.-]{1,255}@)?\d{1,7},(?P<rank>\d{1,7})\]\s?<std(?:out|err|diag)>:[ \t]?",
-    ),
+    ("[", r"\[(?:[\w.-]{1,255}@)?\d{1,7},(?P<rank>\d{1,7})\]\s?<std(?:out|err|diag)>:[ \t]?"),
     # c10 writes the month without a leading zero: E321 is 21 March (c10/util/Logging.cpp).
     (
         "[IWEF",
