@@ -379,12 +379,6 @@ FLUSH, MISALIGNED = {"buffer_reuse": "flush"}, {"misalign_bytes": 4}
             ["buffer_reuse: same -> flush", "misalign_bytes: 4 -> 0"],
         ),
         (
-            FLUSH,
-            MISALIGNED,
-            "in place; gloo, cpu, 2 ranks, synchronized mode, host clock",
-            ["buffer_reuse: flush -> same", "misalign_bytes: 0 -> 4"],
-        ),
-        (
             {},
             {"mode": "blocking", "implementation": "one_shot"},
             "in place; gloo, cpu, 2 ranks, host clock",

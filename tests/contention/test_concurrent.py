@@ -49,21 +49,6 @@ def test_a_mesh(tmp_path):
         assert len(result.concurrent.both_ns) == 2
 
 
-@pytest.mark.parametrize(
-    ("concurrent", "options", "bus_bytes"),
-    [
-        ("hypercube", "", 512),  # (n - 1) / n of 1 KiB
-        # Rank 0 receives 2 x 192 of the weights, which are the 256 elements: 192 is 128 of them,
-        # which rank 1 sends.
-        ("all_to_all_v", "--splits 192,64", 512),
-    ],
-)
-def test_what_the_work_counts_for_busbw(tmp_path, concurrent, options, bus_bytes):
-    arguments = f"--sizes 1K -n 5 --concurrent {concurrent}:div:2 {options}"
-    job = Measured(tmp_path / "job", "all_reduce", arguments).ended(0)
-    assert [one.concurrent.work_bus_bytes for one in job.run.results] == [bus_bytes]
-
-
 def test_a_mesh_with_an_offset(tmp_path, capsys):
     """Pairs of single calls: at once, and the rows 20 ms after the columns, which took 1 ms."""
     arguments = "--sizes 1K -n 5 --mesh 2x2 --offset 20ms"

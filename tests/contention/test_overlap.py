@@ -81,6 +81,11 @@ def measured(share: float) -> CaseResult:
     return made(found)
 
 
+def overlap_of(**blocks):
+    concurrent = ConcurrentBlocks("copy:64M", None, 10, 3, **blocks)
+    return overlap(CaseResult(CASE, "ok", 2, concurrent=concurrent))
+
+
 @pytest.mark.parametrize(
     ("offset", "slowdown", "begins"),
     [("9ms", 1.5, "+10.00 ms"), ("18999us", 1.0, "+20.00 ms"), ("4ms", 1.75, "+5.000 ms")],
@@ -189,23 +194,12 @@ def test_the_rank_that_is_last_counts_and_blocks_are_the_replicates():
     0.69315, so half the interval is 6.3138 x 0.20342 / sqrt 2 = 0.90818.
     Efficiency: (100 + 300 - 350) / 100 = 0.5 and (200 + 400 - 400) / 200 = 1.
     """
-    found = overlap(
-        CaseResult(
-            CASE,
-            "ok",
-            2,
-            concurrent=ConcurrentBlocks(
-                "copy:64M",
-                None,
-                10,
-                3,
-                alone_ns=[[100, 150], [90, 200]],
-                work_ns=[[300, 400], [200, 100]],
-                both_calls_ns=[[150, 100], [140, 400]],
-                both_work_ns=[[320, 390], [350, 400]],
-                both_ns=[[320, 390], [350, 400]],
-            ),
-        )
+    found = overlap_of(
+        alone_ns=[[100, 150], [90, 200]],
+        work_ns=[[300, 400], [200, 100]],
+        both_calls_ns=[[150, 100], [140, 400]],
+        both_work_ns=[[320, 390], [350, 400]],
+        both_ns=[[320, 390], [350, 400]],
     )
     assert found.calls_ns == 15
     assert found.slowdown.value == pytest.approx(math.sqrt(3))
@@ -215,66 +209,21 @@ def test_the_rank_that_is_last_counts_and_blocks_are_the_replicates():
     assert found.covered
 
 
-def test_two_collectives_share_what_there_is():
-    """A link of 10 GB/s, shared fairly. 20 calls of 1 MB take 2 ms alone, the other one's 100 take
-    10 ms. At once the calls take 4 ms, in which 2 ms of the other's work are done; the rest runs
-    alone: 12 ms. Both are 2 times slower while both run, and their sum is what the link carries.
-    """
-    found = overlap(
-        CaseResult(
-            CASE,
-            "ok",
-            2,
-            size_bytes=1 << 20,
-            concurrent=ConcurrentBlocks(
-                "all_reduce:div:2:1M",
-                None,
-                20,
-                100,
-                alone_ns=[[2_097_152]],
-                work_ns=[[10_485_760]],
-                both_calls_ns=[[4_194_304]],
-                both_work_ns=[[12_582_912]],
-                both_ns=[[12_582_912]],
-                work_bus_bytes=1 << 20,
-            ),
-        )
-    )
-    assert found.slowdown.value == pytest.approx(2)
-    assert found.work_slowdown.value == pytest.approx(2)
-
-
-def test_work_that_ended_before_the_calls_is_too_short():
-    """On rank 1 the work lasts 80 of the 100 that the calls take, in every block."""
-    found = overlap(
-        CaseResult(
-            CASE,
-            "ok",
-            2,
-            concurrent=ConcurrentBlocks(
-                "matmul:1M",
-                1,
-                10,
-                3,
-                alone_ns=[[100] * 3] * 2,
-                work_ns=[[80] * 3] * 2,
-                both_calls_ns=[[100] * 3] * 2,
-                both_work_ns=[[100] * 3, [80] * 3],
-                both_ns=[[100] * 3] * 2,
-            ),
-        )
-    )
-    assert (found.uncovered, found.covered) == (3, False)
-
-
-def test_work_that_ended_before_all_had_is_too_short():
-    """On an accelerator the calls may be known to end sooner than all there was: 80 of 100 were
-    covered, though the calls have 50.
-    """
-    blocks = dict(alone_ns=[[50] * 3], work_ns=[[80] * 3], both_calls_ns=[[50] * 3])
-    blocks |= dict(both_work_ns=[[80] * 3], both_ns=[[100] * 3])
-    found = overlap(
-        CaseResult(CASE, "ok", 2, concurrent=ConcurrentBlocks("matmul:1M", None, 10, 3, **blocks))
+@pytest.mark.parametrize(
+    ("calls_ns", "both_work_ns"),
+    [
+        ([[100] * 3] * 2, [[100] * 3, [80] * 3]),  # rank 1's work lasts 80 of the 100 of the calls
+        # An accelerator may know sooner that the calls have ended: 80 of 100 were covered.
+        ([[50] * 3], [[80] * 3]),
+    ],
+)
+def test_work_that_ended_before_the_rest_is_too_short(calls_ns, both_work_ns):
+    found = overlap_of(
+        alone_ns=calls_ns,
+        work_ns=[[80] * 3] * len(calls_ns),
+        both_calls_ns=calls_ns,
+        both_work_ns=both_work_ns,
+        both_ns=[[100] * 3] * len(calls_ns),
     )
     assert (found.uncovered, found.covered) == (3, False)
 

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
+from handmade import Terminal
 from made_pairs import pairs_run, shown
-
-
-class Terminal(io.StringIO):
-    encoding = "utf-8"
-
-    def isatty(self):
-        return True
 
 
 @pytest.fixture(scope="module")

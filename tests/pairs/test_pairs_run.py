@@ -337,11 +337,6 @@ def test_defaults():
     assert (pairs.by, pairs.threshold) == ("rank", 0.2)
 
 
-@pytest.mark.parametrize(("text", "share"), [("20%", 0.2), ("0.2", 0.2), ("5 %", 0.05)])
-def test_threshold_is_a_share_as_in_compare(text, share):
-    assert parse_pairs(["--threshold", text])[1].threshold == share
-
-
 def test_dry_run(launch):
     job = launch("pairs", "--dry-run --ranks 64 --backend fake", 1, output=False).ended(0)
     assert "64 ranks: 2016 pairs in 63 rounds of 32 at once." in job.stdout()

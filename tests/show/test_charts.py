@@ -25,7 +25,7 @@ from torchcoll.questions.page.charts import (
 from torchcoll.questions.pairs.matches import read_pairs
 from torchcoll.questions.pairs.pairs_charts import pairs_charts
 from torchcoll.questions.show.size_charts import curves_charts, picture_of
-from torchcoll.report.chart import PALETTE, line_style, plain, reduced
+from torchcoll.report.chart import PALETTE, plain, reduced
 from torchcoll.stats.sides import Side
 
 
@@ -215,10 +215,6 @@ def luminance(colour):
 def test_lines_have_contrast_on_both_backgrounds(colour):
     assert 1.05 / (luminance(colour) + 0.05) >= 3
     assert (luminance(colour) + 0.05) / (luminance("#14171a") + 0.05) >= 3
-
-
-def test_thirty_lines_are_all_of_another_style():
-    assert len({str(line_style(number)["line"]) for number in range(30)}) == 30
 
 
 def test_a_chart_is_a_figure_of_plotly_with_its_controls():

@@ -61,20 +61,9 @@ def test_sides_are_never_pooled():
     assert found.notes == ["the sides are not alike in kernel (6.1, 6.8)"]
 
 
-def test_a_wrong_result_is_no_point_of_the_line():
-    (line,) = lines_of(run(measured(100, status="wrong"), measured(200, size_bytes=4096)))
-    assert [p.size_bytes for p in line.points] == [4096]
-    assert [(p.size_bytes, p.time_ns) for p in line.doubted] == [(1024, 100)]
-
-
 def test_a_source_without_samples_has_no_spread():
     (line,) = lines_of(run(given(100.0), source={"tool": "osu"}))
     assert (line.points[0].low_ns, line.points[0].high_ns) == (None, None)
-
-
-def test_one_rank_has_a_time_and_no_bandwidth():
-    (line,) = lines_of(run(measured(100, ranks=1), ranks=1))
-    assert (line.points[0].time_ns, line.points[0].busbw_gbps) == (100, None)
 
 
 def test_a_rehearsal_says_so():

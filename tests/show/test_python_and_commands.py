@@ -63,15 +63,6 @@ def test_load_takes_a_folder_and_a_glob(folder):
         torchcoll.load(f"{folder}/*.log")
 
 
-def test_plot_without_a_name(folder, monkeypatch):
-    pytest.importorskip("matplotlib")
-    monkeypatch.chdir(folder)
-    runs = torchcoll.load("1.jsonl")
-    names = [torchcoll.plot(what).path.name for what in (runs, f"one={folder}")]
-    assert names == ["torchcoll.png", "torchcoll-2.png"]
-    assert (folder / "torchcoll.png").read_bytes().startswith(b"\x89PNG")
-
-
 def sent():
     call = TrafficCall("all_reduce", 8, 8, "float32", "sum", group="0", sequence=0, step=0)
     return Traffic("capture", 1, {0: [call]}, {"0": Group("0", (0,), "gloo")})

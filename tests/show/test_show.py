@@ -728,13 +728,6 @@ def test_an_unknown_column_names_the_nearest(shown):
         shown(run(result()), columns="median_ns,size")
 
 
-def test_no_file_at_all(shown):
-    with pytest.raises(
-        UsageError, match=error_text("^show", error_tail("no file", "at least one result file$"))
-    ):
-        shown()
-
-
 def test_several_runs_stand_below_their_paths(shown, tmp_path):
     one, two = run(result()), run(result(case=case(dtype="float16")))
     one.path, two.path = tmp_path / "a.jsonl", tmp_path / "b.jsonl"

@@ -6,10 +6,8 @@ import dataclasses
 import io
 import json
 import math
-from datetime import date
 
 import made_runs
-import pandas
 import pytest
 from error_form import error_tail, error_text
 
@@ -82,26 +80,6 @@ def test_thirty_nights_can_be_told_apart():
     assert frame.groupby("host")["median_ns"].count().to_dict() == {"node0": 15, "node1": 15}
     assert frame["start_utc"].iloc[-1] == "2026-01-30T00:00:00Z"
     assert set(frame["label_site"]) == {"a"} and set(frame["label_kernel v"]) == {"6"}
-
-
-def test_grouped_by_night_and_node(tmp_path):
-    """As the docstring of table() does, from files: two runs in one night, one in the next."""
-    for hour, day, gbps, node in ((23, 1, 2.0, "a"), (11, 2, 4.0, "a"), (12, 2, 8.0, "a"),
-                                  (13, 1, 16.0, "b")):  # fmt: skip
-        header = {"run_id": f"{day}-{hour}", "start_utc": f"2026-01-{day:02}T{hour}:00:00+00:00"}
-        ns = int(1024 / gbps)
-        run = made_runs.run(made_runs.measured(ns), labels={"node": node}, header=header)
-        torchcoll.save(run, tmp_path / f"{day}-{hour}-{node}.jsonl")
-    frame = table([torchcoll.load(path) for path in sorted(tmp_path.glob("*.jsonl"))])
-    start = pandas.to_datetime(frame["start_utc"], utc=True)
-    night = (start - pandas.Timedelta(hours=12)).dt.date.rename("night")
-    grouped = frame.groupby([night, "node", "collective", "size_bytes"])["busbw_gbps"].median()
-    first, second = (date(2026, 1, day) for day in (1, 2))
-    assert grouped.to_dict() == {
-        (first, "a", "all_reduce", 1024): 3.0,
-        (first, "b", "all_reduce", 1024): 16.0,
-        (second, "a", "all_reduce", 1024): 8.0,
-    }
 
 
 def test_a_run_over_several_hosts_has_no_node():

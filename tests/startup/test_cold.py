@@ -209,16 +209,6 @@ def test_verdicts_on_the_second_launch(ratios, result):
     assert [one.in_job for one in (*others, scale)] == ([""] if result == "same" else ["1", "2"])
 
 
-def test_two_launches_of_a_job_that_are_not_alike_have_no_mean():
-    # 257 s and 1.46 s: their geometric mean, 19.4 s, is what neither of them took.
-    found = cold(jobs([1.46 / 257, 1.5 / 257], first=257_000.0))
-    assert [(one.in_job, one.runs) for one in found.scales] == [("1", 2), ("2", 2)]
-    assert found.scales[0].first_ns == pytest.approx(257e9)
-    # The geometric mean of 1.46 s and 1.5 s.
-    assert found.scales[1].first_ns == pytest.approx(1.4799e9, rel=1e-4)
-    assert found.scales[1].again.judged.result == "faster"
-
-
 def test_later_launches_of_a_job_are_not_told_apart():
     runs = [start([9 - k, 1, 1], job="5", utc=f"0{k}") for k in range(5)]
     found = cold([*runs, start([20, 1, 1], utc="09")])

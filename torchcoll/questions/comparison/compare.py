@@ -32,7 +32,6 @@ from torchcoll.questions.comparison.results import (
     Compared,
     Judged,
     Orders,
-    beyond,
     compared_row,
     figures_of,
     judge,
@@ -133,7 +132,8 @@ class Comparison(Displayed):
                 one_line(PurePath(side.where).name.removesuffix(".gz").removesuffix(".jsonl"))
                 for side in sides
             ]
-            if files[0] != files[1] and all(map(_is_name, files)):
+            short = all(0 < len(file) <= _LONGEST_NAME for file in files)
+            if files[0] != files[1] and short and not set("".join(files)) & set("*?["):
                 names = files
         if names[0] == names[1]:
             names = [one_line(side.name) for side in sides]
@@ -226,12 +226,6 @@ class Comparison(Displayed):
         """Whether a case was tested of which one side was measured before the other."""
         return any(case.p_value is not None and not case.interleaved for case in self.judged)
 
-    @property
-    def beyond(self) -> int:
-        """The number of ratios beyond the threshold, significant or not."""
-        ratios = [row.judged.ratio for row in self.rows if row.judged.ratio]
-        return sum(beyond(ratio, self.threshold) for ratio in ratios)
-
 
 @overload
 def compare(base: Traffic, new: Traffic) -> Displayed: ...
@@ -299,10 +293,6 @@ def compare(
     cases, separate = measured_cases(sides.pairs, sides.base, sides.new, metric)
     judged = judge(cases, threshold, metric != "time")
     return comparison_of(sides, judged, separate, threshold)
-
-
-def _is_name(text: str) -> bool:
-    return 0 < len(text) <= _LONGEST_NAME and not set(text) & set("*?[")
 
 
 def side_of(sources: Source | Side | Sequence[Source], name: str) -> Side:

@@ -232,9 +232,6 @@ def _why_untested(comparison: Comparison, judged: Judged) -> str:
     return f"only {units.counted(least, 'run')} {place}; at least {FEWEST} are needed"
 
 
-_NAMED = 3  # cases in the sentence
-
-
 def _furthest(comparison: Comparison, items: wording.Items) -> list[str]:
     """``broadcast 4M 3.2x slower``: those that changed most, of the new side."""
     texts = []
@@ -242,4 +239,4 @@ def _furthest(comparison: Comparison, items: wording.Items) -> list[str]:
         text = f"{comparison.name_of(item)} {wording.change_text(item.speed)}".strip()
         changed = item.result in wording.CHANGED
         texts.append(f"{text} ({wording.least_text(item.judged)})" if changed else text)
-    return units.shorten_list(texts, _NAMED, "...")
+    return units.shorten_list(texts, wording.MOST_NAMED, "...")

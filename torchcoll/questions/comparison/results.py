@@ -37,7 +37,6 @@ from torchcoll.stats.statistics import (
     side_ratio,
 )
 
-RESULTS = ("faster", "slower", "same", "inconclusive", "not comparable")
 NO_BOUND = "too noisy for a lower bound"  # of a difference that is shown
 # Values of ``buffer_reuse``. In a table of comparisons `same` alone would read as a result.
 BUFFER_REUSE_TEXTS = {
@@ -59,7 +58,7 @@ class Judged:
     """The result of one case.
 
     - base, new: one figure per run.
-    - result: one of RESULTS. reason: why, as shown.
+    - result: faster, slower, same, inconclusive, not comparable. reason: why, as shown.
     - p_value: adjusted by Holm over all cases of the comparison.
     - interleaved: False if one side was measured before the other.
     - resolution: ``smallest_difference`` of an inconclusive case.

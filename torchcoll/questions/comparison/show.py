@@ -208,10 +208,6 @@ def interval_text(item: Compared) -> str:
     return " to ".join(map(wording.speed_cell, item.interval)) if item.interval else "-"
 
 
-def _speed_cell(item: Compared) -> str:
-    return wording.speed_cell(item.speed if item.judged.ratio else None)
-
-
 def _points_aligned(cells: Sequence[str]) -> list[str]:
     """The cells with blanks behind numbers of fewer decimals than others have."""
     behind = [len(cell.partition(".")[2]) + ("." in cell) for cell in cells]
@@ -252,7 +248,8 @@ def case_grid(
     if said_once:
         above.append(f"all of these: {results[0]}")
     if any(row.ratio for row in cases):
-        columns.append((Head("speed-up"), _points_aligned(list(map(_speed_cell, cases)))))
+        speeds = [wording.speed_cell(row.speed if row.ratio else None) for row in cases]
+        columns.append((Head("speed-up"), _points_aligned(speeds)))
     if not said_once:
         columns.append((Head("result", left=True), results))
     if any(row.interval for row in cases):

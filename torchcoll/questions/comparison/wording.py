@@ -27,7 +27,7 @@ from torchcoll.stats.statistics import FEWEST
 if TYPE_CHECKING:
     from torchcoll.questions.comparison.compare import Comparison
 
-_MOST_NAMED = 3  # cases in the sentence
+MOST_NAMED = 3  # cases in the sentence
 QUIETER = "measure on a quieter machine (torchcoll doctor names what is busy)"
 # From this share of all cases on, one factor says more than the names of the cases that changed.
 _MOST_CHANGED = 2 / 3
@@ -83,7 +83,7 @@ def hidden_slowdown(comparison: Comparison, asked: float = 0.0) -> str:
     if hidden:
         text = f"{counted(len(hidden), 'case')} may be {format_factor(least)} slower or more"
         names = [name for item in hidden if (name := comparison.name_of(item))]
-        return f"{text} ({units.shorten(names, _MOST_NAMED)})" if names else text
+        return f"{text} ({units.shorten(names, MOST_NAMED)})" if names else text
     over_all = speed_interval(comparison.over_all, comparison.more_is_faster)
     if undecided and over_all and (slower := 1 / over_all[0] - 1) > max(ACT_ON_ALL, asked):
         return f"all cases together may be {format_quantity(slower, '%')} slower"
@@ -144,7 +144,7 @@ def judged_sentence(comparison: Comparison, ratios: Items, others: bool = False)
         ]
         begin = f"{new} is {result} than {base}{what} in {len(named)} of {counted(count, 'case')}"
         begin = f"{result} in {len(named)}" if texts else begin
-        texts.append(f"{begin}: {units.shorten(named, _MOST_NAMED, ', ...')}")
+        texts.append(f"{begin}: {units.shorten(named, MOST_NAMED, ', ...')}")
     texts += [*_looks(comparison, ratios), ", ".join(_unchanged(comparison, ratios))]
     return "; ".join(filter(None, texts))
 
@@ -161,7 +161,7 @@ def _looks(comparison: Comparison, ratios: Items) -> list[str]:
         notable.sort(key=lambda item: -item.factor)
         named = [f"{comparison.name_of(i)} {format_factor(i.factor)}".strip() for i in notable]
         if named:
-            shown = units.shorten(named, max(_MOST_NAMED, _most_far(notable)), ", ...")
+            shown = units.shorten(named, max(MOST_NAMED, _most_far(notable)), ", ...")
             texts.append(f"looks {direction} in {len(notable)}, not decided: {shown}")
     return texts
 
@@ -192,7 +192,7 @@ def _unchanged(comparison: Comparison, ratios: Items) -> list[str]:
     more = "" if len(others) == len(ratios) else "more "
     for result, text in (("same", "the same"), ("inconclusive", f"{more}inconclusive")):
         names = [comparison.name_of(item) for item in others if item.result == result]
-        named = f" ({', '.join(names)})" if any(names) and len(names) <= _MOST_NAMED else ""
+        named = f" ({', '.join(names)})" if any(names) and len(names) <= MOST_NAMED else ""
         if names:
             texts.append(f"{len(names)} {text}{named}")
     return texts
@@ -221,7 +221,7 @@ def undecided_answer(comparison: Comparison, ratios: Items, others: bool = False
         if slower and faster:
             details.insert(0, f"{faster[0]}, not decided either")
         names = slower or faster
-        shown = units.shorten(names, max(_MOST_NAMED, _most_far(undecided)), ", ...")
+        shown = units.shorten(names, max(MOST_NAMED, _most_far(undecided)), ", ...")
         return Answer(
             new,
             "doubt",

@@ -41,10 +41,7 @@ def soak_grid(soak: Soaked) -> Grid:
     )
 
 
-_ROUNDS = (
-    "this table: all rounds but the first, median of the medians of the windows; the table above: "
-    "the first round alone, so its median is another one"
-)
+_ROUNDS = "all rounds but the first, medians of the windows; the table above: the first round alone"
 _SOAK = (
     "drift: geometric mean of the last quarter of the time over that of the first [90 %]; p99: at "
     "most 9 % above"
