@@ -90,7 +90,8 @@ def _distributions_chart(result: CaseResult) -> chart.Chart:
         "showlegend": True,
     }
     title = f"{chart.plain(case_text(result.case))}: {what}, by rank"
-    return chart.Chart(title, traces, layout)
+    caption = ["a line further right: a slower rank; a tail at the top: a few slow calls"]
+    return chart.Chart(title, traces, layout, caption=caption)
 
 
 def calls_chart(

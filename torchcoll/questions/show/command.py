@@ -276,6 +276,7 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
         "reference",
         "explain",
         "published",
+        "quote",
         "follow",
         "output",
         "force",
