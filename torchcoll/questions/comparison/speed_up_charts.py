@@ -79,6 +79,5 @@ def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> lis
             ],
         }  # fmt: skip
         name = chart.plain(title or table[0].row.collective)
-        caption = [f"above 1: {new} is faster; lines: intervals; grey band: called the same"]
-        charts.append(chart.Chart(name, traces, layout, [chart.SCALES], caption))
+        charts.append(chart.Chart(name, traces, layout, [chart.SCALES]))
     return charts
