@@ -327,13 +327,15 @@ def test_the_public_name_and_what_show_prints(capsys):
 def test_without_samples_the_sources_say_what_a_figure_is():
     source = {"tool": "a published table"}
     sides = [run(given(ns, over_ranks="unknown"), source=source) for ns in (100, 150)]
-    assert compare(*sides).reading == "mean over calls"
+    assert compare(*sides).reading == "mean over calls, as published"
     medians = run(given(100, statistic="median", over_ranks="max"), source=source)
     found = compare(sides[0], medians)
-    assert found.reading == ("base: mean over calls; new: median over calls, max over ranks")
+    assert found.reading == (
+        "base: mean over calls, as published; new: median over calls, max over ranks"
+    )
     # Samples on one side say nothing of the other's source.
     assert compare(sides[0], run(measured(100))).reading == (
-        "base: mean over calls; new: mean over calls, mean over ranks"
+        "base: mean over calls, as published; new: mean over calls, mean over ranks"
     )
 
 

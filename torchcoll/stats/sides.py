@@ -65,7 +65,8 @@ class Reading:
     def of(self, result: CaseResult) -> str:
         """How the figure of a case was computed from calls and ranks, as far as it is known."""
         if not result.time_ns and result.reported:
-            return summary.reported_reading(result.reported)
+            text = summary.reported_reading(result.reported)
+            return f"{text}, as published" if result.reported.over_ranks == "unknown" else text
         has_period = summary.has_period(result, summary.default_clock(result))
         return self._text(summary.PERIOD if has_period else "median")
 

@@ -123,9 +123,11 @@ def _display_chart(chart: Chart, figure: Figure) -> None:
     """Displays the figure, and below it what the chart says of itself."""
     from IPython.display import display as display_output
 
+    from torchcoll.report.chart_matplotlib import caption_of
+
     display_output(_outputs(chart, figure), raw=True)
-    if chart.caption:
-        text = "<br>".join(html.escape(line) for line in chart.caption)
+    if caption := caption_of([chart]):
+        text = "<br>".join(html.escape(line) for line in caption)
         display_output({"text/html": f"<small>{text}</small>"}, raw=True)
 
 

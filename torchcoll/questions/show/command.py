@@ -108,6 +108,11 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         ),
     )
     add(
+        "--quote",
+        action="store_true",
+        help="print a Markdown block for an issue: figures, intervals, machine, versions, run",
+    )
+    add(
         "--verbose",
         action="store_true",
         help="show the phases of the start and the cost of measuring too",
@@ -159,6 +164,15 @@ def _shown(options: argparse.Namespace) -> ExitCode:
 
         show_published(runs, options.format)
         return ExitCode.OK
+    if options.quote:
+        from torchcoll.core.plausibility import summarise_run
+        from torchcoll.questions.show.show import table_grid
+        from torchcoll.report.quote import quote_text
+
+        for run in runs:
+            answer = table_grid(run).answer
+            print(quote_text(run, answer, summarise_run(run)) if answer else "")
+        return ExitCode.OK
     if options.reference and runs:
         from torchcoll.report.reference import load_points, show_reference
 
@@ -191,6 +205,7 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
         "reference",
         "explain",
         "published",
+        "quote",
         "filter",
     )
     left_out = (*names, *IMPORT_OPTIONS)
@@ -385,7 +400,7 @@ COMMANDS = {
                 "--verbose --explain"
             ),
             "what it is shown beside": "--reference --published --topology --nccl-log",
-            "output": "--format",
+            "output": "--format --quote",
         },
     ),
     "plot": SubCommand(

@@ -65,7 +65,8 @@ def _cold_over_ranks(scales: Sequence[Scale]) -> chart.Chart:
         "yaxis": chart.time_axis(),
         "showlegend": True,
     }
-    return chart.Chart("", traces, layout, [chart.SCALES])
+    caption = ["each step of the start over the number of ranks; lower is faster"]
+    return chart.Chart("", traces, layout, [chart.SCALES], caption)
 
 
 def _cold_runs(rows: Sequence[ColdRow]) -> chart.Chart:
