@@ -57,7 +57,6 @@ USABLE = {
     | {"nightly", "collect"},
     "capture.jsonl": {"show", "report", "postmortem", "trace", "gradients", "plan"},
     "store.sqlite": {
-        "report",
         "check --baseline",
         "nightly",
         "check --learn",

@@ -38,11 +38,11 @@ class Panel:
         return np.asarray(np.isfinite(self.log_times).any(axis=2))
 
 
-def panels_of(summaries: Summaries, night_start_us: int = 0) -> list[Panel]:
+def panels_of(summaries: Summaries) -> list[Panel]:
     """One panel per device model and number of ranks, most runs first. Runs without a date, and
     those over several hosts together with runs on one, are series of their own name.
     """
-    nights = nights_of(summaries, night_start_us)
+    nights = nights_of(summaries)
     panels = []
     for stratum in np.unique(summaries.stratum).tolist():
         runs = (summaries.stratum == stratum) & (nights != NO_NIGHT)

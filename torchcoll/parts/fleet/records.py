@@ -32,6 +32,7 @@ from torchcoll.reading.inputs import (
 from torchcoll.stats.sides import known_of, start_of
 
 DAY_US = 86_400_000_000
+NIGHT_START_US = 43_200_000_000  # a night begins at 12:00 UTC
 CLOCK_OFF_US = 300_000_000  # 5 minutes: more than any transfer is early
 OK, WRONG, FAILED, SKIPPED = "ok", "wrong", "failed", "skipped"
 # Facts that name the run itself: they differ from run to run and cannot explain a difference.

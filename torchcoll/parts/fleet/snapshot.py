@@ -16,7 +16,7 @@ from torchcoll.parts.fleet.fleet_state import FEWEST_PEERS
 from torchcoll.parts.fleet.following import NODE_ERROR
 from torchcoll.parts.fleet.groups import FactChange
 from torchcoll.parts.fleet.incident import Incident
-from torchcoll.parts.fleet.noise import SeriesNoise, quiet_median
+from torchcoll.parts.fleet.noise import SeriesNoise, quiet_mean, quiet_median
 from torchcoll.parts.fleet.peers import FEWEST, outlying
 from torchcoll.parts.fleet.records import CaseKey
 from torchcoll.stats.distributions import normal_quantile, t_quantile
@@ -146,17 +146,12 @@ def slow_tonight(model: FleetModel) -> list[SlowTonight]:
     if new.any() and present.sum() >= FEWEST:
         times = np.where(present[:, None], model.times[-1].astype(np.float64), np.nan)
         left = times - quiet_median(times)
-        weights = np.ones(len(model.keys))
         for subset in model.subsets:
-            over = np.array(
-                [
-                    np.average(row[use], weights=weights[use]) if use.any() else np.nan
-                    for row, use in zip(left, np.isfinite(left) & subset.cases, strict=True)
-                ]
-            )
+            over = quiet_mean(left[:, subset.cases], axis=1)
             ratios = outlying(over, _ERROR / len(model.subsets))
+            named = {each.node for each in results}
             for node in np.flatnonzero((ratios > 1) & new & (over > model.least)).tolist():
-                if any(each.node == model.names[node] for each in results):
+                if model.names[node] in named:
                     continue
                 cases = model.slow_cases(left[node], subset)
                 effect = float(left[node][cases].mean())

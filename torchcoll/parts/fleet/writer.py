@@ -203,19 +203,16 @@ def storable(run: RunSummary, cases: Sequence[CaseSummary]) -> RunWithCases:
     return _clean(run), [_clean(case) for case in cases]
 
 
-def _clean(record: Any) -> Any:
-    """A summary without the texts that no database holds."""
-    texts = {each.name: getattr(record, each.name) for each in fields(record) if each.name != "key"}
-    return replace(record, **{name: _clean_value(value) for name, value in texts.items()})
-
-
-def _clean_value(value: Any) -> Any:
+def _clean(value: Any) -> Any:
+    """A summary, or a value of one, without the texts that no database holds."""
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, Mapping):
-        return {_clean_value(name): _clean_value(each) for name, each in value.items()}
+        return {_clean(name): _clean(each) for name, each in value.items()}
     if isinstance(value, tuple):
-        return tuple(map(_clean_value, value))
+        return tuple(map(_clean, value))
+    if isinstance(value, (RunSummary, CaseSummary)):
+        return replace(value, **{name: _clean(each) for name, each in vars(value).items()})
     return value
 
 
