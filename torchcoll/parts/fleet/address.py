@@ -77,9 +77,7 @@ def parse_address(argument: str, *, new: bool = False) -> StoreAddress:
         _require("psycopg")
         return address
     path = Path(argument)
-    if not argument:
-        raise UsageError("store", "an empty text", _EXPECTED)
-    if path.is_dir():
+    if not argument or path.is_dir():
         raise (UsageError if new else UnreadableError)("store", argument, _EXPECTED)
     if not path.exists():
         if not new:

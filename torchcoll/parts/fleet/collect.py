@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import and_, func, or_, select
 
@@ -24,7 +25,6 @@ from torchcoll.parts.fleet.connecting import Database
 from torchcoll.parts.fleet.records import runs_with_paths, summarise_run
 from torchcoll.parts.fleet.schema import RUNS, prepare
 from torchcoll.parts.fleet.writer import (
-    FileRecord,
     RunWithCases,
     StoreWriter,
     clean_text,
@@ -40,9 +40,7 @@ _CONTINUATION = re.compile(r"(.+)\.\d+(\.gz)?")
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file to collect. label: that of ``label=PATH``. named: the user named the file itself, not
-    a folder or a pattern.
-    """
+    """label: of ``label=PATH``. named: the user named the file itself, no folder or pattern."""
 
     path: str
     label: str = ""
@@ -51,9 +49,8 @@ class InputFile:
 
 @dataclass
 class Collected:
-    """What a collect did. files: how many files hold runs. counts: as of StoreWriter.write.
-    unreadable: a message for each file that could not be read. no_results: files of folders and
-    patterns that are not results.
+    """counts: as of StoreWriter.write. unreadable: a message for each file. no_results: files of
+    folders and patterns that are not results.
     """
 
     files: int = 0
@@ -86,7 +83,7 @@ def _collect_some(files: Sequence[InputFile], writer: StoreWriter, collected: Co
     host = socket.gethostname()
     known = writer.known_files(host, [clean_text(file.path) for file in files])
     runs: list[RunWithCases] = []
-    records: list[FileRecord] = []
+    records: list[dict[str, Any]] = []
     for file in files:
         path, label = clean_text(file.path), clean_text(file.label)
         stored = known.get((path, label))
@@ -98,7 +95,8 @@ def _collect_some(files: Sequence[InputFile], writer: StoreWriter, collected: Co
             else:
                 summaries = _summaries_in(file)
                 runs += summaries
-                records.append(FileRecord(host, path, label, signature, len(summaries)))
+                record = {"host": host, "path": path, "label": label, "signature": signature}
+                records.append({**record, "runs": len(summaries)})
             collected.files += 1
         except ForeignError as error:
             if file.named:

@@ -220,7 +220,7 @@ def _collect(options: argparse.Namespace) -> ExitCode:
     print(printable(answer))
     if collected.no_results:
         number = counted(len(collected.no_results), "file")
-        names = shorten(collected.no_results, _NAMED, " and {} more")
+        names = shorten(collected.no_results, _NAMED)
         tell(f"torchcoll: note: no results in {number}, skipped: {names}")
     if not collected.unreadable:
         return ExitCode.OK
@@ -250,15 +250,9 @@ COMMANDS = {
         "many nodes",
         examples=(
             "torchcoll nightly torchcoll.sqlite",
-            "torchcoll nightly nightly/ --night last --why",
             "torchcoll nightly torchcoll.sqlite --accept nccl=2.27.7 --reason 'security update'",
         ),
         exit_1="a node is slow, wrong, failed or missing, or a group of nodes is slow",
-        option_groups={
-            "what is judged": "--night",
-            "what to do": "--accept --reason --drain-command --drained",
-            "output": "--format --why --junit --force",
-        },
     ),
     "collect": SubCommand(
         "keep results in a store, for nightly",
@@ -267,7 +261,6 @@ COMMANDS = {
         "many nodes",
         examples=(
             "torchcoll collect runs/",
-            "torchcoll collect --into torchcoll.sqlite --prune 400d",
             "torchcoll collect 'spool/*/*.jsonl' --into postgresql://torchcoll@db/torchcoll",
         ),
         exit_1="one of several files could not be read",

@@ -13,10 +13,8 @@ from one run of a node to the next.
 
 Three rules need no statistic. A case 1.5 times slower than in the slowest good run is named. A run
 with a case that takes twice its usual time does not pass. A case that takes 6 times its usual time,
-and twice that of the slowest good run, is slow. And nothing passes that would not have been
-noticed: a case whose noise hides a slowdown of 1.5 is not judged.
-
-`tests/benchmarks/baseline_error.py` measures false alarms and what is found.
+and twice that of the slowest good run, is slow. And a case whose noise hides a slowdown of 1.5 is
+not judged. `tests/benchmarks/baseline_error.py` measures false alarms and what is found.
 """
 
 from __future__ import annotations
@@ -121,9 +119,9 @@ class Baseline:
 class Limits:
     """What is expected of a healthy run of one node, as differences of log times.
 
-    centres, scales [C]: usual differences of the node, standard deviations. The mean over the cases
-    (run_) or a case (case_ [C]) is certainly slow beyond its limit, and probably beyond named;
-    detectable is found with the probability POWER.
+    centres, scales [C]: usual differences of the node, standard deviations. The mean (run_) or a
+    case (case_ [C]) is certainly slow beyond its limit, probably beyond named; detectable is found
+    with the probability POWER.
     """
 
     centres: Floats
@@ -208,9 +206,7 @@ class RunJudged:
 
 
 class CannotJudge(UsageError):
-    """A baseline says nothing of a run, or runs are too few for a baseline. expected: what would
-    allow it.
-    """
+    """A baseline says nothing of a run, or runs are too few. expected: what would allow it."""
 
     def __init__(self, value: str, expected: str) -> None:
         super().__init__("baseline", value, expected)

@@ -48,10 +48,8 @@ class Acceptance:
 class JudgedNights:
     """The judgement of one device model and number of ranks.
 
-    - snapshots: of each night that was judged, oldest first.
-    - records: what is new in these nights.
-    - model: after the last night.
-    - memory: of the model before the last night; None if only one night is known.
+    snapshots: of each night that was judged, oldest first. records: what is new in these nights.
+    model: after the last night. memory: of the model before it; None if only one night is known.
     """
 
     model: FleetModel
@@ -165,75 +163,69 @@ def judge_summaries(
     ]
 
 
-class StoredJudgement:
-    """The judgement that a store keeps."""
+def stored_snapshots(address: StoreAddress, night: int) -> list[Snapshot]:
+    """What was said after a night; [] if it was not judged."""
+    with Database(address).reading() as connection:
+        check_current(connection, address.name)
+        query = select(SNAPSHOTS.c.snapshot).where(SNAPSHOTS.c.night == night)
+        return [Snapshot.from_json(data) for data in connection.execute(query).scalars()]
 
-    def __init__(self, address: StoreAddress) -> None:
-        self.address = address
 
-    def _models(self, connection: Connection) -> dict[str, FleetModel]:
-        """The models of the kinds."""
-        check_current(connection, self.address.name)
-        return {row.kind: unpack(row.memory) for row in connection.execute(select(MEMORY))}
+def judge_store(
+    address: StoreAddress, last: int, acceptances: Sequence[Acceptance] = ()
+) -> list[JudgedNights]:
+    """Judges the nights up to ``last``, the last of the store, which keeps what is said.
 
-    def snapshots(self, night: int) -> list[Snapshot]:
-        """What was said after a night; [] if it was not judged."""
-        with Database(self.address).reading() as connection:
-            check_current(connection, self.address.name)
-            query = select(SNAPSHOTS.c.snapshot).where(SNAPSHOTS.c.night == night)
-            return [Snapshot.from_json(data) for data in connection.execute(query).scalars()]
+    Raises as ``Database.write`` does.
+    """
+    database = Database(address)
+    after: dict[int, list[Acceptance]] = {}
+    with database.reading() as connection:
+        check_current(connection, address.name)
+        models = {row.kind: unpack(row.memory) for row in connection.execute(select(MEMORY))}
+        records = select(INCIDENT_RECORDS).where(INCIDENT_RECORDS.c.event == "accepted")
+        for row in connection.execute(records):
+            each = Acceptance(row.incident, row.accepted_by, row.reason)
+            after.setdefault(row.night, []).append(each)
+    after.setdefault(last, []).extend(acceptances)
+    since_us = _FIRST_US
+    if models:
+        night = min(model.night for model in models.values()) + 1
+        since_us = night * DAY_US + NIGHT_START_US
+    until_us = (last + 1) * DAY_US + NIGHT_START_US
+    summaries = in_order(summaries_of_store(address, since_us, until_us))
+    judged = judge_summaries(summaries, last, after, models)
+    judged = [each for each in judged if each.snapshots]
+    database.write(lambda connection: _keep(connection, judged))
+    return judged
 
-    def judge(self, last: int, acceptances: Sequence[Acceptance] = ()) -> list[JudgedNights]:
-        """Judges the nights up to ``last``, the last of the store, and keeps what is said.
 
-        Raises as ``Database.write`` does.
-        """
-        database = Database(self.address)
-        after: dict[int, list[Acceptance]] = {}
-        with database.reading() as connection:
-            models = self._models(connection)
-            records = select(INCIDENT_RECORDS).where(INCIDENT_RECORDS.c.event == "accepted")
-            for row in connection.execute(records):
-                each = Acceptance(row.incident, row.accepted_by, row.reason)
-                after.setdefault(row.night, []).append(each)
-        after.setdefault(last, []).extend(acceptances)
-        since_us = _FIRST_US
-        if models:
-            night = min(model.night for model in models.values()) + 1
-            since_us = night * DAY_US + NIGHT_START_US
-        until_us = (last + 1) * DAY_US + NIGHT_START_US
-        summaries = in_order(summaries_of_store(self.address, since_us, until_us))
-        judged = judge_summaries(summaries, last, after, models)
-        judged = [each for each in judged if each.snapshots]
-        database.write(lambda connection: self._keep(connection, judged))
-        return judged
-
-    def _keep(self, connection: Connection, all_judged: Sequence[JudgedNights]) -> None:
-        for judged in all_judged:
-            first, latest = judged.snapshots[0], judged.snapshots[-1]
-            kind = f"{latest.device_name}|{latest.ranks}"
-            for table in (SNAPSHOTS, INCIDENT_RECORDS):
-                doomed = (table.c.kind == kind, table.c.night >= first.night)
-                connection.execute(delete(table).where(*doomed))
-            rows = [
-                {"kind": kind, "night": each.night, "snapshot": each.to_json()}
-                for each in judged.snapshots
-            ]
-            connection.execute(insert(SNAPSHOTS), rows)
-            records = {
-                (each.incident, each.night, each.event): {"kind": kind, **vars(each)}
-                for each in judged.records
+def _keep(connection: Connection, all_judged: Sequence[JudgedNights]) -> None:
+    for judged in all_judged:
+        first, latest = judged.snapshots[0], judged.snapshots[-1]
+        kind = f"{latest.device_name}|{latest.ranks}"
+        for table in (SNAPSHOTS, INCIDENT_RECORDS):
+            doomed = (table.c.kind == kind, table.c.night >= first.night)
+            connection.execute(delete(table).where(*doomed))
+        rows = [
+            {"kind": kind, "night": each.night, "snapshot": each.to_json()}
+            for each in judged.snapshots
+        ]
+        connection.execute(insert(SNAPSHOTS), rows)
+        records = {
+            (each.incident, each.night, each.event): {"kind": kind, **vars(each)}
+            for each in judged.records
+        }
+        if records:
+            connection.execute(insert(INCIDENT_RECORDS), list(records.values()))
+        if judged.memory is not None:
+            connection.execute(delete(MEMORY).where(MEMORY.c.kind == kind))
+            values = {
+                "kind": kind,
+                "night": latest.night,
+                "memory": judged.memory,
             }
-            if records:
-                connection.execute(insert(INCIDENT_RECORDS), list(records.values()))
-            if judged.memory is not None:
-                connection.execute(delete(MEMORY).where(MEMORY.c.kind == kind))
-                values = {
-                    "kind": kind,
-                    "night": latest.night,
-                    "memory": judged.memory,
-                }
-                connection.execute(insert(MEMORY), [values])
+            connection.execute(insert(MEMORY), [values])
 
 
 def runs_of_incidents(summaries: series.Summaries) -> dict[int, str]:

@@ -23,9 +23,10 @@ from torchcoll.parts.fleet.incident import WRONG, Incident
 from torchcoll.parts.fleet.night_judgements import (
     Acceptance,
     JudgedNights,
-    StoredJudgement,
+    judge_store,
     judge_summaries,
     single_hosts,
+    stored_snapshots,
 )
 from torchcoll.parts.fleet.records import DAY_US, FAILED, NIGHT_START_US
 from torchcoll.parts.fleet.snapshot import SlowTonight, Snapshot
@@ -60,15 +61,10 @@ class Drain:
 class NightFinding:
     """What is known of a fleet after one night.
 
-    - night: its date as a number of days; NO_NIGHT if no run has a date.
-    - nights: how many nights the input has.
-    - nodes: names of the nodes with a run.
-    - snapshots: one for each device model and number of ranks, most nodes first.
-    - failures: nodes with failed runs or cases.
-    - missing: nodes without a run that had one in the 30 nights before.
-    - notes: what was left out, and why.
-    - accepted: incidents that were accepted by this call.
-    - models: the state of the model, if it was computed by this call.
+    night: its date as a number of days. nights: how many nights the input has. nodes: those with a
+    run. snapshots: one for each device model and number of ranks, most nodes first. missing: nodes
+    without a run that had one in the 30 nights before. notes: what was left out, and why. accepted:
+    incidents that were accepted by this call. models: if they were computed by this call.
     """
 
     night: int
@@ -83,7 +79,7 @@ class NightFinding:
 
     @property
     def date(self) -> str:
-        return "" if self.night == series.NO_NIGHT else series.format_night(self.night)
+        return series.format_night(self.night)
 
     @property
     def open(self) -> list[Incident]:
@@ -160,13 +156,13 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
     judged: list[JudgedNights] = []
     snapshots: list[Snapshot] = []
     if store is not None:
-        stored = StoredJudgement(parse_address(store))
+        address = parse_address(store)
         if chosen == latest:
-            judged = stored.judge(chosen, acceptances)
+            judged = judge_store(address, chosen, acceptances)
         elif acceptances:
             raise UsageError("accept", "with an earlier night", "the last night of the store")
         else:
-            snapshots = stored.snapshots(chosen)
+            snapshots = stored_snapshots(address, chosen)
     elif acceptances:
         notes.append("accepted for this call only: a store keeps what was accepted")
     if not snapshots and not judged:

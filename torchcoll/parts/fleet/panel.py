@@ -32,11 +32,6 @@ class Panel:
     environment: npt.NDArray[np.int32]
     environments: Sequence[Mapping[str, str]]
 
-    @property
-    def present(self) -> npt.NDArray[np.bool_]:
-        """Whether a node has any figure in a night [T, N]."""
-        return np.asarray(np.isfinite(self.log_times).any(axis=2))
-
 
 def panels_of(summaries: Summaries) -> list[Panel]:
     """One panel per device model and number of ranks, most runs first. Runs without a date, and
@@ -86,7 +81,7 @@ def panels_of(summaries: Summaries) -> list[Panel]:
                 summaries.environments,
             )
         )
-    return sorted(panels, key=lambda panel: -int(panel.present.sum()))
+    return sorted(panels, key=lambda panel: -int((panel.environment >= 0).sum()))
 
 
 def grouped_medians(

@@ -231,10 +231,8 @@ MEMORY = Table(
 
 
 def has_store(connection: Connection, name: str) -> bool:
-    """Whether the database has a store of this version; False if it has no store at all.
-
-    name: of the store, in messages. Raises UnreadableError for another version, UsageError for an
-    SQLite file of another program.
+    """Whether the database has a store of this version; False if it has no store at all. Raises
+    UnreadableError for another version, UsageError for an SQLite file of another program.
     """
     tables = inspect(connection).get_table_names()
     if META.name not in tables:

@@ -86,10 +86,8 @@ class Summaries:
 
 @dataclass(frozen=True)
 class RunOverview:
-    """What all runs of an input say together, where only some of them are read.
-
-    nights: those that have a run, ascending, in days since 1970-01-01. nodes: first and last night
-    of each by its name, without runs over several hosts. undated: how many runs have no time.
+    """What all runs of an input say together. nights: those that have a run, ascending, in days
+    since 1970-01-01. nodes: first and last night of each. undated: how many runs have no time.
     """
 
     nights: tuple[int, ...]

@@ -6,7 +6,7 @@ import io
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -52,15 +52,10 @@ class SlowTonight:
 class Snapshot:
     """What was said of the nodes of one device model and number of ranks after one night.
 
-    - incidents: those that are open.
-    - tonight: nodes that are slow in this night alone.
-    - nodes: how many nodes had a run.
-    - has_usual: how many nodes have usual times.
-    - nights: how many nights had a run.
-    - cases: how many cases.
-    - detectable: the slowdown of one node in all cases that would be found in 7 nights, as a
-      difference of log times; None if no node has usual times.
-    - peers: whether the night could be compared with other nodes.
+    incidents: those that are open. tonight: nodes that are slow in this night alone. nodes: how
+    many had a run, of which has_usual have usual times. nights: how many had a run. detectable: the
+    slowdown of one node in all cases that would be found in 7 nights, as a difference of log times;
+    None if no node has usual times. peers: whether the night could be compared with other nodes.
     """
 
     device_name: str
@@ -81,10 +76,9 @@ class Snapshot:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Snapshot:
         """Raises KeyError or TypeError for what no snapshot can be."""
-        values = {each.name: data[each.name] for each in fields(cls)}
-        values["incidents"] = tuple(map(Incident.from_json, data["incidents"]))
-        values["tonight"] = tuple(SlowTonight(**each) for each in data["tonight"])
-        return cls(**values)
+        incidents = tuple(map(Incident.from_json, data["incidents"]))
+        tonight = tuple(SlowTonight(**each) for each in data["tonight"])
+        return cls(**{**data, "incidents": incidents, "tonight": tonight})
 
 
 def snapshot_of(model: FleetModel, device_name: str, ranks: int, nights: int) -> Snapshot:
