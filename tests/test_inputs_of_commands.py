@@ -20,7 +20,6 @@ READERS = {
     "show --reference": f"show {RUN} --reference @",
     "check": "check @",
     "check --baseline": f"check {RUN} --baseline @",
-    "check --rules": f"check {RUN} --rules @",
     "show --explain": "show @ --explain",
     "log": "log @",
     "convert": "convert @ -o rows.csv",
@@ -54,7 +53,6 @@ USABLE = {
     "headless.jsonl": {"show", "check", "convert", "report", "postmortem"} | {"nightly", "collect"},
     "capture.jsonl": {"show", "report", "postmortem", "trace", "gradients", "plan"},
     "store.sqlite": {
-        "report",
         "check --baseline",
         "nightly",
         "check --learn",

@@ -7,8 +7,6 @@
 # failed or missing. To change, as environment variables:
 SPOOL=${SPOOL:-spool}             # a folder of result files
 STORE=${STORE:-torchcoll.sqlite}  # SQLite, on a local disk only; or postgresql://USER@HOST/DATABASE
-EXPECTED=${EXPECTED:-}            # a file with the nodes that should have a run, one per line
-NIGHT_START=${NIGHT_START:-12:00} # UTC. No run should be under way at this time
 NIGHTLY_ARGS=${NIGHTLY_ARGS:-}    # more options for torchcoll nightly, such as --format line
 KEEP=${KEEP-400d}                 # older runs leave the store; empty: keep all. The files stay:
                                   # find SPOOL -name '*.jsonl' -mtime +400 -delete
@@ -26,6 +24,6 @@ torchcoll() {
 
 torchcoll collect "$SPOOL" --into "$STORE"
 # shellcheck disable=SC2086  # NIGHTLY_ARGS holds several words
-torchcoll nightly "$STORE" --night-start "$NIGHT_START" ${EXPECTED:+--expected-nodes "$EXPECTED"} $NIGHTLY_ARGS
+torchcoll nightly "$STORE" $NIGHTLY_ARGS
 [ -z "$KEEP" ] || torchcoll collect --into "$STORE" --prune "$KEEP"
 exit "$worst"

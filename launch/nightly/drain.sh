@@ -9,7 +9,6 @@
 # are always allowed), only nodes with wrong results are listed: the cause is then not a node. To change:
 STORE=${STORE:-torchcoll.sqlite}  # an SQLite file, or postgresql://USER@HOST/DATABASE
 NIGHT=${NIGHT:-}                  # a date, or last; empty: the last night, which must not be old
-NIGHT_START=${NIGHT_START:-12:00} # UTC, as in collect.sh
 COMMAND=${COMMAND:-'scontrol update nodename={node} state=drain reason={reason}'}
 PYTHON=${PYTHON:-}                # empty: .venv/bin/python of the current folder, else python3
 set -uo pipefail
@@ -18,7 +17,7 @@ set -uo pipefail
 # Without this list a node that is drained would be printed again, so that a failure ends the script.
 drained=$(sinfo --noheader --Node --states=drain --format=%N) || exit
 code=0
-report=$("$PYTHON" -m torchcoll nightly "$STORE" --format json --night-start "$NIGHT_START" \
+report=$("$PYTHON" -m torchcoll nightly "$STORE" --format json \
     ${NIGHT:+--night "$NIGHT"} --drain-command "$COMMAND" --drained <(printf '%s\n' "$drained")) ||
     code=$?
 # 1: a node is slow, wrong, failed or missing; 2 with a report: there are too few nights yet

@@ -180,7 +180,7 @@ def test_show_published_names_each_figure_and_its_source(tmp_path, capsys):
     assert text.startswith("published: 2 runs on 8 H200 reach 473.1 to 480 GB/s")
     line = next(line for line in text.splitlines() if "Azure ND H200 v5" in line)
     assert line.split()[:4] == ["all_reduce", "8G", "479.980", "475.000"]
-    assert MACHINES["azure-nd-h200-v5"]["source"] in text and "no verdict" in text
+    assert "azure-nd-h200-v5" in text and "no verdict" in text
 
     assert main(["show", "--published", "--format", "json", str(path)]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]

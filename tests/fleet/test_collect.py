@@ -28,7 +28,7 @@ from torchcoll.parts.fleet.sources import summaries_of
 
 
 def collected(store: str, *paths: str | Path) -> Collected:
-    return collect([str(path) for path in paths], parse_address(store, new=True), print)
+    return collect([str(path) for path in paths], parse_address(store, new=True))
 
 
 def numbers(result: Collected) -> tuple[int, int, int, int]:
@@ -173,7 +173,7 @@ def killed_after(written: int, store: str, folder: Path) -> None:
         writer.insert_cases = insert_and_die
         sys.modules["torchcoll.parts.fleet.collect"]._FILES = 2  # type: ignore[attr-defined]
         try:
-            collect([str(folder)], parse_address(store, new=True), print)
+            collect([str(folder)], parse_address(store, new=True))
         finally:
             os._exit(1)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL

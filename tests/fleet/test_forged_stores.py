@@ -15,7 +15,6 @@ from torchcoll.cli import main
 COMMANDS = (
     ("nightly", "STORE", "--night", "last"),
     ("nightly", "STORE", "--night", "2026-01-02"),
-    ("report", "STORE", "-o", "page.html"),
     ("collect", "--into", "STORE", "--prune", "400d"),
     ("collect", "runs", "--into", "STORE"),
 )
@@ -65,10 +64,10 @@ def test_a_whole_store(folder, capsys, command):
     """None of them is refused; nightly finds nodes missing."""
     code, out, _ = run_command(command, capsys)
     assert code == (command[0] == "nightly")
-    assert out or command[0] == "report"
+    assert out
 
 
-READERS = [command for command in COMMANDS if command[0] in ("nightly", "report")]
+READERS = [command for command in COMMANDS if command[0] == "nightly"]
 
 
 @pytest.mark.parametrize("command", READERS, ids=lambda command: command[0])

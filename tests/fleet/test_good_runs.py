@@ -124,17 +124,6 @@ def test_each_node_has_its_own_usual_time_of_each_case():
     assert not judged.slow_overall  # one case of three, clipped
 
 
-def test_a_new_node_is_judged_by_how_much_five_nodes_differ():
-    random = np.random.default_rng(5)
-    own = {"a": -0.04, "b": -0.02, "c": 0.0, "d": 0.02, "e": 0.04}
-    table = [[10 + own[node] + 0.001 * random.standard_normal()] for _ in range(4) for node in own]
-    baseline = baseline_of(good_runs(table, list(own) * 4))
-    known, new = limits_of(baseline, "a"), limits_of(baseline, "z")
-    assert known.run_limit < 0.02
-    # The nodes have a standard deviation of 0.0316: the limit is at least the 99.5 % quantile.
-    assert new.run_limit > 0.0316 * 3.2
-
-
 def test_a_node_that_fewer_than_five_nodes_say_nothing_of():
     baseline = baseline_of(good_runs([[10.0], [10.1], [10.0], [9.9], [10.0]], ["a"] * 5))
     with pytest.raises(CannotJudge, match="a run of b and a baseline of a"):

@@ -25,10 +25,10 @@ def judged(runs, last=None, accept=()):
     for summary, cases in runs:
         builder.add(summary, cases)
     summaries = builder.build()
-    nights = overview_of(summaries, 0).nights
+    nights = overview_of(summaries).nights
     end = nights[-1] if last is None else OCTOBER_1 + last
     accepted = [Acceptance(which, "me", "why") for which in accept]
-    (only,) = judge_summaries(summaries, 0, end, {end: accepted})
+    (only,) = judge_summaries(summaries, end, {end: accepted})
     return only
 
 

@@ -70,14 +70,6 @@ def test_one_night_of_many(tmp_path, store):
     assert printed("nightly", store, "--night", "2020-01-01")[0] == 2
 
 
-def test_a_store_keeps_to_the_beginning_of_its_nights(tmp_path, store, capsys):
-    assert printed("collect", saved_fleet(tmp_path / "nightly", 3, 9), "--into", store)[0] == 0
-    assert printed("nightly", store, "--night", "last")[0] == 2
-    assert printed("nightly", store, "--night", "last", "--night-start", "23:30")[0] == 2
-    expected = "expected 12:00, as when it was judged first"
-    assert expected in capsys.readouterr().err
-
-
 def test_what_was_said_stays(tmp_path, store):
     """Night by night: what a store kept of a night is what was printed in it."""
     nightly = Path(saved_fleet(tmp_path / "nightly", 16, slow_from=9))

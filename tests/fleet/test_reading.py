@@ -27,7 +27,7 @@ NEW_YEAR_US = 1_767_225_600_000_000  # 2026-01-01
 def test_results_of_the_repository(store):
     folders = [str(path) for path in sorted(RESULTS.iterdir()) if any(path.glob("*.jsonl*"))]
     assert len(folders) >= 4
-    collected = collect(folders, parse_address(store, new=True), print)
+    collected = collect(folders, parse_address(store, new=True))
     assert collected.unreadable == []
     from_files = summaries_of(folders)
     assert described(summaries_of([store])) == described(from_files)
@@ -48,7 +48,7 @@ def test_made_runs(store, tmp_path):
     text = Path(files[0]).read_text().splitlines(keepends=True)
     (odd / "cut.jsonl").write_text("".join(text[:-1]).replace("run-0", "cut"))
     arguments = [str(tmp_path / "runs"), str(odd)]
-    collect(arguments, parse_address(store, new=True), print)
+    collect(arguments, parse_address(store, new=True))
     assert described(summaries_of([store])) == described(summaries_of(arguments))
     (cases,) = [run[-1] for run in described(summaries_of([store])) if run[0] == "twice"]
     assert sorted(time for _, time, _ in cases) == ["70.0", "90.0", "nan"]
@@ -58,13 +58,13 @@ def test_output_of_another_tool(store, tmp_path):
     table = "| size | time_us |\n|---|---|\n| 1024 | 5 |\n| 2048 | 7 |\n"
     (tmp_path / "table.md").write_text("all_reduce on 4 ranks\n\n" + table)
     log = str(RESULTS / "h200-8gpu-kernels")
-    collect([f"node=n7={log}"], parse_address(store, new=True), print)
+    collect([f"node=n7={log}"], parse_address(store, new=True))
     from_files = summaries_of([f"node=n7={log}"])
     assert described(summaries_of([store])) == described(from_files)
 
 
 def test_a_period(store, tmp_path):
-    collect(made_files(tmp_path / "runs", 10), parse_address(store, new=True), print)
+    collect(made_files(tmp_path / "runs", 10), parse_address(store, new=True))
     since, until = NEW_YEAR_US + 3 * DAY_US, NEW_YEAR_US + 5 * DAY_US
     chosen = summaries_of_store(parse_address(store), since, until)
     assert chosen.run_ids == ["run-3", "run-4"]
@@ -73,13 +73,13 @@ def test_a_period(store, tmp_path):
 
 def test_a_store_is_read_alone(store, tmp_path):
     files = made_files(tmp_path / "runs", 2)
-    collect(files, parse_address(store, new=True), print)
+    collect(files, parse_address(store, new=True))
     with pytest.raises(UsageError, match="got 2 with a store, expected the store alone"):
         summaries_of([store, files[0]])
 
 
 def test_environments_are_shared(store, tmp_path):
-    collect(made_files(tmp_path / "runs", 10), parse_address(store, new=True), print)
+    collect(made_files(tmp_path / "runs", 10), parse_address(store, new=True))
     summaries = summaries_of([store])
     # Four kernels, of three runs each and of one; the label rack, but not the node's name.
     assert len(summaries.environments) == 4

@@ -31,7 +31,7 @@ def of_json(value: Any) -> Any:
 
 def test_runs_and_cases_of_both_databases(store, tmp_path):
     """Run 0 begins at 00:00 of January 1, in the night that began on December 31."""
-    collect(made_files(tmp_path / "runs", 2), parse_address(store, new=True), print)
+    collect(made_files(tmp_path / "runs", 2), parse_address(store, new=True))
     first, second = rows(store, "SELECT * FROM runs_v1 ORDER BY run_id")
     assert (first["run_id"], first["node"], first["ranks"]) == ("run-0", "node0", 2)
     assert (first["device_name"], first["status"]) == ("Xeon", "complete")
@@ -105,7 +105,7 @@ def test_a_store_of_another_version_is_refused(tmp_path, monkeypatch, version, m
     """A build between releases may have made it, with the number of the one that reads."""
     monkeypatch.setattr("torchcoll.parts.fleet.schema.__version__", "0.1.0")
     path = str(tmp_path / "s.sqlite")
-    collect(made_files(tmp_path / "runs", 1), parse_address(path, new=True), print)
+    collect(made_files(tmp_path / "runs", 1), parse_address(path, new=True))
     with Database(parse_address(path)).writing() as connection:
         connection.execute(META.update().values(version=version, torchcoll=maker))
     with pytest.raises(UnreadableError) as refused:

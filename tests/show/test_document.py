@@ -327,33 +327,6 @@ def test_where_it_cannot_be_written(output, says, file, tmp_path, capsys):
     assert (tmp_path / "there.html").read_text() == "x"
 
 
-def test_nodes_over_nights_of_a_store_and_of_files(tmp_path):
-    """4 nodes over 12 nights, of which node 2 takes 20 % longer from the ninth on."""
-    pytest.importorskip("sqlalchemy")
-    from made_stores import figures, summary, write
-
-    store = str(tmp_path / "x.sqlite")
-    slow = [1200 if (node, night >= 8) == (2, True) else 1000
-            for night in range(12) for node in range(4)]  # fmt: skip
-    runs = [summary(f"node{node}", night) for night in range(12) for node in range(4)]
-    write(store, *((one, [figures(time)]) for one, time in zip(runs, slow, strict=True)))
-    page = page_of([store])
-    assert page.title == "Nodes over nights"
-    (section,) = page.sections
-    assert section.commands == [f"torchcoll nightly {store} --night last"]
-    (row,) = section.tables[0].grids[0].rows
-    assert row[:4] == ["node2", "slow", "2026-01-09", "+20.0 %"]
-    # The nights of files are those of nightly; one file, or one day, has none.
-    for night in range(6):
-        for node in ("a", "b"):
-            members = [{"rank": rank, "host": node} for rank in range(8)]
-            header = {"run_id": f"{night}{node}", "start_utc": f"2026-01-0{night + 1}T20:00:00Z"}
-            save(run(result(), members=members, header=header), tmp_path / f"{night}{node}.jsonl")
-    files = sorted(map(str, tmp_path.glob("*.jsonl")))
-    assert "Nodes over nights" in titles(page_of(files))
-    assert "Nodes over nights" not in titles(page_of(files[:2]))
-
-
 def test_the_same_files_give_the_same_page(drawn):
     file, page = drawn
     assert html_text(page_of([file])) == page

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -78,9 +77,7 @@ def parse_address(argument: str, *, new: bool = False) -> StoreAddress:
         _require("psycopg")
         return address
     path = Path(argument)
-    if not argument:
-        raise UsageError("store", "an empty text", _EXPECTED)
-    if path.is_dir():
+    if not argument or path.is_dir():
         raise (UsageError if new else UnreadableError)("store", argument, _EXPECTED)
     if not path.exists():
         if not new:
@@ -121,36 +118,3 @@ def _require(driver: str = "") -> None:
     for module, name in (("sqlalchemy", "SQLAlchemy 2"), (driver, f"{driver} 3")):
         if module and importlib.util.find_spec(module) is None:
             raise UnavailableError("store", f"no {module}", name, INSTALL)
-
-
-_MOUNTS = Path("/proc/self/mounts")
-# Of devices that are neither host:/path nor //host/share.
-_NETWORK_TYPES = ("afs", "beegfs", "gpfs", "mmfs", "orangefs", "pvfs2", "wekafs")
-# FUSE mounts are network file systems (sshfs, glusterfs, gcsfuse, ...) unless named here.
-_LOCAL_FUSE = ("fuseblk", "fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.portal")
-_OCTAL = re.compile(r"\\([0-7]{3})")
-
-
-def network_file_system(path: str | os.PathLike[str], mounts: str | None = None) -> str:
-    """The type of the network file system that holds ``path``, such as ``nfs4``; '' if it is local.
-
-    mounts: the text of /proc/self/mounts; None reads it. '' also where there is no such file.
-    """
-    if mounts is None:
-        try:
-            mounts = _MOUNTS.read_text(errors="surrogateescape")
-        except OSError:
-            return ""
-    real = Path(os.path.realpath(path))
-    holder, device, kind = Path(), "", ""
-    for line in mounts.splitlines():
-        fields = line.split(" ")
-        if len(fields) < 3:
-            continue
-        point = Path(_OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[1]))
-        # The last of several mounts at one point hides the others.
-        if real.is_relative_to(point) and len(point.parts) >= len(holder.parts):
-            holder, device, kind = point, fields[0], fields[2]
-    remote = kind in _NETWORK_TYPES or ":/" in device or device.startswith("//")
-    is_fuse = kind.startswith("fuse") and kind not in _LOCAL_FUSE
-    return kind if remote or is_fuse else ""

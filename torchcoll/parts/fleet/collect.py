@@ -9,11 +9,12 @@ import os
 import re
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import Connection, and_, delete, func, or_, select
+from sqlalchemy import and_, func, or_, select
 
 from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, nearest_file
 from torchcoll.core.file import files_of_run, is_traffic
@@ -22,9 +23,8 @@ from torchcoll.core.result import Run
 from torchcoll.parts.fleet.address import StoreAddress, is_store
 from torchcoll.parts.fleet.connecting import Database
 from torchcoll.parts.fleet.records import runs_with_paths, summarise_run
-from torchcoll.parts.fleet.schema import ENVIRONMENTS, FILES, RUNS, prepare
+from torchcoll.parts.fleet.schema import RUNS, prepare
 from torchcoll.parts.fleet.writer import (
-    FileRecord,
     RunWithCases,
     StoreWriter,
     clean_text,
@@ -37,14 +37,10 @@ from torchcoll.reading.inputs import Inside, expand, is_manifest, split_label
 _FILES = 100
 _CONTINUATION = re.compile(r"(.+)\.\d+(\.gz)?")
 
-OnError = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file to collect. label: that of ``label=PATH``. named: the user named the file itself, not
-    a folder or a pattern.
-    """
+    """label: of ``label=PATH``. named: the user named the file itself, no folder or pattern."""
 
     path: str
     label: str = ""
@@ -53,9 +49,8 @@ class InputFile:
 
 @dataclass
 class Collected:
-    """What a collect did. files: how many files hold runs. counts: as of StoreWriter.write.
-    unreadable: a message for each file that could not be read. no_results: files of folders and
-    patterns that are not results.
+    """counts: as of StoreWriter.write. unreadable: a message for each file. no_results: files of
+    folders and patterns that are not results.
     """
 
     files: int = 0
@@ -64,38 +59,31 @@ class Collected:
     no_results: list[str] = field(default_factory=list)
 
 
-def collect(arguments: Sequence[str], address: StoreAddress, on_error: OnError) -> Collected:
+def collect(arguments: Sequence[str], address: StoreAddress) -> Collected:
     """Writes the runs of these files into a store, and returns what was new.
 
     A file whose size and time of change are those of an earlier collect on this host is not opened.
-    A file that cannot be read is reported to ``on_error`` and left out. Runs are committed together
+    A file that cannot be read is left out. Runs are committed together
     with the files that they come from. Raises UnreadableError if there is no file at all, and as
     StoreWriter does.
     """
     collected = Collected()
-
-    def report(message: str) -> None:
-        collected.unreadable.append(message)
-        on_error(message)
-
-    files = list(_list_files(arguments, report))
+    files = list(_list_files(arguments, collected.unreadable))
     if not files and collected.unreadable:
         return collected
     if not files:
         raise UnreadableError("result files", ", ".join(arguments), "at least one")
     writer = StoreWriter(address)
     for start in range(0, len(files), _FILES):
-        _collect_some(files[start : start + _FILES], writer, collected, report)
+        _collect_some(files[start : start + _FILES], writer, collected)
     return collected
 
 
-def _collect_some(
-    files: Sequence[InputFile], writer: StoreWriter, collected: Collected, report: OnError
-) -> None:
+def _collect_some(files: Sequence[InputFile], writer: StoreWriter, collected: Collected) -> None:
     host = socket.gethostname()
     known = writer.known_files(host, [clean_text(file.path) for file in files])
     runs: list[RunWithCases] = []
-    records: list[FileRecord] = []
+    records: list[dict[str, Any]] = []
     for file in files:
         path, label = clean_text(file.path), clean_text(file.label)
         stored = known.get((path, label))
@@ -107,24 +95,26 @@ def _collect_some(
             else:
                 summaries = _summaries_in(file)
                 runs += summaries
-                records.append(FileRecord(host, path, label, signature, len(summaries)))
+                record = {"host": host, "path": path, "label": label, "signature": signature}
+                records.append({**record, "runs": len(summaries)})
             collected.files += 1
         except ForeignError as error:
             if file.named:
-                report(str(error))
+                collected.unreadable.append(str(error))
             else:
                 collected.no_results.append(file.path)
         except (UnreadableError, UsageError) as error:
-            report(str(error))
+            collected.unreadable.append(str(error))
         except OSError as error:
             expected = f"a file that can be used ({error.strerror})"
-            report(str(UnreadableError("file", file.path, expected)))
+            collected.unreadable.append(str(UnreadableError("file", file.path, expected)))
     if records:
         collected.counts += writer.write(runs, records)
 
 
-def _list_files(arguments: Iterable[str], report: OnError) -> Iterator[InputFile]:
+def _list_files(arguments: Iterable[str], unreadable: list[str]) -> Iterator[InputFile]:
     """The files of the arguments, each once; a file of --resume is read with the first of its run.
+    Adds a message to ``unreadable`` for each argument that names no file.
 
     Raises UnreadableError for an argument that is no file, folder or pattern.
     """
@@ -137,13 +127,13 @@ def _list_files(arguments: Iterable[str], report: OnError) -> Iterator[InputFile
         try:
             sources = expand(path)
         except UnreadableError as error:
-            report(str(error))
+            unreadable.append(str(error))
             continue
         for source in sources:
             assert not isinstance(source, Run)  # what a path stands for
             if not os.path.exists(source):
                 missing = UnreadableError("file", path, "a file that exists", nearest_file(path))
-                report(str(missing))
+                unreadable.append(str(missing))
                 continue
             first = _first_of_run(os.path.abspath(source))
             if (first, label) not in seen:
@@ -183,8 +173,7 @@ def prune(address: StoreAddress, before_us: int) -> tuple[int, int, int]:
     that were, and how many runs are left.
 
     Where one of the two times is not recorded the other counts; a run with neither stays. The
-    files of removed runs stay known, so that the next collect does not bring the runs back, until
-    they are deleted from this host. Raises as ``Database.write`` and ``schema.prepare`` do.
+    files of removed runs stay known, so that the next collect does not bring the runs back.
     """
     database = Database(address)
     database.write(functools.partial(prepare, name=address.name))
@@ -200,15 +189,4 @@ def prune(address: StoreAddress, before_us: int) -> tuple[int, int, int]:
     for first in range(0, len(ids), _BATCH):
         batch = ids[first : first + _BATCH]
         cases += database.write(functools.partial(remove_runs, ids=batch))
-    database.write(_remove_unused)
     return len(ids), cases, total - len(ids)
-
-
-def _remove_unused(connection: Connection) -> None:
-    """Removes environments of no run, and files that have gone from this host."""
-    used = select(RUNS.c.environment_id)
-    connection.execute(delete(ENVIRONMENTS).where(ENVIRONMENTS.c.id.not_in(used)))
-    host = socket.gethostname()
-    paths = connection.execute(select(FILES.c.path).where(FILES.c.host == host).distinct())
-    for path in [row.path for row in paths if not os.path.lexists(row.path)]:
-        connection.execute(delete(FILES).where(FILES.c.host == host, FILES.c.path == path))

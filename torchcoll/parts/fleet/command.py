@@ -25,14 +25,11 @@ from torchcoll.parts.fleet.address import (
     DEFAULT_STORE,
     is_good_runs,
     is_store,
-    network_file_system,
     parse_address,
 )
 
 if TYPE_CHECKING:
     from torchcoll.questions.check.baseline import BaselineRuns
-
-_DEFAULT_NIGHT_START = "12:00"
 
 
 def nightly_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,17 +45,6 @@ def nightly_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DATE",
         help="the night to judge, or 'last' (default: the last one, which must not be older than "
         "two days)",
-    )
-    add(
-        "--night-start",
-        default=_DEFAULT_NIGHT_START,
-        metavar="HH:MM",
-        help="time of day in UTC at which a night begins (default: 12:00)",
-    )
-    add(
-        "--expected-nodes",
-        metavar="FILE",
-        help="nodes that should have a run, one per line (default: those of the other nights)",
     )
     add(
         "--accept",
@@ -84,7 +70,7 @@ def nightly_arguments(parser: argparse.ArgumentParser) -> None:
     add("--force", action="store_true", help="replace the file of --junit")
 
 
-def _names_in(path: str | None, what: str, *, may_be_empty: bool = False) -> list[str]:
+def _drained(path: str | None) -> list[str]:
     """The lines of a file without blanks and comments."""
     if path is None:
         return []
@@ -92,26 +78,22 @@ def _names_in(path: str | None, what: str, *, may_be_empty: bool = False) -> lis
         with open(path, encoding="utf-8") as file:
             lines = [line.partition("#")[0].strip() for line in file]
     except (OSError, UnicodeDecodeError) as error:
-        raise UnreadableError(
-            what, f"{path}: {error}", "a text file with a node per line"
-        ) from None
-    names = [line for line in lines if line]
-    if not names and not may_be_empty:
-        raise UsageError(what, f"no name in {path}", "a node per line")
-    return names
+        expected = "a text file with a node per line"
+        raise UnreadableError("drained", f"{path}: {error}", expected) from None
+    return [line for line in lines if line]
 
 
 def run_nightly(options: argparse.Namespace) -> ExitCode:
     """Exit code 1 if a node or a group is slow, wrong, failed or missing; 2 if it cannot tell."""
     from torchcoll.parts.fleet import nightly_show
     from torchcoll.parts.fleet.nightly import NightRequest, drain_of, judge_night
-    from torchcoll.parts.fleet.series import parse_night, parse_night_start
+    from torchcoll.parts.fleet.series import parse_night
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", (*FORMATS, "line"))
     last = options.night == "last"
-    drained = _names_in(options.drained, "drained", may_be_empty=True)
+    drained = _drained(options.drained)
     if options.drain_command is not None and "{node}" not in options.drain_command:
         raise UsageError("drain-command", options.drain_command, "a command with {node}")
     if options.reason and not options.accept:
@@ -119,10 +101,8 @@ def run_nightly(options: argparse.Namespace) -> ExitCode:
     if options.junit:
         check_new(options.junit, "junit", options.force)
     request = NightRequest(
-        parse_night_start(options.night_start),
         None if last or options.night is None else parse_night(options.night),
         last,
-        tuple(_names_in(options.expected_nodes, "expected-nodes")),
         options.accept or "",
         options.reason,
     )
@@ -224,15 +204,9 @@ def _collect(options: argparse.Namespace) -> ExitCode:
     from torchcoll.parts.fleet.collect import collect
 
     address = parse_address(options.into, new=True)
-    if address.path is not None and (network := network_file_system(address.path)):
-        tell(
-            f"torchcoll: warning: {address.name} is on a network file system ({network}), on which "
-            "SQLite's locks may fail and damage the store. Keep it on a local disk, or use "
-            "PostgreSQL."
-        )
-    collected = collect(
-        options.paths, address, lambda message: tell(f"torchcoll: error: {message}")
-    )
+    collected = collect(options.paths, address)
+    for message in collected.unreadable:
+        tell(f"torchcoll: error: {message}")
     counts = collected.counts
     answer = (
         f"collected {counted(counts['runs'], 'run')} ({counted(counts['cases'], 'case')}) from "
@@ -246,7 +220,7 @@ def _collect(options: argparse.Namespace) -> ExitCode:
     print(printable(answer))
     if collected.no_results:
         number = counted(len(collected.no_results), "file")
-        names = shorten(collected.no_results, _NAMED, " and {} more")
+        names = shorten(collected.no_results, _NAMED)
         tell(f"torchcoll: note: no results in {number}, skipped: {names}")
     if not collected.unreadable:
         return ExitCode.OK
@@ -276,15 +250,9 @@ COMMANDS = {
         "many nodes",
         examples=(
             "torchcoll nightly torchcoll.sqlite",
-            "torchcoll nightly nightly/ --night last --why",
             "torchcoll nightly torchcoll.sqlite --accept nccl=2.27.7 --reason 'security update'",
         ),
         exit_1="a node is slow, wrong, failed or missing, or a group of nodes is slow",
-        option_groups={
-            "what is judged": "--night --night-start --expected-nodes",
-            "what to do": "--accept --reason --drain-command --drained",
-            "output": "--format --why --junit --force",
-        },
     ),
     "collect": SubCommand(
         "keep results in a store, for nightly",
@@ -293,7 +261,6 @@ COMMANDS = {
         "many nodes",
         examples=(
             "torchcoll collect runs/",
-            "torchcoll collect --into torchcoll.sqlite --prune 400d",
             "torchcoll collect 'spool/*/*.jsonl' --into postgresql://torchcoll@db/torchcoll",
         ),
         exit_1="one of several files could not be read",

@@ -13,10 +13,8 @@ from one run of a node to the next.
 
 Three rules need no statistic. A case 1.5 times slower than in the slowest good run is named. A run
 with a case that takes twice its usual time does not pass. A case that takes 6 times its usual time,
-and twice that of the slowest good run, is slow. And nothing passes that would not have been
-noticed: a case whose noise hides a slowdown of 1.5 is not judged.
-
-`tests/benchmarks/baseline_error.py` measures false alarms and what is found.
+and twice that of the slowest good run, is slow. And a case whose noise hides a slowdown of 1.5 is
+not judged. `tests/benchmarks/baseline_error.py` measures false alarms and what is found.
 """
 
 from __future__ import annotations
@@ -54,9 +52,7 @@ _QUANTILE = float(special.ndtri(POWER))
 
 @dataclass(frozen=True)
 class GoodRun:
-    """A good run. node: '' for several hosts. start_us: in us of UTC since 1970, None if it is not
-    recorded.
-    """
+    """node: '' for several hosts. start_us: in us of UTC since 1970, None if not recorded."""
 
     run_id: str
     node: str
@@ -90,17 +86,13 @@ class GoodRuns:
 class Baseline:
     """How long the C cases take on healthy machines of one device model and number of ranks.
 
-    - good: the runs that it is computed from.
-    - keys: the cases that it can judge.
-    - levels [C]: logarithm of the usual time in ns.
-    - spreads [C]: standard deviation of the log time from run to run.
-    - degrees [C]: degrees of freedom of the spread.
-    - slowest [C]: log time of the slowest good run, less that of its node.
-    - nodes: names; '' stands for several hosts.
-    - effects [N, C]: the usual difference of a node, NaN for a case that it never ran.
-    - node_runs [N]: how many runs each node has.
-    - by_node: whether nodes have effects; otherwise the spreads contain how they differ.
-    - run_spread, run_degrees: of the mean deviation over all cases, from run to run.
+    good: the runs that it is computed from. keys: the cases that it can judge. levels [C]:
+    logarithm of the usual time in ns. spreads, degrees [C]: standard deviation of the log time from
+    run to run, and its degrees of freedom. slowest [C]: log time of the slowest good run, less that
+    of its node. nodes: names; '' stands for several hosts. effects [N, C]: the usual difference of
+    a node, NaN for a case that it never ran. node_runs [N]: how many runs each node has. by_node:
+    whether nodes have effects; otherwise the spreads contain how they differ. run_spread,
+    run_degrees: of the mean deviation over all cases.
     """
 
     good: GoodRuns
@@ -127,9 +119,9 @@ class Baseline:
 class Limits:
     """What is expected of a healthy run of one node, as differences of log times.
 
-    centres, scales [C]: usual differences of the node, standard deviations. The mean over the cases
-    (run_) or a case (case_ [C]) is certainly slow beyond its limit, and probably beyond named;
-    detectable is found with the probability POWER.
+    centres, scales [C]: usual differences of the node, standard deviations. The mean (run_) or a
+    case (case_ [C]) is certainly slow beyond its limit, probably beyond named; detectable is found
+    with the probability POWER.
     """
 
     centres: Floats
@@ -214,9 +206,7 @@ class RunJudged:
 
 
 class CannotJudge(UsageError):
-    """A baseline says nothing of a run, or runs are too few for a baseline. expected: what would
-    allow it.
-    """
+    """A baseline says nothing of a run, or runs are too few. expected: what would allow it."""
 
     def __init__(self, value: str, expected: str) -> None:
         super().__init__("baseline", value, expected)
@@ -409,40 +399,29 @@ def limits_of(
     run_degrees, node_runs = baseline.run_degrees, baseline.node_runs
     count = len(baseline.nodes)
     known = node in baseline.nodes
-    if node is not None and not known and count < FEWEST_NODES:
+    if node is not None and not known and (baseline.by_node or count < FEWEST_NODES):
         names = shorten([name or "several hosts" for name in baseline.nodes], 2)
         raise CannotJudge(
             f"a run of {node or 'several hosts'} and a baseline of {names}",
-            f"a node of the baseline, or a baseline of at least {FEWEST_NODES} nodes",
+            f"a node of the baseline, or one run of each of {FEWEST_NODES} nodes",
         )
-    new_node = baseline.by_node and node is not None and not known
     centres = np.zeros(len(chosen))
-    between = np.zeros(len(chosen))
-    run_between = 0.0
     centre_variance = _MEDIAN_VARIANCE / count
-    if new_node:
-        effects = baseline.effects[:, chosen]
-        between = np.nanvar(effects, axis=0, ddof=1)
-        run_effects = mean_over_cases(effects, np.sqrt(spreads**2 + between))
-        run_between = float(np.nanvar(run_effects, ddof=1))
-        degrees = np.minimum(degrees, np.isfinite(effects).sum(axis=0) - 1.0)
-        run_degrees = min(run_degrees, float(degrees.min()))
-    elif baseline.by_node and known:
+    if baseline.by_node and known:
         index = baseline.nodes.index(node or "")
         centres = baseline.effects[index, chosen]
         centre_variance = _centre_variance(float(node_runs[index]))
     elif baseline.by_node or count == 1:
         centre_variance = _centre_variance(float(np.median(node_runs)))
-    scales = np.sqrt(spreads**2 + between)
     run_spread = baseline.run_spread
-    if new_node or len(chosen) < len(baseline.keys):
+    if len(chosen) < len(baseline.keys):
         # The spread of this mean, of other cases or with other weights, is not known: it is at most
         # that of cases that vary together.
-        run_spread = float(np.average(spreads, weights=_weights(scales)))
+        run_spread = float(np.average(spreads, weights=_weights(spreads)))
         run_degrees = min(run_degrees, float(degrees.min()))
     least = math.log1p(THRESHOLD)
-    run_sigma = math.sqrt((run_spread**2 + run_between) * (1 + centre_variance))
-    sigmas = scales * math.sqrt(1 + centre_variance)
+    run_sigma = run_spread * math.sqrt(1 + centre_variance)
+    sigmas = spreads * math.sqrt(1 + centre_variance)
 
     def limits_at(
         false_alarms: float, critical: Callable[[float, float], float]
@@ -459,7 +438,7 @@ def limits_of(
     run_named, named = min(run_named, run_limit), np.minimum(np.minimum(named, limits), floor)
     return Limits(
         centres=centres,
-        scales=scales,
+        scales=spreads,
         run_limit=run_limit,
         run_named=run_named,
         run_detectable=run_named + _QUANTILE * run_sigma,

@@ -5,7 +5,7 @@ ever added to.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 OPEN, CLOSED, ACCEPTED, EXPLAINED = "open", "closed", "accepted", "explained"
@@ -91,13 +91,9 @@ class Incident:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Incident:
         """Raises KeyError or TypeError for what no incident can be."""
-        values = {each.name: data[each.name] for each in fields(cls)}
-        for name in ("nodes", "cases", "changed"):
-            values[name] = tuple(values[name])
-        values["levels"] = tuple(
-            Level(int(n), float(e)) for n, e in map(dict.values, data["levels"])
-        )
-        return cls(**values)
+        texts = {name: tuple(data[name]) for name in ("nodes", "cases", "changed")}
+        levels = tuple(Level(each["night"], each["effect"]) for each in data["levels"])
+        return cls(**{**data, **texts, "levels": levels})
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,6 @@ _VERSION = 1
 _MOST_BYTES = 64 << 20
 _EXPECTED = "a file that torchcoll check --learn wrote"
 _ERROR = 0.01  # probability that a healthy run of a set is left out as slow
-_NIGHT_START_US = 43_200_000_000
 _OURS = "torchcoll"  # the recorded source of a run that torchcoll measured
 _STATUS_TEXTS = {
     "truncated": "the run did not end",
@@ -86,7 +85,7 @@ def learn(summaries: Summaries) -> Learned:
     usable = np.ones(len(summaries), dtype=bool)
     usable[list(reasons)] = False
     chosen = np.flatnonzero(usable)
-    for index, name in runs_of_incidents(summaries.select(usable), _NIGHT_START_US).items():
+    for index, name in runs_of_incidents(summaries.select(usable)).items():
         reasons[int(chosen[index])] = f"its node was slow ({name}, torchcoll nightly)"
     usable[list(reasons)] = False
     baselines: list[Baseline] = []

@@ -104,17 +104,8 @@ def baseline_grid(baseline: Baseline, learned: Learned) -> Grid:
     ]
     dates = [format_night(run.start_us // DAY_US) for run in good.runs if run.start_us is not None]
     when = f", {dates[0]} to {dates[-1]}" if dates else ""
-    versions = [
-        f"{one_line(name)} {one_line(' and '.join(values))}"
-        for name, values in good.versions.items()
-    ]
     above = [f"{machine_text(good.device_name, good.ranks)}{when}"]
-    above += [", ".join(versions)] if versions else []
-    below = []
-    if rare := [key for key in good.keys if key not in baseline.keys]:
-        names = shorten(case_names(rare), 3)
-        below.append(f"{counted(len(rare), 'case')} left out, with too few runs: {names}")
-    below += [f"note: {text}" for text in doubts(good)]
+    below = [f"note: {text}" for text in doubts(good)]
     left_out: tuple[RunLeftOut, ...] = ()
     if baseline is learned.baselines[0]:
         left_out = learned.left_out

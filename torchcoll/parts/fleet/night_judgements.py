@@ -13,7 +13,6 @@ from types import MappingProxyType
 import numpy as np
 from sqlalchemy import Connection, delete, insert, select
 
-from torchcoll.core.errors import UsageError
 from torchcoll.parts.fleet import series
 from torchcoll.parts.fleet.address import StoreAddress
 from torchcoll.parts.fleet.change_text import case_names
@@ -22,7 +21,7 @@ from torchcoll.parts.fleet.fleet_model import FleetModel
 from torchcoll.parts.fleet.incident import IncidentRecord
 from torchcoll.parts.fleet.panel import Panel, panels_of
 from torchcoll.parts.fleet.read import summaries_of_store
-from torchcoll.parts.fleet.records import DAY_US, WRONG
+from torchcoll.parts.fleet.records import DAY_US, NIGHT_START_US, WRONG
 from torchcoll.parts.fleet.schema import (
     INCIDENT_RECORDS,
     MEMORY,
@@ -49,10 +48,8 @@ class Acceptance:
 class JudgedNights:
     """The judgement of one device model and number of ranks.
 
-    - snapshots: of each night that was judged, oldest first.
-    - records: what is new in these nights.
-    - model: after the last night.
-    - memory: of the model before the last night; None if only one night is known.
+    snapshots: of each night that was judged, oldest first. records: what is new in these nights.
+    model: after the last night. memory: of the model before it; None if only one night is known.
     """
 
     model: FleetModel
@@ -71,9 +68,9 @@ def single_hosts(summaries: series.Summaries) -> series.Summaries:
     return summaries.select(~several)
 
 
-def wrong_results(summaries: series.Summaries, night_start_us: int) -> dict[str, _WrongByNight]:
+def wrong_results(summaries: series.Summaries) -> dict[str, _WrongByNight]:
     """Kind -> night -> node -> the cases with wrong results."""
-    nights = series.nights_of(summaries, night_start_us)
+    nights = series.nights_of(summaries)
     names = case_names(summaries.keys)
     results: dict[str, dict[int, dict[str, list[str]]]] = {}
     for index in np.flatnonzero(summaries.status == series.STATUSES.index(WRONG)).tolist():
@@ -148,7 +145,6 @@ def _before(panel: Panel, last: int) -> int:
 
 def judge_summaries(
     summaries: series.Summaries,
-    night_start_us: int,
     last: int,
     after: Mapping[int, Sequence[Acceptance]] = MappingProxyType({}),
     models: Mapping[str, FleetModel] = MappingProxyType({}),
@@ -158,103 +154,88 @@ def judge_summaries(
     after: what is accepted after each night. models: of the kinds that were judged before.
     """
     summaries = single_hosts(summaries)
-    wrong = wrong_results(summaries, night_start_us)
+    wrong = wrong_results(summaries)
     return [
         judge_panel(panel, models.get(kind) or FleetModel(), wrong.get(kind, {}), last, after)
-        for panel in panels_of(summaries, night_start_us)
+        for panel in panels_of(summaries)
         if panel.first_night <= last
         for kind in [kind_of(panel)]
     ]
 
 
-class StoredJudgement:
-    """The judgement that a store keeps."""
+def stored_snapshots(address: StoreAddress, night: int) -> list[Snapshot]:
+    """What was said after a night; [] if it was not judged."""
+    with Database(address).reading() as connection:
+        check_current(connection, address.name)
+        query = select(SNAPSHOTS.c.snapshot).where(SNAPSHOTS.c.night == night)
+        return [Snapshot.from_json(data) for data in connection.execute(query).scalars()]
 
-    def __init__(self, address: StoreAddress, night_start_us: int) -> None:
-        self.address = address
-        self.night_start_us = night_start_us
 
-    def _models(self, connection: Connection) -> dict[str, FleetModel]:
-        """The models of the kinds. Raises UsageError if the nights began at another time."""
-        check_current(connection, self.address.name)
-        models = {}
-        for row in connection.execute(select(MEMORY)):
-            if row.night_start_us != self.night_start_us:
-                minutes = row.night_start_us // 60_000_000
-                expected = f"{minutes // 60:02}:{minutes % 60:02}, as when it was judged first"
-                raise UsageError("night-start", f"another for {self.address.name}", expected)
-            models[row.kind] = unpack(row.memory)
-        return models
+def judge_store(
+    address: StoreAddress, last: int, acceptances: Sequence[Acceptance] = ()
+) -> list[JudgedNights]:
+    """Judges the nights up to ``last``, the last of the store, which keeps what is said.
 
-    def snapshots(self, night: int) -> list[Snapshot]:
-        """What was said after a night; [] if it was not judged."""
-        with Database(self.address).reading() as connection:
-            self._models(connection)
-            query = select(SNAPSHOTS.c.snapshot).where(SNAPSHOTS.c.night == night)
-            return [Snapshot.from_json(data) for data in connection.execute(query).scalars()]
+    Raises as ``Database.write`` does.
+    """
+    database = Database(address)
+    after: dict[int, list[Acceptance]] = {}
+    with database.reading() as connection:
+        check_current(connection, address.name)
+        models = {row.kind: unpack(row.memory) for row in connection.execute(select(MEMORY))}
+        records = select(INCIDENT_RECORDS).where(INCIDENT_RECORDS.c.event == "accepted")
+        for row in connection.execute(records):
+            each = Acceptance(row.incident, row.accepted_by, row.reason)
+            after.setdefault(row.night, []).append(each)
+    after.setdefault(last, []).extend(acceptances)
+    since_us = _FIRST_US
+    if models:
+        night = min(model.night for model in models.values()) + 1
+        since_us = night * DAY_US + NIGHT_START_US
+    until_us = (last + 1) * DAY_US + NIGHT_START_US
+    summaries = in_order(summaries_of_store(address, since_us, until_us))
+    judged = judge_summaries(summaries, last, after, models)
+    judged = [each for each in judged if each.snapshots]
+    database.write(lambda connection: _keep(connection, judged))
+    return judged
 
-    def judge(self, last: int, acceptances: Sequence[Acceptance] = ()) -> list[JudgedNights]:
-        """Judges the nights up to ``last``, the last of the store, and keeps what is said.
 
-        Raises as ``Database.write`` does.
-        """
-        database = Database(self.address)
-        after: dict[int, list[Acceptance]] = {}
-        with database.reading() as connection:
-            models = self._models(connection)
-            records = select(INCIDENT_RECORDS).where(INCIDENT_RECORDS.c.event == "accepted")
-            for row in connection.execute(records):
-                each = Acceptance(row.incident, row.accepted_by, row.reason)
-                after.setdefault(row.night, []).append(each)
-        after.setdefault(last, []).extend(acceptances)
-        since_us = _FIRST_US
-        if models:
-            night = min(model.night for model in models.values()) + 1
-            since_us = night * DAY_US + self.night_start_us
-        until_us = (last + 1) * DAY_US + self.night_start_us
-        summaries = in_order(summaries_of_store(self.address, since_us, until_us))
-        judged = judge_summaries(summaries, self.night_start_us, last, after, models)
-        judged = [each for each in judged if each.snapshots]
-        database.write(lambda connection: self._keep(connection, judged))
-        return judged
-
-    def _keep(self, connection: Connection, all_judged: Sequence[JudgedNights]) -> None:
-        for judged in all_judged:
-            first, latest = judged.snapshots[0], judged.snapshots[-1]
-            kind = f"{latest.device_name}|{latest.ranks}"
-            for table in (SNAPSHOTS, INCIDENT_RECORDS):
-                doomed = (table.c.kind == kind, table.c.night >= first.night)
-                connection.execute(delete(table).where(*doomed))
-            rows = [
-                {"kind": kind, "night": each.night, "snapshot": each.to_json()}
-                for each in judged.snapshots
-            ]
-            connection.execute(insert(SNAPSHOTS), rows)
-            records = {
-                (each.incident, each.night, each.event): {"kind": kind, **vars(each)}
-                for each in judged.records
+def _keep(connection: Connection, all_judged: Sequence[JudgedNights]) -> None:
+    for judged in all_judged:
+        first, latest = judged.snapshots[0], judged.snapshots[-1]
+        kind = f"{latest.device_name}|{latest.ranks}"
+        for table in (SNAPSHOTS, INCIDENT_RECORDS):
+            doomed = (table.c.kind == kind, table.c.night >= first.night)
+            connection.execute(delete(table).where(*doomed))
+        rows = [
+            {"kind": kind, "night": each.night, "snapshot": each.to_json()}
+            for each in judged.snapshots
+        ]
+        connection.execute(insert(SNAPSHOTS), rows)
+        records = {
+            (each.incident, each.night, each.event): {"kind": kind, **vars(each)}
+            for each in judged.records
+        }
+        if records:
+            connection.execute(insert(INCIDENT_RECORDS), list(records.values()))
+        if judged.memory is not None:
+            connection.execute(delete(MEMORY).where(MEMORY.c.kind == kind))
+            values = {
+                "kind": kind,
+                "night": latest.night,
+                "memory": judged.memory,
             }
-            if records:
-                connection.execute(insert(INCIDENT_RECORDS), list(records.values()))
-            if judged.memory is not None:
-                connection.execute(delete(MEMORY).where(MEMORY.c.kind == kind))
-                values = {
-                    "kind": kind,
-                    "night": latest.night,
-                    "night_start_us": self.night_start_us,
-                    "memory": judged.memory,
-                }
-                connection.execute(insert(MEMORY), [values])
+            connection.execute(insert(MEMORY), [values])
 
 
-def runs_of_incidents(summaries: series.Summaries, night_start_us: int) -> dict[int, str]:
+def runs_of_incidents(summaries: series.Summaries) -> dict[int, str]:
     """Index of a run -> the incident of its node in which it was made."""
-    nights = series.nights_of(summaries, night_start_us)
+    nights = series.nights_of(summaries)
     dated = nights[nights != series.NO_NIGHT]
     if not len(dated):
         return {}
     results: dict[int, str] = {}
-    for judged in judge_summaries(summaries, night_start_us, int(dated.max())):
+    for judged in judge_summaries(summaries, int(dated.max())):
         for each in judged.model.incidents:
             if each.scope != "node" or each.subject not in summaries.nodes:
                 continue

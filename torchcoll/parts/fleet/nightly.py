@@ -23,11 +23,12 @@ from torchcoll.parts.fleet.incident import WRONG, Incident
 from torchcoll.parts.fleet.night_judgements import (
     Acceptance,
     JudgedNights,
-    StoredJudgement,
+    judge_store,
     judge_summaries,
     single_hosts,
+    stored_snapshots,
 )
-from torchcoll.parts.fleet.records import DAY_US, FAILED
+from torchcoll.parts.fleet.records import DAY_US, FAILED, NIGHT_START_US
 from torchcoll.parts.fleet.snapshot import SlowTonight, Snapshot
 from torchcoll.parts.fleet.sources import store_of, summaries_of, summaries_of_night
 from torchcoll.stats.power import ACT_ON_ALL
@@ -60,16 +61,10 @@ class Drain:
 class NightFinding:
     """What is known of a fleet after one night.
 
-    - night: its date as a number of days; NO_NIGHT if no run has a date.
-    - nights: how many nights the input has.
-    - nodes: names of the nodes with a run.
-    - snapshots: one for each device model and number of ranks, most nodes first.
-    - failures: nodes with failed runs or cases.
-    - missing: nodes without a run that were expected or, without a list, had one in the 30 nights
-      before.
-    - notes: what was left out, and why.
-    - accepted: incidents that were accepted by this call.
-    - models: the state of the model, if it was computed by this call.
+    night: its date as a number of days. nights: how many nights the input has. nodes: those with a
+    run. snapshots: one for each device model and number of ranks, most nodes first. missing: nodes
+    without a run that had one in the 30 nights before. notes: what was left out, and why. accepted:
+    incidents that were accepted by this call. models: if they were computed by this call.
     """
 
     night: int
@@ -84,7 +79,7 @@ class NightFinding:
 
     @property
     def date(self) -> str:
-        return "" if self.night == series.NO_NIGHT else series.format_night(self.night)
+        return series.format_night(self.night)
 
     @property
     def open(self) -> list[Incident]:
@@ -125,14 +120,11 @@ class NightRequest:
 
     - night: days since 1970-01-01; None is the last one, which must not be old.
     - last: take the last night, however old it is.
-    - expected: names of nodes that should have a run.
     - accept, why: an incident, or a change, that is accepted; and the reason.
     """
 
-    night_start_us: int
     night: int | None = None
     last: bool = False
-    expected: tuple[str, ...] = ()
     accept: str = ""
     why: str = ""
 
@@ -144,9 +136,8 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
     a night without runs and for an incident that is not open.
     """
     store = store_of(paths)
-    night_start_us = request.night_start_us
-    tonight, overview = summaries_of_night(paths, night_start_us, request.night)
-    overview = overview or series.overview_of(tonight, night_start_us)
+    tonight, overview = summaries_of_night(paths, request.night)
+    overview = overview or series.overview_of(tonight)
     if not overview.nights:
         raise UnusableError("paths", " ".join(paths), "runs with dates and times")
     latest = overview.nights[-1]
@@ -157,7 +148,7 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
             "night", value, "a night with runs", f"The last is {series.format_night(latest)}."
         )
     if request.night is None and not request.last:
-        _check_age(paths, latest, night_start_us)
+        _check_age(paths, latest)
     acceptances = []
     if request.accept:
         acceptances = [Acceptance(request.accept, os.environ.get("USER", "unknown"), request.why)]
@@ -165,18 +156,18 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
     judged: list[JudgedNights] = []
     snapshots: list[Snapshot] = []
     if store is not None:
-        stored = StoredJudgement(parse_address(store), night_start_us)
+        address = parse_address(store)
         if chosen == latest:
-            judged = stored.judge(chosen, acceptances)
+            judged = judge_store(address, chosen, acceptances)
         elif acceptances:
             raise UsageError("accept", "with an earlier night", "the last night of the store")
         else:
-            snapshots = stored.snapshots(chosen)
+            snapshots = stored_snapshots(address, chosen)
     elif acceptances:
         notes.append("accepted for this call only: a store keeps what was accepted")
     if not snapshots and not judged:
         after = {chosen: acceptances}
-        judged = judge_summaries(summaries_of(paths), night_start_us, chosen, after)
+        judged = judge_summaries(summaries_of(paths), chosen, after)
     if judged:
         snapshots = [each.snapshots[-1] for each in judged if each.snapshots]
     records = [each for kind in judged for each in kind.records]
@@ -185,13 +176,12 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
         names = [each.id for snapshot in snapshots for each in snapshot.incidents]
         choices = shorten(names, 5) if names else "no incident is open"
         raise UsageError("accept", request.accept, "an open incident, or a change of one", choices)
-    alone = tonight.select(series.nights_of(tonight, night_start_us) == chosen)
-    several = len(alone)
+    alone = tonight.select(series.nights_of(tonight) == chosen)
+    runs = len(alone)
     alone = single_hosts(alone)
-    several -= len(alone)
     if overview.undated:
         notes.append(f"{counted(overview.undated, 'run')} left out: no date is recorded")
-    if several:
+    if several := runs - len(alone):
         notes.append(
             f"{counted(several, 'run')} over several hosts left out: they say nothing about a "
             "single node (torchcoll pairs does)"
@@ -202,9 +192,6 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
         for node, (first, last) in overview.nodes.items()
         if first <= chosen <= last + _NIGHTS_UNTIL_GONE
     }
-    expected = {*request.expected}
-    if expected and (unexpected := sorted(present - expected)):
-        notes.append(f"not in the list of expected nodes: {shorten(unexpected, 5)}")
     return NightFinding(
         night=chosen,
         nights=len([night for night in overview.nights if night <= chosen]),
@@ -215,15 +202,15 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
             )
         ),
         failures=tuple(_failures(alone)),
-        missing=tuple(sorted((expected or lately) - present)),
+        missing=tuple(sorted(lately - present)),
         notes=tuple(notes),
         accepted=tuple(accepted),
         models=tuple(each.model for each in judged),
     )
 
 
-def _check_age(paths: Sequence[str], latest: int, night_start_us: int) -> None:
-    began_s = (latest * DAY_US + night_start_us) / 1e6
+def _check_age(paths: Sequence[str], latest: int) -> None:
+    began_s = (latest * DAY_US + NIGHT_START_US) / 1e6
     age_s = time.time() - began_s
     if age_s > _STALE_S:
         date = series.format_night(latest)

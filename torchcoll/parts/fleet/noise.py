@@ -70,12 +70,9 @@ def variance_factors(correlation: float, most: int) -> Floats:
 class NoiseBaseline:
     """What the baseline nights of series say of their noise.
 
-    - squares [N, S]: sum of the squared deviations from the mean, clipped.
-    - fourths [N, S]: sum of their fourth powers.
-    - middles [N, S]: median absolute deviation.
-    - lagged [N]: sum of the products of consecutive standardised nights.
-    - pairs [N]: how many products.
-    - nights [N]: how many nights; 0 where the baseline is not known yet.
+    squares, fourths [N, S]: sums of powers of the clipped deviations. middles [N, S]: median
+    absolute deviation. lagged [N]: sum of the products of consecutive standardised nights. pairs
+    [N]: how many products. nights [N]: how many nights; 0 where the baseline is not known yet.
     """
 
     squares: Floats

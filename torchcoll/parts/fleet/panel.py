@@ -32,17 +32,12 @@ class Panel:
     environment: npt.NDArray[np.int32]
     environments: Sequence[Mapping[str, str]]
 
-    @property
-    def present(self) -> npt.NDArray[np.bool_]:
-        """Whether a node has any figure in a night [T, N]."""
-        return np.asarray(np.isfinite(self.log_times).any(axis=2))
 
-
-def panels_of(summaries: Summaries, night_start_us: int = 0) -> list[Panel]:
+def panels_of(summaries: Summaries) -> list[Panel]:
     """One panel per device model and number of ranks, most runs first. Runs without a date, and
     those over several hosts together with runs on one, are series of their own name.
     """
-    nights = nights_of(summaries, night_start_us)
+    nights = nights_of(summaries)
     panels = []
     for stratum in np.unique(summaries.stratum).tolist():
         runs = (summaries.stratum == stratum) & (nights != NO_NIGHT)
@@ -86,7 +81,7 @@ def panels_of(summaries: Summaries, night_start_us: int = 0) -> list[Panel]:
                 summaries.environments,
             )
         )
-    return sorted(panels, key=lambda panel: -int(panel.present.sum()))
+    return sorted(panels, key=lambda panel: -int((panel.environment >= 0).sum()))
 
 
 def grouped_medians(

@@ -7,6 +7,5 @@ PART = Part(
     extends={
         "check": "command:run_learn",
     },
-    sections={"nights": "nights_page:add_nights"},
-    answers={"recognises": "address:is_store", "baseline": "command:good_runs_of"},
+    answers={"baseline": "command:good_runs_of"},
 )

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, Connection, literal_column, or_, select, text
+from sqlalchemy import ColumnElement, Connection, literal_column, or_, select
 
 from torchcoll.parts.fleet.address import StoreAddress
 from torchcoll.parts.fleet.connecting import Database
-from torchcoll.parts.fleet.records import DAY_US, CaseKey
+from torchcoll.parts.fleet.records import CaseKey
 from torchcoll.parts.fleet.schema import CASE_KEYS, CASES, ENVIRONMENTS, RUNS, WHEN, check_current
 from torchcoll.parts.fleet.series import (
     RunOverview,
     Summaries,
     SummariesBuilder,
+    overview_of,
 )
 
 _ROWS = 1 << 14  # in memory at once
-_MOST_DAYS = 1_000_000  # more than there are between year 1 and 1970
 
 
 def summaries_of_store(
@@ -71,27 +71,13 @@ def _read(connection: Connection, chosen: Sequence[ColumnElement[bool]]) -> Summ
     return builder.build()
 
 
-def run_overview(address: StoreAddress, night_start_us: int) -> RunOverview:
-    """Nights, nodes and clocks of all runs of a store, without reading the runs.
-
-    night_start_us: microseconds after midnight UTC at which a night begins. Raises as
-    ``summaries_of_store`` does.
-    """
-    # The / of both databases rounds towards 0, so that what it divides must not be below 0.
-    shift_us = _MOST_DAYS * DAY_US - night_start_us
-    night = f"({WHEN} + {shift_us}) / {DAY_US}"
-    nights = f"SELECT {night} AS night, count(*) FROM runs GROUP BY 1"
-    of_nodes = f"SELECT node, min({night}), max({night}) FROM runs WHERE node <> '' GROUP BY node"
+def run_overview(address: StoreAddress) -> RunOverview:
+    """Nights and nodes of all runs of a store, without reading their cases."""
     database = Database(address)
     with database.reading() as connection:
         check_current(connection, database.name)
-        counts = {row[0]: row[1] for row in connection.execute(text(nights))}
-        return RunOverview(
-            tuple(sorted(int(night) - _MOST_DAYS for night in counts if night is not None)),
-            {
-                name: (int(first) - _MOST_DAYS, int(last) - _MOST_DAYS)
-                for name, first, last in connection.execute(text(of_nodes))
-                if first is not None
-            },
-            counts.get(None, 0),
-        )
+        builder = SummariesBuilder()
+        columns = (column for column in RUNS.c if column.name not in ("hosts", "labels"))
+        for row in connection.execution_options(yield_per=_ROWS).execute(select(*columns)):
+            builder.add_run(row, 0)
+        return overview_of(builder.build())

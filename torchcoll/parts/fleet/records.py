@@ -32,6 +32,7 @@ from torchcoll.reading.inputs import (
 from torchcoll.stats.sides import known_of, start_of
 
 DAY_US = 86_400_000_000
+NIGHT_START_US = 43_200_000_000  # a night begins at 12:00 UTC
 CLOCK_OFF_US = 300_000_000  # 5 minutes: more than any transfer is early
 OK, WRONG, FAILED, SKIPPED = "ok", "wrong", "failed", "skipped"
 # Facts that name the run itself: they differ from run to run and cannot explain a difference.
@@ -112,11 +113,11 @@ _OF_ROW = [
 class RunSummary:
     """One run, without its cases.
 
-    run_id: of the file's header; of an imported run a hash of its figures and labels. start_us:
-    when it began by the clock of its host, received_us: when its file was last written, both in us
-    of UTC since 1970. node: the label ``node``, else the host if all ranks ran on one; '' for
-    several hosts. facts: versions, devices, variables and labels by name. status: complete,
-    interrupted, failed or truncated.
+    run_id: of the file's header; of an imported run a hash of its figures and labels. start_us,
+    received_us: when it began by the clock of its host, and when its file was last written, in us
+    of UTC since 1970. node: the label ``node``, else the host if all ranks ran on one, else ''.
+    facts: versions, devices, variables and labels by name. status: complete, interrupted, failed or
+    truncated.
     """
 
     run_id: str

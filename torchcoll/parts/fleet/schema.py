@@ -35,11 +35,10 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from torchcoll import __version__
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.parts.fleet.records import CLOCK_OFF_US, DAY_US
+from torchcoll.parts.fleet.records import CLOCK_OFF_US, DAY_US, NIGHT_START_US
 
 # Of dates that both databases can show, from year 1 to 9999: a file may hold any number.
 _FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_000_000
-_NIGHT_START_US = 43_200_000_000  # 12:00 UTC, the default of --night-start
 
 _START = f"CASE WHEN start_us BETWEEN {_FIRST_US} AND {_LAST_US} THEN start_us END"
 _RECEIVED = f"CASE WHEN received_us BETWEEN {_FIRST_US} AND {_LAST_US} THEN received_us END"
@@ -63,7 +62,7 @@ def _views(time_of: str, night: str) -> tuple[str, str]:
     when, start, received, collected = (
         time_of.format(us=us) for us in (WHEN, _START, _RECEIVED, "r.collected_us")
     )
-    night = night.format(us=f"(({WHEN}) - {_NIGHT_START_US})")
+    night = night.format(us=f"(({WHEN}) - {NIGHT_START_US})")
     return (
         f"""CREATE VIEW runs_v1 AS
 SELECT r.run_id, {night} AS night, {when} AS time_utc, {start} AS start_utc,
@@ -227,31 +226,22 @@ MEMORY = Table(
     _METADATA,
     Column("kind", Text, primary_key=True),
     Column("night", Integer, nullable=False),
-    Column("night_start_us", BigInteger, nullable=False),
     Column("memory", LargeBinary, nullable=False),
 )
 
 
 def has_store(connection: Connection, name: str) -> bool:
-    """Whether the database has a store of this version; False if it has no store at all.
-
-    name: of the store, in messages. Raises UnreadableError for another version, UsageError for a
-    database with tables of another program.
+    """Whether the database has a store of this version; False if it has no store at all. Raises
+    UnreadableError for another version, UsageError for an SQLite file of another program.
     """
-    inspector = inspect(connection)
-    tables = set(inspector.get_table_names())
+    tables = inspect(connection).get_table_names()
     if META.name not in tables:
         # A PostgreSQL database may well be shared, an SQLite file is not.
-        if connection.dialect.name != "sqlite":
-            tables &= {*_METADATA.tables}
-        if tables:
-            raise _foreign(name, min(tables))
+        if tables and connection.dialect.name == "sqlite":
+            value = f"a table {min(tables)} of another program in {name}"
+            raise UsageError("store", value, "an empty file, or a store")
         return False
-    if {each["name"] for each in inspector.get_columns(META.name)} != set(META.columns.keys()):
-        raise _foreign(name, META.name)
-    row = connection.execute(select(META.c.version, META.c.torchcoll)).first()
-    if row is None:
-        raise _foreign(name, META.name)
+    row = connection.execute(select(META.c.version, META.c.torchcoll)).one()
     if row.version == VERSION:
         return True
     action = "Collect the result files into a new store."
@@ -267,12 +257,9 @@ def has_store(connection: Connection, name: str) -> bool:
 def check_current(connection: Connection, name: str) -> None:
     """Raises UnreadableError unless the database is a store of this version; for reading."""
     if not has_store(connection, name):
-        raise UnreadableError(
-            "store",
-            f"a database without a store in {name}",
-            "one that torchcoll collect has written",
-            f"torchcoll collect PATH... --into {name} makes one.",
-        )
+        value = f"a database without a store in {name}"
+        action = f"torchcoll collect PATH... --into {name} makes one."
+        raise UnreadableError("store", value, "one that torchcoll collect has written", action)
 
 
 def prepare(connection: Connection, name: str) -> None:
@@ -293,12 +280,3 @@ def next_id(connection: Connection, table: Table) -> int:
     """The first free id, which stays free: writers exclude each other."""
     highest = connection.execute(select(func.max(table.c.id))).scalar()
     return int(highest or 0) + 1
-
-
-def _foreign(name: str, table: str) -> UsageError:
-    return UsageError(
-        "store",
-        f"a table {table} of another program in {name}",
-        "an empty database, or a store",
-        "Name another file or database.",
-    )

@@ -19,6 +19,7 @@ from torchcoll.parts.fleet.records import (
     CLOCK_OFF_US,
     DAY_US,
     FAILED,
+    NIGHT_START_US,
     OK,
     SKIPPED,
     WRONG,
@@ -85,10 +86,8 @@ class Summaries:
 
 @dataclass(frozen=True)
 class RunOverview:
-    """What all runs of an input say together, where only some of them are read.
-
-    nights: those that have a run, ascending, in days since 1970-01-01. nodes: first and last night
-    of each by its name, without runs over several hosts. undated: how many runs have no time.
+    """What all runs of an input say together. nights: those that have a run, ascending, in days
+    since 1970-01-01. nodes: first and last night of each. undated: how many runs have no time.
     """
 
     nights: tuple[int, ...]
@@ -175,19 +174,6 @@ NO_NIGHT = np.iinfo(np.int64).min  # neither start nor receipt of the run is kno
 _EPOCH = date(1970, 1, 1)
 
 
-def parse_night_start(text: str) -> int:
-    """Microseconds after midnight UTC at which a night begins, from ``HH:MM``.
-
-    Raises UsageError for anything else.
-    """
-    hours, colon, minutes = text.partition(":")
-    if not (colon and hours.isdecimal() and minutes.isdecimal() and len(text) <= 5):
-        raise UsageError("night-start", text, "a time of day in UTC such as 12:00")
-    if int(hours) > 23 or int(minutes) > 59:
-        raise UsageError("night-start", text, "a time of day in UTC from 00:00 to 23:59")
-    return (int(hours) * 60 + int(minutes)) * 60_000_000
-
-
 def parse_night(text: str, what: str = "night") -> int:
     """The number of a night, in days since 1970-01-01, from its date. Raises UsageError."""
     try:
@@ -201,7 +187,7 @@ def format_night(night: int) -> str:
     return (_EPOCH + timedelta(days=int(night))).isoformat()
 
 
-def nights_of(summaries: Summaries, night_start_us: int) -> Ints:
+def nights_of(summaries: Summaries) -> Ints:
     """The night of each run [R], in days since 1970-01-01.
 
     A run whose start is not recorded, or over 5 minutes later than its receipt because the clock of
@@ -210,12 +196,11 @@ def nights_of(summaries: Summaries, night_start_us: int) -> Ints:
     start, received = summaries.start_us, summaries.received_us
     ahead = (received != UNKNOWN_START) & (start > received + CLOCK_OFF_US)
     when = np.where((start == UNKNOWN_START) | ahead, received, start)
-    return np.where(when == UNKNOWN_START, NO_NIGHT, (when - night_start_us) // DAY_US)
+    return np.where(when == UNKNOWN_START, NO_NIGHT, (when - NIGHT_START_US) // DAY_US)
 
 
-def overview_of(summaries: Summaries, night_start_us: int) -> RunOverview:
-    """As ``run_overview`` of a store."""
-    nights = nights_of(summaries, night_start_us)
+def overview_of(summaries: Summaries) -> RunOverview:
+    nights = nights_of(summaries)
     dated = nights != NO_NIGHT
     nights, node = nights[dated], summaries.node[dated]
     return RunOverview(

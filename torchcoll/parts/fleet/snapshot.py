@@ -6,7 +6,7 @@ import io
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torchcoll.parts.fleet.fleet_state import FEWEST_PEERS
 from torchcoll.parts.fleet.following import NODE_ERROR
 from torchcoll.parts.fleet.groups import FactChange
 from torchcoll.parts.fleet.incident import Incident
-from torchcoll.parts.fleet.noise import SeriesNoise, quiet_median
+from torchcoll.parts.fleet.noise import SeriesNoise, quiet_mean, quiet_median
 from torchcoll.parts.fleet.peers import FEWEST, outlying
 from torchcoll.parts.fleet.records import CaseKey
 from torchcoll.stats.distributions import normal_quantile, t_quantile
@@ -52,15 +52,10 @@ class SlowTonight:
 class Snapshot:
     """What was said of the nodes of one device model and number of ranks after one night.
 
-    - incidents: those that are open.
-    - tonight: nodes that are slow in this night alone.
-    - nodes: how many nodes had a run.
-    - has_usual: how many nodes have usual times.
-    - nights: how many nights had a run.
-    - cases: how many cases.
-    - detectable: the slowdown of one node in all cases that would be found in 7 nights, as a
-      difference of log times; None if no node has usual times.
-    - peers: whether the night could be compared with other nodes.
+    incidents: those that are open. tonight: nodes that are slow in this night alone. nodes: how
+    many had a run, of which has_usual have usual times. nights: how many had a run. detectable: the
+    slowdown of one node in all cases that would be found in 7 nights, as a difference of log times;
+    None if no node has usual times. peers: whether the night could be compared with other nodes.
     """
 
     device_name: str
@@ -81,10 +76,9 @@ class Snapshot:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Snapshot:
         """Raises KeyError or TypeError for what no snapshot can be."""
-        values = {each.name: data[each.name] for each in fields(cls)}
-        values["incidents"] = tuple(map(Incident.from_json, data["incidents"]))
-        values["tonight"] = tuple(SlowTonight(**each) for each in data["tonight"])
-        return cls(**values)
+        incidents = tuple(map(Incident.from_json, data["incidents"]))
+        tonight = tuple(SlowTonight(**each) for each in data["tonight"])
+        return cls(**{**data, "incidents": incidents, "tonight": tonight})
 
 
 def snapshot_of(model: FleetModel, device_name: str, ranks: int, nights: int) -> Snapshot:
@@ -146,17 +140,12 @@ def slow_tonight(model: FleetModel) -> list[SlowTonight]:
     if new.any() and present.sum() >= FEWEST:
         times = np.where(present[:, None], model.times[-1].astype(np.float64), np.nan)
         left = times - quiet_median(times)
-        weights = np.ones(len(model.keys))
         for subset in model.subsets:
-            over = np.array(
-                [
-                    np.average(row[use], weights=weights[use]) if use.any() else np.nan
-                    for row, use in zip(left, np.isfinite(left) & subset.cases, strict=True)
-                ]
-            )
+            over = quiet_mean(left[:, subset.cases], axis=1)
             ratios = outlying(over, _ERROR / len(model.subsets))
+            named = {each.node for each in results}
             for node in np.flatnonzero((ratios > 1) & new & (over > model.least)).tolist():
-                if any(each.node == model.names[node] for each in results):
+                if model.names[node] in named:
                     continue
                 cases = model.slow_cases(left[node], subset)
                 effect = float(left[node][cases].mean())

@@ -9,7 +9,7 @@ import numpy as np
 
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.parts.fleet.address import is_store, parse_address
-from torchcoll.parts.fleet.records import DAY_US, runs_with_paths, summarise_run
+from torchcoll.parts.fleet.records import DAY_US, NIGHT_START_US, runs_with_paths, summarise_run
 from torchcoll.parts.fleet.series import RunOverview, Summaries, SummariesBuilder
 
 
@@ -44,7 +44,7 @@ def summaries_of(arguments: Sequence[str]) -> Summaries:
 
 
 def summaries_of_night(
-    arguments: Sequence[str], night_start_us: int, night: int | None
+    arguments: Sequence[str], night: int | None
 ) -> tuple[Summaries, RunOverview | None]:
     """Reads the runs of a night, and what all runs say together.
 
@@ -57,11 +57,11 @@ def summaries_of_night(
     from torchcoll.parts.fleet.read import run_overview, summaries_of_store  # needs SQLAlchemy
 
     address = parse_address(store)
-    overview = run_overview(address, night_start_us)
+    overview = run_overview(address)
     chosen = night if night is not None or not overview.nights else overview.nights[-1]
     if chosen not in overview.nights:
         return summaries_of(arguments), None
-    since_us = chosen * DAY_US + night_start_us
+    since_us = chosen * DAY_US + NIGHT_START_US
     return in_order(summaries_of_store(address, since_us, since_us + DAY_US)), overview
 
 

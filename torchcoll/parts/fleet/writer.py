@@ -7,7 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -36,17 +36,6 @@ _FIGURES = [each.name for each in fields(CaseSummary) if each.name != "key"]
 RunWithCases = tuple[RunSummary, Sequence[CaseSummary]]
 
 
-@dataclass(frozen=True)
-class FileRecord:
-    """A file that was collected; the fields are those of the table ``files``."""
-
-    host: str
-    path: str
-    label: str
-    signature: str
-    runs: int
-
-
 class StoreWriter:
     """Writes to a store, which it makes first.
 
@@ -58,12 +47,14 @@ class StoreWriter:
         # This one makes no file in the place of a store that is deleted meanwhile.
         self.database = Database(address)
 
-    def write(self, runs: Sequence[RunWithCases], files: Sequence[FileRecord] = ()) -> Counter[str]:
+    def write(
+        self, runs: Sequence[RunWithCases], files: Sequence[Mapping[str, Any]] = ()
+    ) -> Counter[str]:
         """Writes the runs, and that the files were collected, in one transaction; returns how many
         ``runs`` and ``cases`` are new, and how many runs are ``unchanged`` and ``replaced``.
 
-        A run that is there is replaced if it has ended since, or has more cases, or its file at the
-        same path has changed.
+        files: rows of the table. A run that is there is replaced if it has ended since, or has more
+        cases, or its file at the same path has changed.
         """
         # Of two files of one run in a batch the one that has more of it counts.
         best: dict[str, RunWithCases] = {}
@@ -74,22 +65,21 @@ class StoreWriter:
         doubled = len(runs) - len(best)
         return self.database.write(partial(_write, runs=best, files=files, unchanged=doubled))
 
-    def known_files(self, host: str, paths: Sequence[str]) -> dict[tuple[str, str], FileRecord]:
-        """The files of this host that were collected, by path and label."""
+    def known_files(self, host: str, paths: Sequence[str]) -> dict[tuple[str, str], Any]:
+        """The rows of the files of this host that were collected, by path and label."""
+        query = select(FILES).where(FILES.c.host == host)
         with self.database.reading() as connection:
             return {
-                (row.path, row.label): FileRecord(*row)
+                (row.path, row.label): row
                 for batch in batches(paths)
-                for row in connection.execute(
-                    select(FILES).where(FILES.c.host == host, FILES.c.path.in_(batch))
-                )
+                for row in connection.execute(query.where(FILES.c.path.in_(batch)))
             }
 
 
 def _write(
     connection: Connection,
     runs: Mapping[str, RunWithCases],
-    files: Sequence[FileRecord],
+    files: Sequence[Mapping[str, Any]],
     unchanged: int,
 ) -> Counter[str]:
     counts = Counter(unchanged=unchanged)
@@ -119,9 +109,9 @@ def _write(
     if files:
         identity = {name: FILES.c[name] for name in ("host", "path", "label")}
         same = and_(*(column == bindparam(f"_{name}") for name, column in identity.items()))
-        named = [{f"_{name}": getattr(each, name) for name in identity} for each in files]
+        named = [{f"_{name}": each[name] for name in identity} for each in files]
         connection.execute(delete(FILES).where(same), named)
-        connection.execute(insert(FILES), [vars(each) for each in files])
+        connection.execute(insert(FILES), files)
     return counts
 
 
@@ -203,19 +193,16 @@ def storable(run: RunSummary, cases: Sequence[CaseSummary]) -> RunWithCases:
     return _clean(run), [_clean(case) for case in cases]
 
 
-def _clean(record: Any) -> Any:
-    """A summary without the texts that no database holds."""
-    texts = {each.name: getattr(record, each.name) for each in fields(record) if each.name != "key"}
-    return replace(record, **{name: _clean_value(value) for name, value in texts.items()})
-
-
-def _clean_value(value: Any) -> Any:
+def _clean(value: Any) -> Any:
+    """A summary, or a value of one, without the texts that no database holds."""
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, Mapping):
-        return {_clean_value(name): _clean_value(each) for name, each in value.items()}
+        return {_clean(name): _clean(each) for name, each in value.items()}
     if isinstance(value, tuple):
-        return tuple(map(_clean_value, value))
+        return tuple(map(_clean, value))
+    if isinstance(value, (RunSummary, CaseSummary)):
+        return replace(value, **{name: _clean(each) for name, each in vars(value).items()})
     return value
 
 

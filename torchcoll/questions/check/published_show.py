@@ -68,35 +68,21 @@ def published_grid(run: Run) -> Grid | None:
         for publication in alike_runs
         for (collective, size), gbps in publication.figures.items()
     ]
-    shown = [item[2] for item in items]
-    numbers = {case.source: number for number, case in enumerate(_by_source(shown), 1)}
+    kind = f"published: {counted(len(alike_runs), 'run')} on {alike_runs[0].kind}"
     return make_grid(
         [
             (Head("collective", left=True), lambda i: i[0]),
             (Head("size"), lambda i: format_size(i[1])),
             (Head("busbw", "GB/s"), lambda i: format_bandwidth(i[3])),
             (Head("yours", "GB/s"), lambda i: format_bandwidth(i[4]) if i[4] else "-"),
-            (Head("machine", left=True), lambda i: f"{i[2].machine} [{numbers[i[2].source]}]"),
-            (_HEADS["network"], lambda i: i[2].network),
-            (_HEADS["versions"], lambda i: i[2].versions),
-            (_HEADS["date"], lambda i: i[2].date),
+            (Head("entry", left=True), lambda i: i[2].id),
+            (Head("machine", left=True, drop=1), lambda i: i[2].machine),
+            (Head("date", left=True, drop=2), lambda i: i[2].date),
         ],
         items,
-        above=[cases[0].text if cases else _nothing(alike_runs)],
-        below=[*_sources(shown, numbers), _CAVEAT],
+        above=[cases[0].text if cases else f"{kind}, of none of this run's cases and sizes"],
+        below=["source and note of an entry: torchcoll again ENTRY --dry-run", _CAVEAT],
     )
-
-
-# What a narrow terminal leaves out, the last first: a second table would be of what machine?
-_HEADS = {
-    name: Head(name, left=True, drop=drop)
-    for drop, name in enumerate(("network", "date", "versions"), 1)
-}
-
-
-def _nothing(alike_runs: Sequence[published.Publication]) -> str:
-    many = counted(len(alike_runs), "run")
-    return f"published: {many} on {alike_runs[0].kind}, of none of this run's cases and sizes"
 
 
 def _unknown(run: Run) -> str:
@@ -132,23 +118,6 @@ def _of_run(run: Run) -> tuple[list[Grid], list[dict[str, Any]]]:
 def _record(publication: published.Publication) -> dict[str, Any]:
     left_out = ("type", "linked", "figures", "host_gbit")
     return {name: value for name, value in vars(publication).items() if name not in left_out}
-
-
-def _by_source(publications_shown: Sequence[published.Publication]) -> list[published.Publication]:
-    return list({publication.source: publication for publication in publications_shown}.values())
-
-
-def _sources(
-    publications_shown: Sequence[published.Publication], numbers: dict[str, int]
-) -> list[str]:
-    texts = []
-    for publication in _by_source(publications_shown):
-        of_source = [other for other in publications_shown if other.source == publication.source]
-        notes = dict.fromkeys(f"{other.machine}: {other.note}" for other in of_source if other.note)
-        note = f" ({'; '.join(notes)})" if notes else ""  # an address ends with a blank
-        number = numbers[publication.source]
-        texts.append(f"[{number}] {publication.who}, {publication.source}{note}")
-    return texts
 
 
 def _known_grid() -> Grid:
