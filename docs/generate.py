@@ -476,9 +476,7 @@ def tables() -> Iterator[str]:
             ", ".join(entry.devices),
             f"`{entry.module}`" if entry.module else "torch",
             entry.connects,
-            ("yes" if entry.promised else "passed on to torch, not tested")
-            if entry.communicates
-            else "communicates nothing",
+            "yes" if entry.communicates else "communicates nothing",
         )
         for entry in BACKENDS.values()
     ]

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import importlib
 import os
-import re
 import signal
 import sys
 import threading
@@ -30,15 +29,7 @@ from torchcoll.help import Formatter, examples_text, group_options, groups_text
 _LIBRARIES = ("defusedxml", "numpy", "pandas", "rich", "scipy", "shtab", "torch")
 _INTERRUPTED = 128 + 2  # SIGINT
 _TO_MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce"
-# What is looked for among the commands, but is a function -> what to write instead.
-_FUNCTIONS = {"cost": "torchcoll trace CAPTURE shows what the calls of a training cost."}
 _BROKEN_PIPE = 128 + 13  # SIGPIPE: the exit code of other commands when `head` closes the pipe
-
-
-_OUTPUT = re.compile("^unrecognized arguments:.* (-o|--output)(=| |$)")
-_WRITERS = (
-    "What writes files: torchcoll convert FILE -o ROWS.csv, torchcoll report PATH -o PAGE.html."
-)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -51,8 +42,6 @@ class _Parser(argparse.ArgumentParser):
                 for parser in option.choices.values():
                     options += parser._option_string_actions
         action = errors.nearest_option(message, options, f"{self.prog} --help")
-        if _OUTPUT.search(message):  # --output of a command that only prints
-            action = f"{self.prog} prints. {_WRITERS}"
         raise errors.UsageError(f"{message[:1].lower()}{message[1:]}", action=action)
 
 
@@ -173,8 +162,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
             return argparse.Namespace(
                 command="", run=lambda options: answer_paths(argv, main), paths=argv
             )
-        if first in _FUNCTIONS:
-            raise errors.UsageError("command", first, "a command", _FUNCTIONS[first])
         check_missing(first)
         nearest = errors.did_you_mean(first, available, least=0.5, most=3)
         action = f"{nearest} torchcoll --help lists the commands. {_TO_MEASURE}."

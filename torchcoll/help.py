@@ -9,14 +9,7 @@ from collections.abc import Generator, Mapping
 from torchcoll.core.commands import SubCommand
 
 # The headings of ``torchcoll --help``, in their order.
-GROUPS = (
-    "machine",
-    "compare",
-    "training",
-    "many nodes",
-    "files",
-    "other",
-)
+GROUPS = ("machine", "compare", "training", "many nodes", "files", "other")
 _EXAMPLES = "examples:"
 
 

@@ -11,7 +11,6 @@ from handmade import case, result, run
 from ranks import Measured
 
 import torchcoll
-from torchcoll.bench.live import slowest_in_calls
 from torchcoll.cli import main
 from torchcoll.core.jsonl import CUT_OFF, TRUNCATED
 from torchcoll.questions.page.document import _ended_so_far
@@ -160,13 +159,6 @@ def test_the_page_of_a_run_that_was_killed_does_not_promise_its_end(text, tmp_pa
     assert "the run may have been killed" in pages[0]
     assert "running: " not in pages[0]
     assert "has not grown" not in page.read_text()
-
-
-def test_the_slowest_rank_of_the_latest_case():
-    """Rank 1 is the longest in three of four calls."""
-    times = [[10, 10, 10, 99], [20, 30, 40, 50]]
-    latest = result(ranks=2, case=case(size_bytes=1024), time_ns={"host": times})
-    assert slowest_in_calls(latest).startswith("slowest: rank 1 in 75 % of all_reduce 1K")
 
 
 @pytest.mark.parametrize(

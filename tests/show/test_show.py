@@ -452,23 +452,6 @@ def test_splits_are_in_the_header_or_a_column(shown):
     assert [line.split()[0] for line in body(text).splitlines()[2:4]] == ["1,3", "seed:7"]
 
 
-def test_hot_ranks_that_move_on_have_a_spread_over_positions(shown):
-    """Batches of 4 and 2 calls on 3 ranks: positions 0 1 2 0 and 0 1."""
-    calls = [1_000_000, 2_000_000, 4_000_000, 1_200_000, 1_400_000, 2_200_000]
-    moving = case(collective="all_to_all_v", op=None, in_place=False, splits="rotating:1")
-    rows = result(3, case=moving, time_ns={"host": [calls] * 3}, batches=[4, 2])
-    text = shown(run(rows, ranks=3))
-    # Medians of 1.0 1.2 1.4, of 2.0 2.2, and of 4.0 ms.
-    assert (
-        "the median of each of the 3 positions of the hot ranks: 1.20 ms to 4.00 ms (about 2 calls "
-        "each)" in text
-    )
-    sampled = result(
-        3, case=moving, time_ns={"host": [calls] * 3}, batches=[12], calls_per_sample=2
-    )
-    assert "positions of the hot ranks" not in shown(run(sampled, ranks=3))
-
-
 def test_dispatch_and_combine_are_added_up(shown):
     """steady() has a median of 1.00 ms over the slowest rank."""
     rules = ("hot:1", "combine:hot:1")

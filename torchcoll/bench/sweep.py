@@ -10,7 +10,7 @@ from torchcoll.bench.measure import measure_case
 from torchcoll.core.backends import backend_of
 from torchcoll.core.case import Case, NotRun, SizedCase, fingerprint, size_case
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import TorchcollError, UsageError
+from torchcoll.core.errors import UsageError
 from torchcoll.machine import environment
 from torchcoll.machine.devices import Call, cost_of_measuring
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from torchcoll.bench.communicators import Communicators
     from torchcoll.bench.recorder import Recorder
     from torchcoll.bench.session import Parts, Rank, Session
-    from torchcoll.core.kept_samples import KeptSamples
     from torchcoll.core.result import CaseResult
     from torchcoll.core.spec import Spec
 
@@ -51,7 +50,6 @@ class Sweep:
         self.digested = False  # --soak: the output of every checked call has a digest
         self.gathered: list[dict[str, Any]] = []  # rank 0: samples of each rank for the last case
         self._cost_known = False
-        self._kept: KeptSamples | None = None
         self._on_case = on_case
         self._flush: Call | None = None
         self._weights = ""  # hash of the weights of uneven blocks
@@ -62,35 +60,8 @@ class Sweep:
             weights = split_weights(rule, max(map(len, self.parts)))
             self._weights = fingerprint([list(row) for row in weights.rows])
 
-    @property
-    def keeps(self) -> bool:
-        """Whether ranks may keep samples on their own disks: the run has a result file, and they
-        are looked for in its folder. A soak keeps no samples.
-        """
-        return self.session.file is not None and self.session.soak_s is None
-
-    def kept_samples(self) -> KeptSamples:
-        """This rank's file of samples, in which a case begins. Collective. Raises TorchcollError
-        if some rank has none.
-        """
-
-        def open_file() -> None:
-            if self._kept is None:
-                from torchcoll.core.kept_samples import KeptSamples
-
-                assert self.session.file
-                self._kept = KeptSamples(*self.session.file, self.local.rank)
-
-        if failed := self.local.control.attempt(open_file, TorchcollError):
-            raise TorchcollError("{}: {}".format(*failed))
-        assert self._kept
-        self._kept.cases += 1
-        return self._kept
-
     def flush(self) -> Call:
-        """Overwrites the caches of this rank's device, for --buffer-reuse flush. Raises torch's
-        out-of-memory error.
-        """
+        """Overwrites the caches, for --buffer-reuse flush. Raises torch's out-of-memory error."""
         if self._flush is None:
             from torchcoll.bench.buffers import flush_call
 
@@ -107,8 +78,6 @@ class Sweep:
 
     def finish(self, look: bool = True) -> None:
         """After the last case: record the library's own timings and the state of the machine."""
-        if self._kept:
-            self._kept.close()
         session, local = self.session, self.local
         if session.library_log:
             session.library_log.keep_timings(session)
@@ -174,7 +143,7 @@ class Sweep:
 
     def agree_on_case(self, sizing: SizedCase) -> NotRun | None:
         """None to run the case, or why not; rank 0 decides for all. Raises UsageError if the ranks
-        are not about to run the same one.
+        are about to run different ones.
         """
         control = self.local.control
         seen = fingerprint([sizing.case.to_json(), sizing.count, self._weights])
@@ -190,9 +159,7 @@ class Sweep:
         return NotRun(*reason) if reason else None
 
     def _cannot_run(self, case: Case) -> NotRun | None:
-        """What torch has no way to do, and what a backend that never connected cannot do; equal on
-        all ranks.
-        """
+        """What torch or the backend cannot do; equal on all ranks."""
         local, backend = self.local, backend_of(case.backend)
         if reason := self.communicators.unusable.get(backend.name):
             return NotRun("failed", reason)
@@ -201,9 +168,6 @@ class Sweep:
             reason = f"torch {local.torch.__version__} captures no graphs on {local.device.kind}"
         elif case.mode == "graph" and not COLLECTIVES[case.collective].has_data:
             reason = f"a {case.collective} waits on the host, which no graph can capture"
-        elif case.mode == "graph" and "rotating:" in (case.splits or ""):
-            moving = "the blocks of rotating: move on from call to call"
-            reason = f"a graph replays one call, but {moving}"
         elif case.buffers != "default" and not backend.buffers:
             reason = f"{backend.name} has no {case.buffers} buffers"
         elif self.spec.concurrent_collective and case.device in backend.one_at_a_time:

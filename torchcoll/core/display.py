@@ -16,10 +16,7 @@ _LONGEST_TEXT = 60  # of one value in it
 
 
 class OneLine:
-    """A dataclass whose repr is one short line: a result may have millions of samples.
-
-    The dataclass must be made with ``repr=False``, or its repr has all of them.
-    """
+    """A dataclass, made with ``repr=False``, whose repr is one short line."""
 
     __slots__ = ()
 

@@ -1,9 +1,8 @@
 """The parts of torchcoll: what plugs into the kernel, which names none of them.
 
 A part is a folder of ``torchcoll/parts``, or a package that an entry point of the group
-``torchcoll.parts`` names. Its module ``part`` has a ``PART``, a table of what the part adds. It
-names modules of its package, and functions as ``module:function``: nothing is imported before it is
-needed.
+``torchcoll.parts`` names. Its module ``part`` has a ``PART``, which names modules of its package
+and functions as ``module:function``: nothing is imported before it is needed.
 """
 
 from __future__ import annotations
@@ -54,9 +53,8 @@ class Part:
 
 
 def parts() -> Iterator[tuple[str, Part]]:
-    """Yield (package, its part): the parts of torchcoll by name, then installed ones. A rank that
-    needs a part of torchcoll stops before these, because finding them reads a file of each
-    distribution.
+    """Yield (package, its part): the parts of torchcoll by name, then installed ones, which are
+    found by reading a file of each distribution.
     """
     yield from _own_parts().items()
     yield from _installed_parts().items()

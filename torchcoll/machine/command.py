@@ -35,5 +35,5 @@ COMMANDS = {
             "torchcoll doctor --prove clock,verification --backend nccl -o proof/",
         ),
         exit_1="with --prove: a part failed",
-    ),
+    )
 }

@@ -138,13 +138,6 @@ def _result_notes(result: CaseResult) -> Iterable[str]:
         yield f"wrong on {ranks} {format_ranges(check.wrong_ranks)}"
     if check is not None and check.tolerance_ulp:
         yield f"values within {check.tolerance_ulp} ulp count as correct"
-    if medians := summary.position_medians(result):
-        low, high = (format_ns(ns, 3) for ns in (min(medians), max(medians)))
-        calls = len(summary.steady_times(result, summary.default_clock(result))) // len(medians)
-        yield (
-            f"the median of each of the {len(medians)} positions of the hot ranks: {low} to {high} "
-            f"(about {counted(calls, 'call')} each)"
-        )
     yield from (one_line(text) for text in result.warnings)
 
 

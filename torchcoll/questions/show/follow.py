@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from torchcoll.bench.live import Reporter, reporter, slowest_in_calls, slowest_in_window
+from torchcoll.bench.live import Reporter, reporter
 from torchcoll.core.errors import UnreadableError, UsageError, one_line, tell
 from torchcoll.core.file import files_of_run
 from torchcoll.core.result import Run
@@ -144,15 +144,13 @@ class _Printed:
         return "; ".join([f"running: {self._progress.sentence()}", *self._doing()])
 
     def _doing(self) -> list[str]:
-        """The current case, the round of a soak, and the slowest rank."""
+        """The current case, and the round of a soak."""
         run = self.run
         assert run is not None
         doing = [run.in_flight.describe()] if run.in_flight else []
         if run.windows:
-            doing += [f"round {run.windows[-1].last_round}", slowest_in_window(run.windows[-1])]
-        elif run.results:
-            doing.append(slowest_in_calls(run.results[-1]))
-        return list(filter(None, doing))
+            doing.append(f"round {run.windows[-1].last_round}")
+        return doing
 
 
 def _monotonic_start(run: Run) -> float | None:
