@@ -16,7 +16,7 @@ import pytest
 from error_form import error_line, error_text
 
 from torchcoll import __version__, cli
-from torchcoll.cli import commands, main
+from torchcoll.cli import commands, load_command, main
 from torchcoll.core.case import Case
 from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Run
@@ -397,11 +397,12 @@ def test_something_is_seen_on_a_terminal_until_the_first_line(path):
     assert "torchcoll show ..." not in rest
 
 
-EXAMPLES = [line for command in commands().values() for line in command.examples]
+LOADED = {name: load_command(name, entry) for name, entry in commands().items()}
+EXAMPLES = [line for command in LOADED.values() for line in command.examples]
 
 
 def test_every_command_is_in_a_group():
-    assert {command.group for command in commands().values()} == {*GROUPS} - {"other"}
+    assert {entry.group for entry in commands().values()} == {*GROUPS} - {"other"}
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -410,7 +411,7 @@ def test_examples_of_the_help_are_understood(example):
     program, *words = shlex.split(example)
     if program == "torchrun":
         words = words[words.index("torchcoll") + 1 :]
-    assert cli._parse(words).command == words[0]
+    assert cli._parse(words, commands()[words[0]]).command == words[0]
 
 
 def test_the_help_lists_commands_by_what_they_are_for(capsys):
@@ -432,7 +433,7 @@ def test_a_mistyped_option_names_the_nearest(capsys):
 def test_many_options_are_in_named_groups(name):
     """From ten on; all of them but --help."""
     parser = argparse.ArgumentParser()
-    command = commands()[name]
+    command = LOADED[name]
     cli._add_options(name, command, parser)
     actions = {id(action): action for action in parser._option_string_actions.values()}
     group_options(parser, command)

@@ -155,8 +155,13 @@ def test_a_part_from_outside(tmp_path):
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "part.py").write_text(
+        "from torchcoll.core.commands import Listed\n"
         "from torchcoll.core.parts import Part\n"
-        "PART = Part(public={'forecast': 'weather'}, options={'doctor': 'weather:add'})\n"
+        "PART = Part(\n"
+        "    commands={'weather': Listed('tell it', 'other')},\n"
+        "    public={'forecast': 'weather'},\n"
+        "    options={'doctor': 'weather:add'},\n"
+        ")\n"
     )
     (package / "weather.py").write_text(
         "def forecast():\n    return 'rain'\n\n"
@@ -164,7 +169,7 @@ def test_a_part_from_outside(tmp_path):
     )
     (package / "command.py").write_text(
         "from torchcoll.core.commands import SubCommand\n"
-        "COMMANDS = {'weather': SubCommand('tell it', lambda parser: None, lambda options: 0)}\n"
+        "COMMANDS = {'weather': SubCommand(lambda parser: None, lambda options: 0)}\n"
     )
     info = tmp_path / "weather-1.dist-info"
     info.mkdir()

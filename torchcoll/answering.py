@@ -1,6 +1,5 @@
-"""``torchcoll PATH...``: what is this, and what does it say?
-
-The command is found by the content of the files. Without a path: what is here, and what is next?
+"""``torchcoll PATH...``: what is this, by its content, and what does it say? Without a path: what
+is here, and what is next?
 """
 
 from __future__ import annotations
@@ -53,9 +52,7 @@ def check_missing(argument: str) -> None:
 
 def answer_paths(arguments: Sequence[str], main: Main) -> int:
     """Answer these files and folders, one answer for each kind, the most urgent first, and print
-    the commands that did. Returns the worst of their exit codes.
-
-    main: runs a command, given its arguments.
+    the commands that did. Returns the worst of their exit codes. main: runs a command.
 
     Raises UnreadableError if no command reads any of the files.
     """
@@ -119,9 +116,7 @@ def answer_paths(arguments: Sequence[str], main: Main) -> int:
 
 
 def _groups(name: str, paths: Sequence[str]) -> list[list[str]]:
-    """The paths that one call of a command answers: of ``show`` torchcoll's own files, and the
-    files of other tools, which measured something else.
-    """
+    """The paths that one call of a command answers: ``show`` takes other tools' files apart."""
     if name in _BY_FILE:
         return [[path] for path in paths]
     if name != "show":

@@ -89,7 +89,7 @@ def test_what_the_apis_cannot_do():
     assert "no call is in place" in reason(in_place=True)
     assert "no async_op" in reason(asynchronous=True)
     assert "no group of calls" in reason(coalesce=2)
-    assert "not registered buffers" in reason(buffers="registered", backend="nccl", device="cuda")
+    assert "not registered ones" in reason(buffers="registered", backend="nccl", device="cuda")
     assert reason(ops="band") == "band needs whole numbers, not float32"
 
 

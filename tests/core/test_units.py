@@ -207,10 +207,6 @@ def test_what_is_no_whole_number_from_2_on(value):
     assert str(caught.value) == error_text("rounds", value, "a whole number from 2 on")
 
 
-def test_a_whole_number():
-    assert units.whole_number(2, "rounds", 2) == 2
-
-
 @pytest.mark.parametrize(
     ("ratio", "text"),
     [

@@ -58,10 +58,8 @@ def run_ranks(options: argparse.Namespace) -> NoReturn:
 
 COMMANDS = {
     "run": SubCommand(
-        "measure on the ranks of one host (starts torchrun)",
         run_arguments,
         run_ranks,
-        "machine",
         examples=(
             "torchcoll run -n 8 allreduce --sizes 1K,1M,1G",
             "torchcoll run -n 2 suite --backend gloo -J run.jsonl",

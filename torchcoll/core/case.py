@@ -61,11 +61,10 @@ def flat_dict(record: Any) -> dict[str, Any]:
 class Field:
     """A field of a Spec, and its option on the command line of the ranks.
 
-    name: of the field. One that ends with ``_bytes`` is read as a size: ``1K``.
-    help: of the option; ``{default}`` stands for the default of the field.
+    name: one that ends with ``_bytes`` is read as a size: ``1K``.
+    help: ``{default}`` stands for the default of the field.
     kind: the type of a value. An option of kind bool takes no value, unless there are ``texts``.
-    least: the smallest number that is allowed.
-    choices: all values that are allowed; () if any other check decides.
+    least: the smallest number that is allowed. choices: all allowed values; () for another check.
     texts: the texts that the option takes, and their values; {} for any text.
     metavar: what the help calls the value; '' for the name of the option.
     short: the short flag. option: the long flag, if it is not the name: ``--min-bytes``.
@@ -553,11 +552,9 @@ def partitions(
 ) -> list[tuple[Ranks, ...]]:
     """Find the partitions of all ranks that the groups of a job belong to.
 
-    seen: the ranks whose calls were recorded.
-
     A group of a mesh (every s-th rank, k of them) belongs to the dimension with this s and k. Other
-    groups are combined if they share no rank. A rank of ``seen`` in no group is alone; other ranks
-    are assumed to be in the groups of the mesh.
+    groups are combined if they share no rank. A rank of ``seen`` (whose calls were recorded) in no
+    group is alone; others are assumed to be in the groups of the mesh.
     """
     meshes: dict[tuple[Ranks, ...], list[Ranks]] = {}
     loose: list[list[Ranks]] = []

@@ -4,8 +4,8 @@ To add a collective, add an entry and a stub ``torchcoll/<module>.py``. ``prepar
 ``torch.distributed``, so that this module works without torch. If the call is a single torch
 function, it returns a ``functools.partial`` of it, to which async_op can be added.
 
-Sizes, bus factors, algbw and busbw are those of nccl-tests (doc/PERFORMANCE.md), but counts are not
-rounded down to 16 bytes. Bytes per nanosecond are GB/s.
+Sizes, bus factors, algbw and busbw are those of nccl-tests, but counts are not rounded down to 16
+bytes. Bytes per nanosecond are GB/s.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ OPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
 
 @dataclass(frozen=True)
 class Layout:
-    """What determines the buffers of one rank in one case.
+    """What determines the buffers of one rank in one case. rank, ranks, root: within the group.
 
-    count: the count argument of the call, in elements. rank, ranks, root: within the group.
-    division: the counts of all pairs of ranks, for uneven blocks (``has_splits``).
+    count: the count argument of the call, in elements. division: for uneven blocks.
     """
 
     rank: int
@@ -251,7 +250,8 @@ def _sendrecv(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -
     after = _global_rank(dist, group, (x.rank + 1) % x.ranks)
     before = _global_rank(dist, group, (x.rank - 1) % x.ranks)
     sent = dist.P2POp(dist.isend, send, after, group)
-    return partial(_exchange, dist, [sent, dist.P2POp(dist.irecv, recv, before, group)])
+    pair = [sent, dist.P2POp(dist.irecv, recv, before, group)]
+    return lambda: _exchange(dist, pair)
 
 
 def _exchange(dist: Any, pair: list[Any]) -> None:

@@ -51,13 +51,11 @@ class Displayed(OneLine):
     @property
     def answer(self) -> Answer | None:
         """The sentence of the command that displays it, as data; None if there is none."""
-        # By name, as below.
         form = importlib.import_module("torchcoll.report.shown").shown(self)
         answer: Answer | None = form.answer(self) if form and form.answer else None
         return answer
 
     def _ipython_display_(self) -> None:
-        # By name, as below.
         importlib.import_module("torchcoll.questions.page.notebook").display(self)
 
     def _repr_html_(self) -> str:

@@ -7,23 +7,26 @@ and functions as ``module:function``: nothing is imported before it is needed.
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import importlib
+import itertools
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
+from torchcoll.core.commands import Listed
 from torchcoll.core.errors import one_line, tell
 
 GROUP = "torchcoll.parts"
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """What a part adds.
 
-    - commands: modules whose ``COMMANDS`` are commands of ``torchcoll``; () for a part without any.
+    - commands: the commands that it adds to ``torchcoll``.
     - on_ranks: names of commands that a launcher starts on every rank (no other part extends them).
     - public: public name of ``torchcoll`` -> the module that defines it.
     - options: command of the kernel -> ``function(parser)``, which adds options to it.
@@ -42,14 +45,14 @@ class Part:
       ``cells(folder)``: the names of the sides that a folder holds.
     """
 
-    commands: Sequence[str] = ("command",)
+    commands: Mapping[str, Listed] = {}
     on_ranks: Sequence[str] = ()
-    public: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, str] = field(default_factory=dict)
-    extends: Mapping[str, str] = field(default_factory=dict)
-    sections: Mapping[str, str] = field(default_factory=dict)
-    shows: Mapping[str, str] = field(default_factory=dict)
-    answers: Mapping[str, str] = field(default_factory=dict)
+    public: Mapping[str, str] = {}
+    options: Mapping[str, str] = {}
+    extends: Mapping[str, str] = {}
+    sections: Mapping[str, str] = {}
+    shows: Mapping[str, str] = {}
+    answers: Mapping[str, str] = {}
 
 
 def parts() -> Iterator[tuple[str, Part]]:
@@ -67,8 +70,22 @@ def _own_parts() -> dict[str, Part]:
     return {name: importlib.import_module(f"{name}.part").PART for name in names}
 
 
+def _any_installed() -> bool:
+    """Whether a distribution has an entry point of the group, which spares most commands the import
+    of importlib.metadata: it takes as long as all else of --help.
+    """
+    patterns = (f"{glob.escape(folder)}/*-info/entry_points.txt" for folder in sys.path)
+    for path in itertools.chain.from_iterable(map(glob.glob, patterns)):
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            if f"[{GROUP}]" in file.read():
+                return True
+    return False
+
+
 @cache
 def _installed_parts() -> dict[str, Part]:
+    if not _any_installed():
+        return {}
     from importlib import metadata
 
     installed = {}

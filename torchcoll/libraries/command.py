@@ -157,10 +157,8 @@ def _dump_topology(folder: Path) -> list[str]:
 
 COMMANDS = {
     "log": SubCommand(
-        "read logs of NCCL, RCCL, oneCCL, and what a topology allows",
         log_arguments,
         run_log,
-        "files",
         examples=(
             "torchcoll log nccl.log",
             "torchcoll log topo.xml graph.xml",

@@ -25,10 +25,8 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 COMMANDS = {
     "doctor": SubCommand(
-        "show what this process can use, known problems, and prove what torchcoll claims",
         doctor_arguments,
         run_doctor,
-        "machine",
         examples=(
             "torchcoll doctor",
             "torchcoll doctor --prove",

@@ -218,10 +218,8 @@ def check(result: Algorithms, exported: Exported, options: argparse.Namespace) -
 
 COMMANDS = {
     "algorithms": SubCommand(
-        "find the fastest forced algorithm at each size",
         algorithms_arguments,
         run_algorithms,
-        "machine",
         examples=(
             "torchcoll algorithms matrix/",
             "torchcoll algorithms matrix/ --export-tuner tuner.csv",

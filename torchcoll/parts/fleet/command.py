@@ -392,10 +392,8 @@ def convert_store(options: argparse.Namespace) -> ExitCode | None:
 
 COMMANDS = {
     "nightly": SubCommand(
-        "find which nodes are slow or wrong, since when, and what to do",
         nightly_arguments,
         run_nightly,
-        "many nodes",
         examples=(
             "torchcoll nightly torchcoll.sqlite",
             "torchcoll nightly nightly/ --night last --why",
@@ -409,20 +407,16 @@ COMMANDS = {
         },
     ),
     "baseline": SubCommand(
-        "write the usual times of good runs, for check --baseline",
         baseline_arguments,
         run_baseline,
-        "many nodes",
         examples=(
             "torchcoll baseline nightly/ -o baseline.toml",
             "torchcoll baseline nightly/ -o baseline.toml --accept 2026-11-01 --force",
         ),
     ),
     "collect": SubCommand(
-        "keep results in a store, for nightly",
         collect_arguments,
         run_collect,
-        "many nodes",
         examples=(
             "torchcoll collect runs/",
             "torchcoll collect --into torchcoll.sqlite --prune 400d --spare baseline.toml",

@@ -461,10 +461,8 @@ def _print_written(page: Page, files: str) -> None:
 
 COMMANDS = {
     "show": SubCommand(
-        "print results as tables",
         show_arguments,
         run_show,
-        "files",
         examples=(
             "torchcoll show run.jsonl",
             "torchcoll show nccl-tests.log",
@@ -483,17 +481,13 @@ COMMANDS = {
         },
     ),
     "plot": SubCommand(
-        "draw time and bus bandwidth over sizes",
         plot_arguments,
         run_plot,
-        "files",
         examples=("torchcoll plot run.jsonl -o curve.png",),
     ),
     "report": SubCommand(
-        "write everything about some runs as one page",
         report_arguments,
         run_report,
-        "files",
         examples=(
             "torchcoll report runs/ -o report.html",
             "torchcoll report before=a/ after=b/ -o report.md",
