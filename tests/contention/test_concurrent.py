@@ -173,9 +173,9 @@ def test_what_is_no_collective_beside(options, line):
 
 def test_a_collective_beside_that_has_nobody_to_talk_to():
     spec = Spec(concurrent="all_gather:mod:3")
-    assert spec.parts(4) == ((0, 1, 2, 3),)
+    assert spec.subgroups(4) == ((0, 1, 2, 3),)
     with pytest.raises(UsageError) as caught:
-        spec.parts(3)
+        spec.subgroups(3)
     text = error_text("concurrent", "all_gather:mod:3, where each of 3 ranks is alone", "groups of")
     assert text in str(caught.value)
 

@@ -305,7 +305,7 @@ def clock(monkeypatch):
 def account(seconds: float = 240):
     """Of two ranks with the same output; 240 s are windows of one."""
     recorder = Recorder()
-    sweep = SimpleNamespace(session=SimpleNamespace(recorder=recorder), parts=((0, 1),))
+    sweep = SimpleNamespace(session=SimpleNamespace(recorder=recorder), subgroups=((0, 1),))
     return soak._Account(sweep, seconds), recorder.run
 
 

@@ -19,7 +19,7 @@ from torchcoll.core.errors import HangError, TorchcollError, UnavailableError, U
 from torchcoll.core.spec import SPLIT_FIELD
 
 if TYPE_CHECKING:
-    from torchcoll.bench.session import Parts, Rank
+    from torchcoll.bench.session import Rank, Subgroups
     from torchcoll.core.spec import Spec
 
 # A rank that does not answer for so long after this rank was refused a call is in trouble. Half of
@@ -48,10 +48,15 @@ class Communicators:
     """All process groups of a session. in_group: the program had a default group before."""
 
     def __init__(
-        self, local: Rank, spec: Spec, parts: Parts, entries: Sequence[BackendEntry], in_group: bool
+        self,
+        local: Rank,
+        spec: Spec,
+        subgroups: Subgroups,
+        entries: Sequence[BackendEntry],
+        in_group: bool,
     ) -> None:
         self._local, self._dist = local, local.dist
-        self._spec, self._parts, self._entries = spec, parts, entries
+        self._spec, self._subgroups, self._entries = spec, subgroups, entries
         self._in_group = in_group
         self._config = spec.config_fields
         self._split = SPLIT_FIELD in self._config
@@ -67,7 +72,7 @@ class Communicators:
         """Make the groups."""
         local, there, phase = self._local, None, self._local.progress.phase
         self._check_config()
-        sizes = {len(part) for part in self._parts}
+        sizes = {len(subgroup) for subgroup in self._subgroups}
         for size in sizes - {max(sizes)}:
             self._spec.sizings(size)  # refuses a root or splits that a sub-group cannot have
         if self._in_group:
@@ -96,7 +101,7 @@ class Communicators:
                 if self._split and entry.options and self._whole[entry.name] is None:
                     # From now on torch splits new groups off the default one.
                     self._object(None).bound_device_id = local.torch.device(local.device.name)
-                self._shared[entry.name] = self._over_parts(entry, self._parts, fresh=False)
+                self._shared[entry.name] = self._over_subgroups(entry, self._subgroups, fresh=False)
 
     @contextlib.contextmanager
     def _device_stated(self) -> Iterator[None]:
@@ -196,21 +201,23 @@ class Communicators:
             self._made.append(group)
         return group
 
-    def _over_parts(self, entry: BackendEntry, parts: Parts, fresh: bool) -> Communicator:
+    def _over_subgroups(
+        self, entry: BackendEntry, subgroups: Subgroups, fresh: bool
+    ) -> Communicator:
         """The communicator of this rank: all ranks, or its sub-group of ``--groups``."""
-        whole = len(parts) == 1
+        whole = len(subgroups) == 1
         if whole and not fresh:
             group = self._whole[entry.name]
             used = self._in_group and group is None
-            return Communicator(entry, group, parts[0], None if used else 0)
+            return Communicator(entry, group, subgroups[0], None if used else 0)
         how = "shared"
         if fresh:
             how = "split" if self._splits(entry) else "new_group"
         communicator: Communicator | None = None
-        for part in parts:  # every rank takes part in the making of every group
-            group = self._new(entry, None if whole else list(part))
-            if self._local.rank in part:
-                communicator = Communicator(entry, group, part, how=how)
+        for subgroup in subgroups:  # every rank takes part in the making of every group
+            group = self._new(entry, None if whole else list(subgroup))
+            if self._local.rank in subgroup:
+                communicator = Communicator(entry, group, subgroup, how=how)
         assert communicator is not None
         self._connect(entry, communicator.group)
         return communicator
@@ -231,16 +238,16 @@ class Communicators:
         return bool(bound) and (self._split or not lazy)
 
     @contextlib.contextmanager
-    def of(self, backend: str, fresh_parts: Parts = ()) -> Iterator[Communicator]:
-        """The communicator for a case: the shared one, or one for it alone (``fresh_parts``)."""
-        if not fresh_parts:
+    def of(self, backend: str, fresh_subgroups: Subgroups = ()) -> Iterator[Communicator]:
+        """The communicator for a case: the shared one, or one of its own (``fresh_subgroups``)."""
+        if not fresh_subgroups:
             with self._watched(self._shared[backend]) as shared:
                 yield shared
             if shared.refused:
                 self._shared[backend] = self._renewed(shared)
             return
         count, start = len(self._made), time.perf_counter_ns()
-        fresh = self._over_parts(self._shared[backend].backend, fresh_parts, fresh=True)
+        fresh = self._over_subgroups(self._shared[backend].backend, fresh_subgroups, fresh=True)
         fresh.connect_ns = time.perf_counter_ns() - start
         try:
             with self._watched(fresh):
@@ -261,9 +268,9 @@ class Communicators:
         if not entry.barrier_rethrows:
             refused.refused = False
             return refused
-        if len(self._parts) == 1:
+        if len(self._subgroups) == 1:
             self._whole[entry.name] = self._new(entry, None)
-        renewed = self._over_parts(entry, self._parts, fresh=False)
+        renewed = self._over_subgroups(entry, self._subgroups, fresh=False)
         # It continues the old group's count, so that no later case looks like the first of the run.
         renewed.calls, renewed.used = refused.calls, refused.used
         if refused.group is not None:  # the default group lasts as long as the run
@@ -277,7 +284,7 @@ class Communicators:
         progress, group = self._local.progress, self._object(communicator.group)
         whole = self.whole(communicator.backend.name)
         progress.groups = (group,) if group is whole else (group, whole)
-        progress.part = communicator.ranks[0]
+        progress.subgroup = communicator.ranks[0]
         progress.begin()
         yield communicator
         progress.groups = ()

@@ -83,8 +83,8 @@ def collective(sweep: Sweep, sizing: SizedCase, prepare: Callable[..., Call]) ->
     assert parsed is not None
     name, rule, size_bytes = parsed
     name = case.collective if name == SAME else name
-    entry, parts = COLLECTIVES[name], partition(rule, local.ranks)
-    part = next(part for part in parts if local.rank in part)
+    entry, subgroups = COLLECTIVES[name], partition(rule, local.ranks)
+    subgroup = next(subgroup for subgroup in subgroups if local.rank in subgroup)
     other = dataclasses.replace(
         case,
         collective=name,
@@ -96,17 +96,17 @@ def collective(sweep: Sweep, sizing: SizedCase, prepare: Callable[..., Call]) ->
         group=rule,
         implementation=NATIVE,
     )
-    sized, place = size_case(other, len(part)), part.index(local.rank)
+    sized, place = size_case(other, len(subgroup)), subgroup.index(local.rank)
     progress = local.progress
-    groups, first = progress.groups, progress.part
-    with sweep.communicators.of(case.backend, parts) as communicator:
-        progress.groups, progress.part = groups, first
+    groups, first = progress.groups, progress.subgroup
+    with sweep.communicators.of(case.backend, subgroups) as communicator:
+        progress.groups, progress.subgroup = groups, first
         buffers = allocate(local.torch, sized, place, local.device.name)
         checker = Checker(local.torch, sized, place, buffers, progress.beat)
         once = prepare(local, sized, place, buffers, communicator.group)
         text = f"{name}:{rule}:{format_size(other.size_bytes)}"
         yield Work(text, once, bus_bytes=sized.bus_bytes, refill=checker.refill)
-    progress.groups, progress.part = groups, first
+    progress.groups, progress.subgroup = groups, first
 
 
 def _threads(torch: Any) -> int:
@@ -193,8 +193,7 @@ def measure_offset(
     local: Rank, once: Call, work: Work, refill: Call, align: Call, name: str, offset: str
 ) -> dict[str, Any]:
     """As ``measure_concurrent``, with one call and one repeat of the work at a time. Every pair
-    waits
-    for the offset, also if nothing follows: a pause slows the next call down.
+    waits for the offset, also if nothing follows: a pause slows the next call down.
     """
     device, step, all_calls = local.device, local.progress.step, 0
     offset_ns = round(1e9 * parse_duration(offset, "offset"))

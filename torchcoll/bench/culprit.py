@@ -23,7 +23,7 @@ CODE, BUSY, COLLECTIVE, EXCHANGE = "code", "busy", "collective", "exchange"
 # The status that a rank reports. A field that is not known is absent.
 #   steps, doing: how many steps it has done, and the description of the present one
 #   place, text, how, s: where its thread stalls, the description, sleeps/spins/waits, seconds
-#   part, calls: its sub-group, and the calls that torch has counted in it
+#   subgroup, calls: its sub-group, and the calls that torch has counted in it
 #   lacks: ranks whose value rank 0 waits for
 #   last: the buffers of its last calls (watchdog.last_calls)
 #   ranks: how many there are
@@ -292,7 +292,7 @@ def _out_of_step(statuses: Sequence[Status], names: Names) -> str:
     for rank, status in enumerate(statuses):
         if status.get("calls") is not None:
             inside = status.get("place") == COLLECTIVE
-            kinds[(status.get("part"), status["steps"], status["calls"], inside)].append(rank)
+            kinds[(status.get("subgroup"), status["steps"], status["calls"], inside)].append(rank)
     further: set[tuple[Any, ...]] = set()
     nearer: set[tuple[Any, ...]] = set()
     for ahead in kinds:
@@ -325,7 +325,8 @@ def _owing(statuses: Sequence[Status], names: Names) -> str:
 
 def _other_call(statuses: Sequence[Status], names: Names) -> str:
     """Ranks that are equally far, but in different calls of the library; the fewest first."""
-    if len({(status["steps"], status.get("part"), status.get("place")) for status in statuses}) > 1:
+    seen = {(status["steps"], status.get("subgroup"), status.get("place")) for status in statuses}
+    if len(seen) > 1:
         return ""
     if statuses[0].get("place") != COLLECTIVE:
         return ""

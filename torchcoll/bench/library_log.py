@@ -132,12 +132,12 @@ class LibraryLog:
         if library is None:
             return
         local = sweep.local
-        calls = self._logs[library].calls() if local.rank == sweep.part[0] else ()
+        calls = self._logs[library].calls() if local.rank == sweep.subgroup[0] else ()
         calls_of_ranks = local.control.gather([list(call) for call in calls])
         _, choices_of = _known(library)
-        for result, part in zip(results, sweep.parts, strict=False):
+        for result, subgroup in zip(results, sweep.subgroups, strict=False):
             result.choices = choices_of(
-                result, [LoggedCall(*call) for call in calls_of_ranks[part[0]]]
+                result, [LoggedCall(*call) for call in calls_of_ranks[subgroup[0]]]
             )
 
     def expected_ns(

@@ -134,9 +134,8 @@ class _AtEnd(Reporter):
 
 
 class _Rows(Reporter):
-    """Header lines, headings, then a row as each case ends, in columns of fixed width, on a
-    terminal
-    too: torchrun writes its own lines below at a Ctrl-C.
+    """Header lines, headings, then a row as each case ends, in columns of fixed width; on a
+    terminal too, as torchrun writes its own lines below at a Ctrl-C.
     """
 
     def _begin(self) -> None:

@@ -38,7 +38,7 @@ _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "memory
 
 def measure_case(sweep: Sweep, sizing: SizedCase) -> list[CaseResult]:
     """Run the case. Returns its results on rank 0, one for each sub-group; elsewhere none."""
-    fresh = sweep.parts if sweep.spec.fresh_group else ()
+    fresh = sweep.subgroups if sweep.spec.fresh_group else ()
     # The communicator first: buffers are registered with it.
     with (
         sweep.communicators.of(sizing.case.backend, fresh) as communicator,
@@ -53,7 +53,7 @@ def measure_case(sweep: Sweep, sizing: SizedCase) -> list[CaseResult]:
 def _buffers(sweep: Sweep, sizing: SizedCase, group: Any) -> Iterator[Buffers | NotRun]:
     """The buffers, or why not if some rank has none; then no rank goes on."""
     local, case = sweep.local, sizing.case
-    torch, device, place = local.torch, local.device.name, sweep.part.index(local.rank)
+    torch, device, place = local.torch, local.device.name, sweep.subgroup.index(local.rank)
     group = group or sweep.communicators.whole(case.backend)
     plain = case.buffers == "default" and case.by_backend
     buffers: Buffers | None = None
@@ -106,7 +106,7 @@ class _Calls:
     ) -> None:
         local, case = sweep.local, sizing.case
         self._device = local.device
-        place, beat = sweep.part.index(local.rank), local.progress.beat
+        place, beat = sweep.subgroup.index(local.rank), local.progress.beat
         self.checker = Checker(local.torch, sizing, place, buffers, beat)
         self.refill = self.checker.refill
         self.rotation: Rotation | None = None
@@ -309,7 +309,11 @@ class _Measurement:
             from torchcoll.bench.stopping import StoppingRules, most_in_batch, present
 
             rule = StoppingRules(
-                [part for part in self.sweep.parts if present(part, local.control.ranks)],
+                [
+                    subgroup
+                    for subgroup in self.sweep.subgroups
+                    if present(subgroup, local.control.ranks)
+                ],
                 *(local.ranks, spec.iters, spec.precision, spec.max_time_s),
                 expected_ns=self.samples["cold"][-1],
                 means=case.back_to_back,

@@ -87,9 +87,9 @@ class Output:
             )
         self.spec = earlier
         # A case with sub-groups is done when all of them are.
-        parts = len(earlier.parts(self._ranks))
+        subgroups = len(earlier.subgroups(self._ranks))
         counts = Counter(_asked(r.case) for r in run.results if r.status in _DONE)
-        self._done = {case for case, count in counts.items() if count >= parts}
+        self._done = {case for case, count in counts.items() if count >= subgroups}
         self._earlier = [r for r in run.results if _asked(r.case) in self._done]
         self._nothing = self._done.issuperset(earlier.cases(self._ranks))
         return earlier

@@ -125,7 +125,7 @@ def arguments_differ(
 
 def admit(
     sizing: SizedCase,
-    parts: Sequence[Sequence[int]],
+    subgroups: Sequence[Sequence[int]],
     answers: Sequence[Mapping[str, Any]],
     check: bool,
     control: Control,
@@ -144,15 +144,15 @@ def admit(
             "Start all ranks with the same arguments, files and torchcoll version.",
         ]
         return refusal, None
-    for ranks in sorted({len(part) for part in parts}):
+    for ranks in sorted({len(subgroup) for subgroup in subgroups}):
         if refused := impossible(sizing.case, ranks):
             return None, refused
     needs = needs_bytes(sizing, check)
     # With the fake backend this process is the only one of all ranks.
     of_rank = {
         rank: needs[place]
-        for part in parts
-        for place, rank in enumerate(part)
+        for subgroup in subgroups
+        for place, rank in enumerate(subgroup)
         if rank < len(answers)
     }
     text = lacks_memory(of_rank, answers)

@@ -211,7 +211,7 @@ _NO_RANK = "no rank of the sub-group is there: a fake world has one"
 
 
 def results_of(
-    parts: Sequence[tuple[int, ...]],
+    subgroups: Sequence[tuple[int, ...]],
     sizing: SizedCase,
     gathered: list[dict[str, Any]],
     steady: Sequence[list[dict[str, list[int]]]],
@@ -228,19 +228,19 @@ def results_of(
             clock: [ns for batch in steady for ns in batch[rank][clock]]
             for clock in (steady[0][rank] if steady else ())
         }
-    if len(parts) == 1:
-        return [_result(sizing, parts[0], gathered, stop="".join(stops), **facts)]
+    if len(subgroups) == 1:
+        return [_result(sizing, subgroups[0], gathered, stop="".join(stops), **facts)]
     results, left = [], iter(stops)
-    for number, part in enumerate(parts):
+    for number, subgroup in enumerate(subgroups):
         case = replace(sizing.case, group=f"{sizing.case.group}/{number}")
-        sized = size_case(case, len(part))
-        there = present(part, len(gathered))
+        sized = size_case(case, len(subgroup))
+        there = present(subgroup, len(gathered))
         if there or facts.get("status", "ok") != "ok":  # a case is refused for all sub-groups
             ranks = [gathered[rank] for rank in there] or [{}]
-            result = _result(sized, part, ranks, stop=next(left, ""), **facts)
+            result = _result(sized, subgroup, ranks, stop=next(left, ""), **facts)
         else:
-            result = _sized(sized, "skipped", len(part), reason=_NO_RANK)
-        result.members = list(part)
+            result = _sized(sized, "skipped", len(subgroup), reason=_NO_RANK)
+        result.members = list(subgroup)
         results.append(result)
     return results
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _HOSTS_NAMED = 4  # of the ranks that have come, on the terminal
 _MOST_SAMPLES = 32_000_000  # of a case, in the memory and the file of rank 0
 Places = list[tuple[str, str | None]]  # host and card (or device) of each rank
-Parts = tuple[tuple[int, ...], ...]  # ranks of the run in each sub-group
+Subgroups = tuple[tuple[int, ...], ...]  # ranks of the run in each sub-group
 
 
 @dataclass(frozen=True)
@@ -276,10 +276,9 @@ def _launch_of_group(dist: Any) -> Launch:
 
 
 class Session:
-    """What is open on one rank: the run, its device and its communicators. Collective steps make
-    it.
+    """What is open on one rank: the run, its device and its communicators. Made collectively.
 
-    spec, parts, sizings: rank 0's Spec, its sub-groups and its cases. recorder, run: rank 0's.
+    spec, subgroups, sizings: rank 0's Spec, its sub-groups and its cases. recorder, run: rank 0's.
     """
 
     def __init__(self, meeting: Rendezvous, options: SessionOptions) -> None:
@@ -324,8 +323,8 @@ class Session:
         names = ",".join(entry.name for entry in self.entries)
         self.spec = replace(spec, backend=names, device=device.kind)
         _check_samples(self.spec, ranks)
-        self.parts: Parts = self.spec.parts(ranks)
-        self.sizings = self.spec.sizings(max(map(len, self.parts)))
+        self.subgroups: Subgroups = self.spec.subgroups(ranks)
+        self.sizings = self.spec.sizings(max(map(len, self.subgroups)))
 
         def write_header(recorder: Recorder) -> None:
             from torchcoll.bench.recorder import header
@@ -340,7 +339,7 @@ class Session:
             meeting.undo.callback(self.library_log.close)
             self.library_log.start(self.local, self.recorder)
         self.communicators = Communicators(
-            self.local, self.spec, self.parts, self.entries, self.found_group
+            self.local, self.spec, self.subgroups, self.entries, self.found_group
         )
         meeting.undo.callback(self.communicators.close)
         self.communicators.open()

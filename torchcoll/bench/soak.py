@@ -97,7 +97,7 @@ class _Account:
         assert recorder is not None
         self._recorder: Recorder = recorder
         self._window_s = seconds / WINDOWS
-        self._parts = sweep.parts
+        self._subgroups = sweep.subgroups
         self._digests: dict[Case, tuple[int, list[Any]]] = {}  # (round, by rank)
         self._open: dict[Case, _Gathering] = {}
         self._rounds = (0, 0)
@@ -154,8 +154,8 @@ class _Account:
         if not right or not all(answers):
             return
         digests = [list(answer.values()) for answer in answers if answer]
-        for part in self._parts:
-            self._unlike(number, case, {r: digests[r] for r in part if r < len(digests)})
+        for subgroup in self._subgroups:
+            self._unlike(number, case, {r: digests[r] for r in subgroup if r < len(digests)})
         before = self._digests.setdefault(case, (number, digests))
         for rank, (digest, other) in enumerate(zip(digests, before[1], strict=True)):
             if digest != other:

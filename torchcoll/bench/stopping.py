@@ -169,9 +169,9 @@ class StoppingRule:
         return width * math.sqrt((1 + correlation) / (1 - correlation))
 
 
-def present(part: Sequence[int], ranks: int) -> list[int]:
+def present(subgroup: Sequence[int], ranks: int) -> list[int]:
     """The ranks of a sub-group that exist: in a fake world only rank 0 does."""
-    return [rank for rank in part if rank < ranks]
+    return [rank for rank in subgroup if rank < ranks]
 
 
 class StoppingRules:
@@ -180,10 +180,10 @@ class StoppingRules:
     """
 
     def __init__(
-        self, parts: Sequence[Sequence[int]], ranks: int, *options: Any, **more: Any
+        self, subgroups: Sequence[Sequence[int]], ranks: int, *options: Any, **more: Any
     ) -> None:
-        self._parts = parts
-        self._rules = [StoppingRule(ranks, *options, **more) for _ in parts]
+        self._subgroups = subgroups
+        self._rules = [StoppingRule(ranks, *options, **more) for _ in subgroups]
 
     def next_batch(self, elapsed_ns: float) -> int:
         """The smallest batch that a rule asks for, 0 when all stop."""
@@ -192,8 +192,8 @@ class StoppingRules:
 
     def add(self, everyone: list[dict[str, list[int]]], back_to_back: bool, calls: int) -> None:
         """Add a batch of ``calls`` calls. everyone: its samples, [rank][clock]."""
-        for part, rule in zip(self._parts, self._rules, strict=True):
-            times_of_group = [everyone[rank] for rank in present(part, len(everyone))]
+        for subgroup, rule in zip(self._subgroups, self._rules, strict=True):
+            times_of_group = [everyone[rank] for rank in present(subgroup, len(everyone))]
             rule.add(times_of_calls(times_of_group, back_to_back), calls)
 
     @property

@@ -17,7 +17,7 @@ from torchcoll.machine.devices import Call, cost_of_measuring
 if TYPE_CHECKING:
     from torchcoll.bench.communicators import Communicators
     from torchcoll.bench.recorder import Recorder
-    from torchcoll.bench.session import Parts, Rank, Session
+    from torchcoll.bench.session import Rank, Session, Subgroups
     from torchcoll.core.result import CaseResult
     from torchcoll.core.spec import Spec
 
@@ -27,14 +27,14 @@ OnCase = Callable[["CaseResult"], None]
 class Sweep:
     """The cases that run on an open session.
 
-    spec, parts: None for those of the session. on_case: called on rank 0 with each result.
+    spec, subgroups: None for those of the session. on_case: called on rank 0 with each result.
     """
 
     def __init__(
         self,
         session: Session,
         spec: Spec | None = None,
-        parts: Parts | None = None,
+        subgroups: Subgroups | None = None,
         on_case: OnCase | None = None,
     ) -> None:
         self.session = session
@@ -42,8 +42,10 @@ class Sweep:
         self.communicators: Communicators = session.communicators
         self.library_log = session.library_log
         self.spec: Spec = spec or session.spec
-        self.parts: Parts = parts or session.parts
-        self.part: tuple[int, ...] = next(part for part in self.parts if self.local.rank in part)
+        self.subgroups: Subgroups = subgroups or session.subgroups
+        self.subgroup: tuple[int, ...] = next(
+            subgroup for subgroup in self.subgroups if self.local.rank in subgroup
+        )
         # Nothing is communicated: one rank, or the fake backend.
         self.alone: bool = self.local.ranks == 1 or not session.entries[0].communicates
         self.has_called = False  # some case has made all of its calls
@@ -57,7 +59,7 @@ class Sweep:
             from torchcoll.core.splits import split_rules, split_weights
 
             rule = split_rules(self.spec.splits)[0]
-            weights = split_weights(rule, max(map(len, self.parts)))
+            weights = split_weights(rule, max(map(len, self.subgroups)))
             self._weights = fingerprint([list(row) for row in weights.rows])
 
     def flush(self) -> Call:
@@ -126,7 +128,7 @@ class Sweep:
         start_ns, wall_us = time.perf_counter_ns(), time.time_ns() // 1000
         self.local.progress.step(case.describe())
         not_run = self.agree_on_case(asked) or self._cannot_run(case)
-        sizing = size_case(case, len(self.part), span_bytes=asked.span_bytes)
+        sizing = size_case(case, len(self.subgroup), span_bytes=asked.span_bytes)
         if not_run:
             results = self.gather_results(sizing, {}, **not_run._asdict())
         else:
@@ -152,7 +154,7 @@ class Sweep:
         if self.session.recorder:
             from torchcoll.bench.plan import admit
 
-            decision = admit(sizing, self.parts, answers, self.spec.check, control)
+            decision = admit(sizing, self.subgroups, answers, self.spec.check, control)
         refusal, reason = control.decide(decision)
         if refusal:
             raise UsageError(*refusal)
@@ -194,7 +196,7 @@ class Sweep:
             return []
         from torchcoll.bench.recorder import results_of
 
-        return results_of(self.parts, sizing, self.gathered, steady, **facts)
+        return results_of(self.subgroups, sizing, self.gathered, steady, **facts)
 
     def _record_cost_of_measuring(self, backend: str) -> None:
         """Called after the first case that ran: a barrier before it would pay for connecting."""

@@ -48,7 +48,7 @@ class Progress:
     samples: Sized = field(default_factory=list)
     beats: int = 0  # signs of life within a step, which differ from rank to rank
     groups: Sequence[Any] = ()  # the process groups of the case: torch counts their calls
-    part: int = 0  # the first rank of this rank's sub-group
+    subgroup: int = 0  # the first rank of this rank's sub-group
     begun: int | None = None  # calls of the first group when the case began
     halted: bool = False  # this rank is leaving: nothing new is begun
     on_progress: Callable[[str], None] = no_progress  # called with the description of each step
@@ -95,8 +95,8 @@ class Progress:
         return self.doing + calls
 
     def status(self) -> dict[str, Any]:
-        """steps, doing, part and calls of this rank's Status (bench/culprit.py)."""
-        status = {"steps": self.done, "doing": self.stated(), "part": self.part}
+        """steps, doing, subgroup and calls of this rank's Status (bench/culprit.py)."""
+        status = {"steps": self.done, "doing": self.stated(), "subgroup": self.subgroup}
         with contextlib.suppress(AttributeError, RuntimeError, TypeError):  # backends without
             counts = [int(group._get_sequence_number_for_group()) for group in self.groups]
             status["calls"] = sum(counts) if counts else None

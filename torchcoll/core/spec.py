@@ -311,7 +311,7 @@ class Spec:
             what = f"{self.splits} of {others[0]}"
             raise UsageError("splits", what, "pair: of all_to_all_v alone")
 
-    def parts(self, ranks: int) -> tuple[tuple[int, ...], ...]:
+    def subgroups(self, ranks: int) -> tuple[tuple[int, ...], ...]:
         """The sub-groups of so many ranks; one of all ranks if the Spec has none. Raises UsageError
         for a rule or concurrent work that does not fit the number of ranks.
         """

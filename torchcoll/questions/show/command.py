@@ -476,7 +476,7 @@ COMMANDS = {
                 "--view --columns --percentiles --over-ranks --clock --metric --all "
                 "--verbose --explain"
             ),
-            "what it is shown beside": "--reference --published --topology --nccl-log",
+            "what is shown next to it": "--reference --published --topology --nccl-log",
             "output": "--format --output --force",
         },
     ),
