@@ -152,7 +152,7 @@ def commands() -> Iterator[str]:
     yield from _options(pairs, pairs._actions)
     available = cli.commands()
     groups = {
-        group: [name for name, command in available.items() if command.group == group]
+        group: [name for name, entry in available.items() if entry.group == group]
         for group in GROUPS
     }
     yield from ("## The console command", "", "    torchcoll COMMAND [options]", "")
@@ -164,9 +164,10 @@ def commands() -> Iterator[str]:
     yield from table(("group", "commands"), rows)
     for names in groups.values():
         for name in names:
-            parser = _subparsers(cli._parser(name, available))[name]
-            command = available[name]
-            yield from _command(parser, name, command.help, command.examples)
+            entry = available[name]
+            parser = _subparsers(cli._parser([name], available))[name]
+            examples = cli.load_command(name, entry).examples
+            yield from _command(parser, name, entry.help, examples)
 
 
 def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -284,7 +285,7 @@ def exit_codes() -> Iterator[str]:
     yield from table(("code", "name", "meaning"), _EXIT_CODES)
     yield from (*_ABOUT_EXIT_CODES.splitlines(), "")
     ordered = sorted(cli.commands().items(), key=lambda item: GROUPS.index(item[1].group))
-    rows = [(f"`{name}`", command.exit_1 or "-") for name, command in ordered]
+    rows = [(f"`{n}`", cli.load_command(n, entry).exit_1 or "-") for n, entry in ordered]
     yield from table(("command", "exit code 1"), rows)
 
 
@@ -476,9 +477,7 @@ def tables() -> Iterator[str]:
             ", ".join(entry.devices),
             f"`{entry.module}`" if entry.module else "torch",
             entry.connects,
-            ("yes" if entry.promised else "passed on to torch, not tested")
-            if entry.communicates
-            else "communicates nothing",
+            "yes" if entry.communicates else "communicates nothing",
         )
         for entry in BACKENDS.values()
     ]

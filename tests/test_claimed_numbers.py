@@ -85,7 +85,6 @@ def test_a_result_file(tmp_path, monkeypatch, changed, arguments, code):
         {"members": [0, MOST_RANKS + 1]},
         {"batches": [-1]},
         {"verification": {"checked": 10, "wrong": 2, "wrong_ranks": [MOST_RANKS + 1]}},
-        {"kept": {"case": 0, "sizes": [5], "every": 2}},
     ],
 )
 def test_a_case_that_no_run_has_is_a_problem_of_the_file(tmp_path, changed):

@@ -90,6 +90,21 @@ def test_what_a_command_imports(imported, command):
     assert found[command] == (code, COMMANDS[command]), errors
 
 
+def test_the_help_imports_no_command():
+    """Nor importlib.metadata: without an installed part it takes a third of the time."""
+    program = "import sys; from torchcoll.cli import main; main(['--help']); print(*sys.modules)"
+    command = [sys.executable, "-S", "-c", program]
+    env = {"PYTHONPATH": str(Path(torchcoll.__file__).parents[1])}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    names = done.stdout.splitlines()[-1].split()
+    assert not {"importlib.metadata", "numpy", "pandas", "rich", "scipy", "torch"} & {*names}
+    ours = {name for name in names if name.startswith("torchcoll.")}
+    described = {name for name in ours if name.startswith("torchcoll.parts")}
+    assert all(name.count(".") < 3 or name.endswith(".part") for name in described)
+    of_help = "cli help core core.commands core.errors core.parts"
+    assert ours - described == {f"torchcoll.{name}" for name in of_help.split()}
+
+
 def test_one_file_imports_scipy_stats():
     """It takes half a second; stats/distributions.py has what most commands need of it."""
     imports = [

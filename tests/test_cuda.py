@@ -22,7 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from error_form import error_line
 
 from torchcoll import load
 from torchcoll.core.collectives import COLLECTIVES
@@ -460,9 +459,7 @@ while time.monotonic() < began + 120:
 
 
 def test_a_busy_gpu_is_noticed(tmp_path):
-    """Another process works on it: its number is named where it can be seen, else how busy it is;
-    and --require-idle refuses to start.
-    """
+    """Another process works on it: its number is named if it can be seen, else how busy it is."""
     if torch.version.hip:
         skip("the state of AMD's devices is not read")
     words = [sys.executable, "-c", BUSY]
@@ -470,14 +467,11 @@ def test_a_busy_gpu_is_noticed(tmp_path):
         try:
             assert other.stdout.readline() == "busy\n"
             run = Started(tmp_path, "allreduce", "--sizes 4K -n 5").run()
-            refused = Started(tmp_path, "allreduce", "--sizes 4K -n 5 --require-idle")
         finally:
             other.kill()
     stated = [event["message"] for event in run.events if event["kind"] == "machine"]
-    print(*stated, *refused.stderr, sep="\n")
+    print(*stated, sep="\n")
     assert any("% busy" in text and " before the run" in text for text in stated)
-    assert refused.codes == [4]
-    assert error_line("require-idle", "GPU ") in refused.stderr[0]
 
 
 def test_rehearsal(tmp_path):

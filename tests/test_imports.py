@@ -110,7 +110,7 @@ DRAWING = ("show", "shown", "charts", "page")  # how the names of files that dra
 DOORS = {*TABLE} - {name for name in TABLE if name.startswith("parts/")}  # of a command
 LIBRARIES = {("libraries", "nccl"), ("libraries", "oneccl")}
 # Torch's spelling is one too: all_reduce beside nccl-tests' allreduce.
-STUBS = {name for one in COLLECTIVES.values() for name in (one.module, one.name)} | {"suite"}
+STUBS = {one.module for one in COLLECTIVES.values()} | {"suite"}
 
 
 def allowed(path):
@@ -409,7 +409,7 @@ def test_stub(module):
     # A docstring, one import, one guarded call; runpy loads it twice, so it defines nothing.
     assert [type(node) for node in tree.body] == [ast.Expr, ast.ImportFrom, ast.If]
     assert ast.unparse(tree.body[2].test) == "__name__ == '__main__'"
-    names = {name: one.name for one in COLLECTIVES.values() for name in (one.module, one.name)}
+    names = {one.module: one.name for one in COLLECTIVES.values()}
     argument = repr(names[module]) if module in names else ""
     assert [ast.unparse(node) for node in tree.body[2].body] == [f"main({argument})"]
     assert f"torchcoll.{module}" in ast.get_docstring(tree)

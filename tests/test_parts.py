@@ -128,7 +128,10 @@ def test_a_command_that_needs_a_part_that_is_away_says_so(tmp_path):
 def test_what_a_part_names_is_there(table):
     for package, part in parts():
         names = getattr(part, table)
-        for value in names if table == "commands" else names.values():
+        for name, value in names.items():
+            if table == "commands":
+                assert name in importlib.import_module(f"{package}.{value.module}").COMMANDS
+                continue
             module, _, function = value.partition(":")
             loaded = importlib.import_module(f"{package}.{module}")
             assert not function or callable(getattr(loaded, function))
@@ -155,8 +158,13 @@ def test_a_part_from_outside(tmp_path):
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "part.py").write_text(
+        "from torchcoll.core.commands import Listed\n"
         "from torchcoll.core.parts import Part\n"
-        "PART = Part(public={'forecast': 'weather'}, options={'doctor': 'weather:add'})\n"
+        "PART = Part(\n"
+        "    commands={'weather': Listed('tell it', 'other')},\n"
+        "    public={'forecast': 'weather'},\n"
+        "    options={'doctor': 'weather:add'},\n"
+        ")\n"
     )
     (package / "weather.py").write_text(
         "def forecast():\n    return 'rain'\n\n"
@@ -164,7 +172,7 @@ def test_a_part_from_outside(tmp_path):
     )
     (package / "command.py").write_text(
         "from torchcoll.core.commands import SubCommand\n"
-        "COMMANDS = {'weather': SubCommand('tell it', lambda parser: None, lambda options: 0)}\n"
+        "COMMANDS = {'weather': SubCommand(lambda parser: None, lambda options: 0)}\n"
     )
     info = tmp_path / "weather-1.dist-info"
     info.mkdir()

@@ -29,6 +29,8 @@ from torch.distributed.run import parse_args
 
 import torchcoll
 from torchcoll import cli
+from torchcoll.core.commands import Listed
+from torchcoll.help import KERNEL
 from torchcoll.reading import registry
 
 ROOT = Path(__file__).parent.parent
@@ -453,7 +455,8 @@ def test_the_recipe_of_a_sub_command(
     recipe = next(text for text in programs("docs/extending.md") if "COMMANDS" in text)
     names: dict[str, Any] = {}
     exec(recipe, names)
-    monkeypatch.setattr(cli, "commands", lambda *packages: names["COMMANDS"])
+    monkeypatch.setitem(KERNEL, "hello", Listed("say it", "files", "hello"))
+    monkeypatch.setitem(sys.modules, "torchcoll.hello", types.SimpleNamespace(**names))
     path = str(ROOT / "results/h200-8gpu-kernels/generic.jsonl")
     assert cli.main(["hello", path]) == 0
     assert capsys.readouterr().out == f"{path}: 80 cases\n"

@@ -35,8 +35,6 @@ EXCEPTIONS = {
         {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_v"},
         "the tables of kernels in a backend's place, and of other APIs that call it",
     ),
-    "parts/experiments/presets.py": ({"mpi"}, "a value of oneCCL's CCL_ATL_TRANSPORT"),
-    "machine/setting_traps.py": ({"mpi"}, "a value of oneCCL's CCL_ATL_TRANSPORT"),
     "report/header.py": ({"barrier"}, "a label: the cost of the barrier between calls"),
     "parts/curves/model.py": ({"reduce_scatter"}, "derived from all_reduce by the ring's algebra"),
     "questions/check/limit_share.py": ({"all_to_all"}, "its limit is that of the interfaces"),

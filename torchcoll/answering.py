@@ -1,6 +1,5 @@
-"""``torchcoll PATH...``: what is this, and what does it say?
-
-The command is found by the content of the files. Without a path: what is here, and what is next?
+"""``torchcoll PATH...``: what is this, by its content, and what does it say? Without a path: what
+is here, and what is next?
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from torchcoll.core.errors import ExitCode, UnreadableError, did_you_mean, one_line, tell
+from torchcoll.core.errors import ExitCode, UnreadableError, nearest_file, one_line, tell
 from torchcoll.core.opening import files_in, read_regular
 from torchcoll.core.other_commands import begin_of, end_of, reading_commands
 from torchcoll.core.parts import functions_of
-from torchcoll.core.result import Run
 from torchcoll.core.stdin import from_stdin, is_stdin
 from torchcoll.core.units import counted
 
@@ -49,16 +47,12 @@ def check_missing(argument: str) -> None:
     """Raises UnreadableError for a word that is meant to be a file: it has a folder or a suffix."""
     folder, name = os.path.split(argument)
     if folder or (os.path.splitext(name)[1] and " " not in name):
-        beside = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
-        hint = did_you_mean(name, [each for each in beside if each[0] != "."])
-        raise UnreadableError("file", argument, "a file that exists", hint)
+        raise UnreadableError("file", argument, "a file that exists", nearest_file(argument))
 
 
 def answer_paths(arguments: Sequence[str], main: Main) -> int:
     """Answer these files and folders, one answer for each kind, the most urgent first, and print
-    the commands that did. Returns the worst of their exit codes.
-
-    main: runs a command, given its arguments.
+    the commands that did. Returns the worst of their exit codes. main: runs a command.
 
     Raises UnreadableError if no command reads any of the files.
     """
@@ -122,9 +116,7 @@ def answer_paths(arguments: Sequence[str], main: Main) -> int:
 
 
 def _groups(name: str, paths: Sequence[str]) -> list[list[str]]:
-    """The paths that one call of a command answers: of ``show`` torchcoll's own files, and the
-    files of other tools, which measured something else.
-    """
+    """The paths that one call of a command answers: ``show`` takes other tools' files apart."""
     if name in _BY_FILE:
         return [[path] for path in paths]
     if name != "show":
@@ -149,10 +141,8 @@ def _urgency(name: str) -> int:
 
 def _by_command(argument: str) -> tuple[dict[str, list[str]], list[str]]:
     """The commands that answer a file, a folder or a pattern -> what they are given; and those that
-    could, of a few files among many.
-
-    A command that reads all of the recognised files is given the folder. So is one of _OF_FOLDERS.
-    In a folder with more results than logs of dead jobs, nobody asks first who died.
+    could, of a few files among many. A command that reads all recognised files, and one of
+    _OF_FOLDERS, is given the folder.
     """
     from torchcoll.reading.inputs import MANIFEST
 
@@ -258,21 +248,14 @@ def _command_of_results(argument: str) -> str:
     if more or os.path.getsize(path) > _MOST_DOCUMENT:
         return "show"
     try:
-        tables = two_tables(path)
-        if tables:  # what failed comes first
-            return (
-                "compare" if all(run.complete and _is_right(run) for _, run in tables) else "show"
-            )
+        if tables := two_tables(path):  # what failed comes first
+            runs = [run for _, run in tables]
+            right = all(run.complete and all(r.is_right for r in run.results) for run in runs)
+            return "compare" if right else "show"
         pairs = any(run.source.get("format") == "pairs" for run in load_all([path]))
     except UnreadableError:
         return "show"
     return "pairs" if pairs else "show"
-
-
-def _is_right(run: Run) -> bool:
-    """Whether no result is wrong and the tool does not say that the run failed."""
-    failed = run.end is not None and run.end.get("status") == "failed"
-    return not failed and all(result.is_right for result in run.results)
 
 
 def _commands_of_file(path: str) -> list[str]:
@@ -290,10 +273,7 @@ def _commands_of_text(path: str, text: bytes) -> list[str]:
 def describe_here() -> int:
     """What is in this folder and on this machine, and the next command: three lines."""
     files = [os.fspath(path) for path in files_in(Path()) if path.name[0] != "."]
-    kinds: dict[str, int] = {}
-    for path in files[:_MOST_HERE]:
-        for name in _commands_of_file(path)[:1]:
-            kinds[name] = kinds.get(name, 0) + 1
+    kinds = Counter(name for path in files[:_MOST_HERE] for name in _commands_of_file(path)[:1])
     runs = len(glob.glob("torchcoll-runs/*.jsonl"))
     parts = [f"{counted(number, 'file')} for torchcoll {name}" for name, number in kinds.items()]
     parts += [f"{counted(runs, 'result file')} in torchcoll-runs"] if runs else []

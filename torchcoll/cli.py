@@ -1,7 +1,5 @@
-"""The console command ``torchcoll``. The command.py of each package adds its sub-commands.
-
-An error is one line on stderr and the exit code of its exception. A sub-command imports what it
-needs when it runs, so that ``--help`` and errors stay fast.
+"""The console command ``torchcoll``. Each command is imported when it runs, so that ``--help`` and
+errors stay fast. An error is one line on stderr and the exit code of its exception.
 """
 
 from __future__ import annotations
@@ -9,36 +7,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import itertools
 import os
-import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
 from torchcoll import __version__
-from torchcoll.answering import answer_paths, are_paths, check_missing, describe_here
 from torchcoll.core import errors
-from torchcoll.core.commands import SubCommand
-from torchcoll.core.opening import DISK_REFUSES, not_written
-from torchcoll.core.parts import first_answer, functions_of, missing_part, parts
-from torchcoll.help import Formatter, examples_text, group_options, groups_text
+from torchcoll.core.commands import Listed, SubCommand
+from torchcoll.core.parts import Part, first_answer, functions_of, missing_part, parts
+from torchcoll.help import KERNEL, Formatter, examples_text, group_options, groups_text
 
 # A container with its own torch may lack some of these (launch/ with NO_INSTALL=1).
 _LIBRARIES = ("defusedxml", "numpy", "pandas", "rich", "scipy", "shtab", "torch")
 _INTERRUPTED = 128 + 2  # SIGINT
 _TO_MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce"
-# What is looked for among the commands, but is a function -> what to write instead.
-_FUNCTIONS = {"cost": "torchcoll trace CAPTURE shows what the calls of a training cost."}
 _BROKEN_PIPE = 128 + 13  # SIGPIPE: the exit code of other commands when `head` closes the pipe
-
-
-_OUTPUT = re.compile("^unrecognized arguments:.* (-o|--output)(=| |$)")
-_WRITERS = (
-    "What writes files: torchcoll convert FILE -o ROWS.csv, torchcoll report PATH -o PAGE.html."
-)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -51,45 +39,28 @@ class _Parser(argparse.ArgumentParser):
                 for parser in option.choices.values():
                     options += parser._option_string_actions
         action = errors.nearest_option(message, options, f"{self.prog} --help")
-        if _OUTPUT.search(message):  # --output of a command that only prints
-            action = f"{self.prog} prints. {_WRITERS}"
         raise errors.UsageError(f"{message[:1].lower()}{message[1:]}", action=action)
 
 
-# The packages of the kernel that have commands, in the order of --help.
-_KERNEL = (
-    "bench",
-    "machine",
-    "questions.show",
-    "questions.check",
-    "libraries",
-    "reading",
-    "questions.comparison",
-    "questions.startup",
-    "questions.pairs",
-)
-
-
-def commands() -> dict[str, SubCommand]:
-    """Name -> command: those of the kernel, then those of the parts."""
-    modules = [f"torchcoll.{package}.command" for package in _KERNEL]
-    modules += [f"{package}.{name}" for package, part in parts() for name in part.commands]
-    return _commands_in(modules)
-
-
-def _commands_in(modules: Sequence[str]) -> dict[str, SubCommand]:
-    loaded = map(importlib.import_module, modules)
-    return {name: command for module in loaded for name, command in module.COMMANDS.items()}
-
-
-def _commands_on_ranks(command: str) -> dict[str, SubCommand] | None:
-    """Those of the part that has this command, if a launcher starts it on every rank: rank 0 alone
-    prints, and one package is loaded. None for any other command.
+def _listed() -> Iterator[tuple[str, Listed, bool]]:
+    """Yield (name, command with the full name of its module, whether a launcher starts it on every
+    rank): those of the kernel, then those of the parts.
     """
-    for package, part in parts():
-        if command in part.on_ranks:
-            return _commands_in([f"{package}.{name}" for name in part.commands])
-    return None
+    for package, part in itertools.chain([("torchcoll", Part(KERNEL))], parts()):
+        for name, entry in part.commands.items():
+            full = entry._replace(module=f"{package}.{entry.module}")
+            yield name, full, name in part.on_ranks
+
+
+def commands() -> dict[str, Listed]:
+    """Name -> command."""
+    return {name: entry for name, entry, _ in _listed()}
+
+
+def load_command(name: str, entry: Listed) -> SubCommand:
+    """Import a command; no other one is needed."""
+    command: SubCommand = importlib.import_module(entry.module).COMMANDS[name]
+    return command
 
 
 _SHELLS = ("bash", "zsh", "tcsh")  # the other shells of shtab have not been tested
@@ -104,14 +75,12 @@ class _PrintCompletion(argparse.Action):
         errors.choice(shell, "print-completion", _SHELLS)
         import shtab
 
-        available = commands()
-        main_parser = _parser("", available)
+        main_parser = _parser(available := commands(), available)
         (subparsers,) = (
             a for a in main_parser._actions if isinstance(a, argparse._SubParsersAction)
         )
-        for name, command in available.items():
-            _add_options(name, command, subparsers.choices[name])
-            for action in subparsers.choices[name]._actions:
+        for subparser in subparsers.choices.values():
+            for action in subparser._actions:
                 if action.metavar in _PATHS:  # shtab completes file names only where told to
                     action.complete = getattr(shtab, _PATHS[action.metavar])
         print(shtab.complete(main_parser, shell))
@@ -123,8 +92,8 @@ def _add_options(name: str, command: SubCommand, parser: argparse.ArgumentParser
         add(parser)
 
 
-def _parser(chosen: str, available: Mapping[str, SubCommand]) -> _Parser:
-    """The parser of all available commands. Only the chosen one gets its options (faster)."""
+def _parser(chosen: Iterable[str], available: Mapping[str, Listed]) -> _Parser:
+    """The parser of the chosen commands. Its help lists all available ones."""
     parser = _Parser(
         prog="torchcoll",
         allow_abbrev=False,
@@ -146,40 +115,32 @@ def _parser(chosen: str, available: Mapping[str, SubCommand]) -> _Parser:
     subparsers = parser.add_subparsers(
         metavar="COMMAND", required=True, dest="command", help="one of those below"
     )
-    for name, command in available.items():
+    for name in chosen:
+        entry = available[name]
+        command = load_command(name, entry)
         subparser = subparsers.add_parser(
             name,
-            help=command.help,
-            description=f"{command.help[:1].upper()}{command.help[1:]}.",
+            help=entry.help,
+            description=f"{entry.help[:1].upper()}{entry.help[1:]}.",
             epilog=examples_text(command),
             allow_abbrev=False,
             formatter_class=Formatter,
         )
-        if name == chosen:
-            _add_options(name, command, subparser)
-            group_options(subparser, command)
-            subparser.set_defaults(run=command.run)
+        _add_options(name, command, subparser)
+        group_options(subparser, command)
+        subparser.set_defaults(run=command.run)
     return parser
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line. Raises UsageError for what is not valid."""
-    first = argv[0] if argv else ""
-    available = _commands_on_ranks(first) or commands()
-    if not argv:
-        return argparse.Namespace(command="", run=lambda options: describe_here())
-    if first not in available and (first == "-" or not first.startswith("-")):
-        if are_paths(argv):
-            return argparse.Namespace(
-                command="", run=lambda options: answer_paths(argv, main), paths=argv
-            )
-        if first in _FUNCTIONS:
-            raise errors.UsageError("command", first, "a command", _FUNCTIONS[first])
-        check_missing(first)
-        nearest = errors.did_you_mean(first, available, least=0.5, most=3)
-        action = f"{nearest} torchcoll --help lists the commands. {_TO_MEASURE}."
-        raise errors.UsageError("command", first, "a command", action.lstrip())
-    parser = _parser(first, available)
+def _parse(argv: Sequence[str], entry: Listed | None) -> argparse.Namespace:
+    """Parse the command line. Raises UsageError for what is not valid.
+
+    entry: the command that is the first word; None if that is another.
+    """
+    if entry is None and (not argv or argv[0] == "-" or not argv[0].startswith("-")):
+        return _answer_without_command(argv)
+    first = argv[0]
+    parser = _parser([first], {first: entry}) if entry else _parser((), commands())
     options, unrecognized = parser.parse_known_args(argv)
     if unrecognized:  # by default argparse would refer to `torchcoll --help`
         command_parsers = (
@@ -187,6 +148,20 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         )
         next(command_parsers)[first].error(f"unrecognized arguments: {' '.join(unrecognized)}")
     return options
+
+
+def _answer_without_command(argv: Sequence[str]) -> argparse.Namespace:
+    """What says what a path is. Raises UsageError for what is neither a command nor a path."""
+    from torchcoll.answering import answer_paths, are_paths, check_missing, describe_here
+
+    if not argv:
+        return argparse.Namespace(command="", run=lambda options: describe_here())
+    if are_paths(argv):
+        return argparse.Namespace(command="", run=lambda options: answer_paths(argv, main))
+    check_missing(argv[0])
+    nearest = errors.did_you_mean(argv[0], commands(), least=0.5, most=3)
+    action = f"{nearest} torchcoll --help lists the commands. {_TO_MEASURE}."
+    raise errors.UsageError("command", argv[0], "a command", action.lstrip())
 
 
 @contextlib.contextmanager
@@ -214,16 +189,18 @@ def _ending_in_order() -> Iterator[None]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     arguments, rank = list(sys.argv[1:] if argv is None else argv), 0
-    on_ranks = False
+    entry, on_ranks = None, False
     try:
-        on_ranks = bool(arguments) and _commands_on_ranks(arguments[0]) is not None
+        if arguments and not arguments[0].startswith("-"):
+            found = ((entry, on) for name, entry, on in _listed() if name == arguments[0])
+            entry, on_ranks = next(found, (None, False))
         if on_ranks:
             from torchcoll.machine.launcher import likely_rank
 
             rank = likely_rank()
         if rank and not {"-h", "--help"}.isdisjoint(arguments):
             return int(errors.ExitCode.OK)  # rank 0 prints the help
-        options = _parse(arguments)
+        options = _parse(arguments, entry)
         name = options.command
         del options.command
         if on_ranks:
@@ -264,6 +241,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
     except OSError as error:
         if error.filename is not None:
+            from torchcoll.core.opening import DISK_REFUSES, not_written
+
             expected = f"a file that can be used ({error.strerror})"
             refused: errors.TorchcollError = errors.UnreadableError(
                 "file", error.filename, expected

@@ -6,18 +6,25 @@ import argparse
 import textwrap
 from collections.abc import Generator, Mapping
 
-from torchcoll.core.commands import SubCommand
+from torchcoll.core.commands import Listed, SubCommand
 
 # The headings of ``torchcoll --help``, in their order.
-GROUPS = (
-    "machine",
-    "compare",
-    "training",
-    "many nodes",
-    "files",
-    "other",
-)
+GROUPS = ("machine", "compare", "training", "many nodes", "files", "other")
 _EXAMPLES = "examples:"
+# The commands of the kernel, in the order of --help. Parts have further ones (core/parts.py).
+KERNEL = {
+    "run": Listed("measure on the ranks of one host (starts torchrun)", "machine", "bench.command"),
+    "doctor": Listed("show what works here, and known problems", "machine", "machine.command"),
+    "show": Listed("print results as tables", "files", "questions.show.command"),
+    "plot": Listed("draw time and bus bandwidth over sizes", "files", "questions.show.command"),
+    "report": Listed("write all about some runs as one page", "files", "questions.show.command"),
+    "check": Listed("judge a run by a fabric or a baseline", "machine", "questions.check.command"),
+    "log": Listed("read logs of NCCL and oneCCL, and topologies", "files", "libraries.command"),
+    "convert": Listed("convert results and other tools' output", "files", "reading.command"),
+    "compare": Listed("compare two sides case by case", "compare", "questions.comparison.command"),
+    "cold": Listed("show what first calls and set-up cost", "machine", "questions.startup.command"),
+    "pairs": Listed("find the slow rank, host or link", "machine", "questions.pairs.command"),
+}
 
 
 class Formatter(argparse.HelpFormatter):
@@ -58,7 +65,7 @@ def group_options(parser: argparse.ArgumentParser, command: SubCommand) -> None:
             group._group_actions.append(action)
 
 
-def groups_text(commands: Mapping[str, SubCommand]) -> str:
+def groups_text(commands: Mapping[str, Listed]) -> str:
     """The commands by group, in the order of ``commands``."""
     lines: list[str] = []
     for group in GROUPS:

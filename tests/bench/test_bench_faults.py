@@ -1015,10 +1015,7 @@ WAITS = "wait in the collective"
     ("name", "text"),
     [
         ("exchange", f"rank 1 ({HOST}) is in user code (late, test_bench_faults.py:"),
-        (
-            "exchange",
-            f"{SLEEPING}), rank 0 ({HOST}), rank 2 ({HOST}) wait in the control exchange",
-        ),
+        ("exchange", f"{SLEEPING}), rank 0 ({HOST}), rank 2 ({HOST}) wait in the control exchange"),
         ("late", f"rank 1 ({HOST}) is in user code (come_late, test_bench_faults.py:"),
         ("skipped", f"; rank 2 ({HOST}) left out a call of the library: past it, with fewer calls"),
         ("skipped", f" made; rank 0 ({HOST}), rank 1 ({HOST}) {WAITS}"),

@@ -12,11 +12,10 @@ import time
 
 import pytest
 import torch
-from error_form import error_line, error_text
+from error_form import error_line
 from ranks import of_enough_cores
 
 from torchcoll import load
-from torchcoll.bench import soak
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.file import Writer
 from torchcoll.core.spec import Spec
@@ -111,12 +110,6 @@ def test_more_ranks_than_cores_is_an_event(launch):
     assert "2 ranks share 1 core:" in event["message"]
 
 
-def test_no_output(launch):
-    measured = launch("barrier", "-n 1 --no-output", 2, output=False).ended(0)
-    assert not [p for p in measured.job.folder.iterdir() if p.suffix == ".jsonl" or p.is_dir()]
-    assert "result file" not in measured.stderr(0)
-
-
 def test_the_default_name(launch):
     """A number is added where the name is taken."""
     measured = launch("broadcast", "--sizes 8 -n 1", 2, output=False).ended(0)
@@ -207,62 +200,6 @@ def test_resume(launch):
     assert third.spec.timeout_s == 50
 
 
-def test_a_restart_goes_on_with_the_file_of_its_own_launch_alone(launch, tmp_path):
-    """torchrun made the folder of the first attempt before that began the file, or long after."""
-    measured = launch("all_reduce", "--sizes 8,16 -n 2", 2).ended(0)
-    words, before = f"--sizes 8,16 -n 2 -J {measured.path}", measured.path.read_text()
-
-    def again(first_attempt_s: float, code: int):
-        os.utime(tmp_path / "attempt_0", (first_attempt_s, first_attempt_s))
-        second = {
-            "TORCHELASTIC_RESTART_COUNT": "1",
-            "TORCHELASTIC_ERROR_FILE": f"{tmp_path}/attempt_1/0/error.json",
-        }
-        return launch("all_reduce", words, 2, output=False, environment=second).ended(code)
-
-    (tmp_path / "attempt_0").mkdir()
-    (line,) = again(time.time() + 60, 2).errors()
-    assert error_text("output", measured.path, "a file that does not exist") in line
-    done = again(time.time() - 600, 0)
-    assert done.stderr(0) == f"{measured.path}: 2 of 2 cases are done; nothing is left to run\n"
-    assert measured.path.read_text() == before
-    assert [path.name for path in tmp_path.glob("*.jsonl*")] == [measured.path.name]
-
-
-def test_a_soak_begins_anew_at_a_restart_in_a_file_of_its_own(launch, tmp_path):
-    """It cannot be resumed, but a file of the attempt before must not end all others."""
-    words = "--sizes 8 -n 2 --soak 1h"
-
-    def of_two_rounds(rank: int) -> None:
-        """However long they take on a busy machine."""
-        add = soak._Account.add
-
-        def ended(self, number, *args):
-            add(self, number, *args)
-            if number == 2:
-                os.kill(os.getpid(), signal.SIGUSR1)
-
-        soak._Account.add = ended
-
-    measured = launch("all_reduce", words, 2, setup=of_two_rounds).ended(0)
-    before = measured.path.read_text()
-    (tmp_path / "attempt_0").mkdir()
-    began_s = time.time() - 600
-    os.utime(tmp_path / "attempt_0", (began_s, began_s))
-    second = {
-        "TORCHELASTIC_RESTART_COUNT": "1",
-        "TORCHELASTIC_ERROR_FILE": f"{tmp_path}/attempt_1/0/error.json",
-    }
-    again = f"{words} -J {measured.path}"
-    more = {"output": False, "environment": second, "setup": of_two_rounds}
-    done = launch("all_reduce", again, 2, **more).ended(0)
-    anew = measured.path.with_name(f"{measured.path.stem}-2.jsonl")
-    assert f"{measured.path} is of the attempt before; this one begins anew" in done.stderr(0)
-    assert f"result file: {anew}" in done.stderr(0)
-    assert measured.path.read_text() == before
-    assert load(anew).windows and not load(measured.path).continuations
-
-
 def test_resume_of_a_complete_run(launch):
     path = launch("all_reduce", "--sizes 8 -n 2", 2).ended(0).path
     again = launch("all_reduce", f"--resume {path}", 2, output=False).ended(0)
@@ -291,12 +228,6 @@ def test_resume_with_other_options(launch, asked):
             "the same options or none. Leave them out: the file has them.",
         )
     ]
-
-
-def test_resume_by_another_collective(launch):
-    path = launch("all_reduce", "--sizes 8 -n 2", 2).ended(0).path
-    measured = launch("broadcast", f"--resume {path}", 2, output=False).ended(2)
-    assert error_text("resume", "other options") in measured.errors()[0]
 
 
 def test_resume_with_other_ranks(launch):
@@ -341,14 +272,3 @@ def test_a_fault_of_the_display_does_not_end_the_measurement(launch):
     assert ended[0].stderr.count("ZeroDivisionError") == 1
     assert "torchcoll: warning: the display failed; the measurement goes on" in ended[0].stderr
     assert [result.status for result in measured.ended(0).run.results] == ["ok", "ok"]
-
-
-def test_resume_of_a_complete_file_runs_nothing(launch):
-    first = launch("all_reduce", "--sizes 8 -n 1", 2)
-    first.ended(0)
-    again = launch("all_reduce", f"--resume {first.path}", 2, output=False)
-    ended = again.job.wait()
-    assert [rank.code for rank in ended.values()] == [0, 0]
-    assert ended[0].stderr == f"{first.path}: 1 of 1 cases are done; nothing is left to run\n"
-    assert ended[0].stdout == ""
-    assert not first.path.with_name(f"{first.path.name}.2").exists()

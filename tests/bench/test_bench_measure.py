@@ -10,11 +10,10 @@ import pytest
 import torch.distributed as dist
 from ranks import ticking
 
-from torchcoll.bench import buffers, measure, stopping
+from torchcoll.bench import measure, stopping
 from torchcoll.bench.control import Control
 from torchcoll.machine import environment
 from torchcoll.machine.devices import Cpu
-from torchcoll.report.header import header_lines
 
 
 def test_set_up_phases(launch):
@@ -25,20 +24,6 @@ def test_set_up_phases(launch):
         assert len(ns) == 3 and all(0 < each < 60_000_000_000 for each in ns)
     # gloo connects in init_process_group: there is no phase of its own.
     assert "communicator" not in run.phases
-
-
-def test_what_a_process_group_takes(launch):
-    """gloo of 3 ranks has a socket for each of two peers, beside what one of 2 ranks has."""
-    growths = []
-    for ranks in (2, 3):
-        run = launch("all_reduce", "--sizes 8 -n 1", ranks).ended(0).run
-        growths.append([member["communicators"]["gloo"] for member in run.members])
-        assert len(growths[-1]) == ranks
-        assert all(0 < growth["resident_bytes"] < 1 << 27 for growth in growths[-1])
-    (few,), (many,) = ({growth["descriptors"] for growth in ranks} for ranks in growths)
-    assert many == few + 1 > 2
-    text = next(t for t in header_lines(run, [], verbose=True) if t.startswith("process groups"))
-    assert text.endswith(f" of host memory, {many} descriptors")
 
 
 def test_cold_calls(launch):
@@ -73,14 +58,6 @@ def test_fresh_group(launch):
         assert (result.ordinal, result.communicator) == (0, "new_group")
         assert len(result.connect_ns) == 3 and min(result.connect_ns) > 0
         assert result.verification.wrong == 0
-
-
-def test_a_shared_communicator(launch):
-    first, second = launch("all_reduce", "--sizes 8,16 -n 2", 2).ended(0).run.results
-    assert (first.communicator, first.connect_ns) == ("shared", [])
-    calls = len(first.cold_ns[0]) + len(first.ramp_up_ns[0]) + 2 + 1  # the last one is verified
-    assert (first.ordinal, second.ordinal) == (0, calls)
-    assert 1 <= len(first.ramp_up_ns[0]) <= 10
 
 
 def test_lead_calls_of_each_batch(launch, monkeypatch):
@@ -126,12 +103,6 @@ def test_time_stamps(launch, monkeypatch):
     # Tools that hold numbers as doubles, such as jq, keep them: the cases are not lost.
     walls = [wall for _, wall in stamps]
     assert [int(float(wall)) for wall in walls] == walls and max(walls) < 1 << 53
-
-
-def test_samples_of_several_calls_are_no_waiting():
-    """25 calls in samples of 10, 10 and 5: 4 * 10 + 4 * 10 + 6 * 5 = 110 ns, a lead call of 5."""
-    clocks = {"device": [4, 4, 6], "issue": [1] * 25}
-    assert measure._time_of_calls(25, [5], clocks, 10) == 5 + 110
 
 
 def test_where_the_time_went(launch):
@@ -195,13 +166,6 @@ def test_no_cold_call_directly_follows_an_exchange(launch, fresh):
                 assert len(before) % 2, "gloo's two threads take turns: the call's stays the same"
 
 
-def test_warm_up_is_stored(launch):
-    result = launch("all_reduce", "--sizes 8 -n 2 -w 4", 2).ended(0).only()
-    assert [len(row) for row in result.warmup_ns] == [4, 4]
-    assert min(map(min, result.warmup_ns)) > 0
-    assert launch("all_reduce", "--sizes 8 -n 2", 2).ended(0).only().warmup_ns == []
-
-
 @pytest.mark.parametrize(("iters", "batches"), [(1, [1]), (40, [40])])
 def test_so_many_calls(launch, iters, batches):
     result = launch("all_reduce", f"--sizes 8 -n {iters}", 2).ended(0).only()
@@ -259,12 +223,6 @@ def test_order(launch):
     assert shuffled.header["spec"]["seed"] == 3
 
 
-def test_several_roots(launch):
-    run = launch("broadcast", "--sizes 8 -n 1 -r 0,2", 3).ended(0).run
-    assert [r.case.root for r in run.results] == [0, 2]
-    assert all(r.verification.wrong == 0 for r in run.results)
-
-
 def test_splits_from_a_file(launch, tmp_path):
     (tmp_path / "matrix").write_text("0 2\n1 1\n")
     options = f"--sizes 48 -n 1 --splits {tmp_path}/matrix"
@@ -273,30 +231,6 @@ def test_splits_from_a_file(launch, tmp_path):
     assert (result.count, result.size_bytes) == (8, 48)
     assert (result.bytes_in, result.bytes_out) == (32, 48)
     assert result.verification.checked == 4 + 12 and result.verification.wrong == 0
-
-
-def test_hot_ranks_that_move_on_are_verified_at_every_position(launch):
-    """Of 27 elements the hot rank receives 24, each other rank 3: 8 and 1 of each sender's 10."""
-    run = launch("all_to_all_v", "--sizes 96 -n 6 --splits pair:rotating:1", 3).ended(0).run
-    dispatch, combine = run.results
-    assert [r.case.splits for r in run.results] == ["rotating:1", "combine:rotating:1"]
-    assert (dispatch.count, dispatch.size_bytes) == (8, 96)
-    assert (dispatch.bytes_in, dispatch.bytes_out) == (40, 96)
-    assert (combine.bytes_in, combine.bytes_out) == (96, 40)
-    # 3 positions, in each of which the three ranks receive 30 elements together.
-    assert [r.verification.checked for r in run.results] == [90, 90]
-    assert [r.verification.wrong for r in run.results] == [0, 0]
-    # The busiest rank keeps its own 8 of 24 elements.
-    assert dispatch.busiest_bytes == 64
-
-
-def test_a_call_with_the_blocks_of_another_position_is_found(launch):
-    def setup(rank: int) -> None:
-        original = buffers.Cycle.begin
-        buffers.Cycle.begin = lambda cycle, position: original(cycle, position + (position == 2))
-
-    result = launch("all_to_all_v", "--sizes 96 -n 1 --splits rotating:1", 3, setup=setup)
-    assert result.ended(1).only().status == "wrong"
 
 
 def test_too_large_is_skipped(launch):
@@ -405,10 +339,3 @@ def test_a_fake_root_elsewhere(launch):
     options = "--backend fake --ranks 8 -r 7 --sizes 64 -n 1"
     measured = launch("gather", options, 1, environment=NO_LAUNCHER).ended(0)
     assert measured.only().case.root == 7
-
-
-def test_quiet_and_formats(launch):
-    for format in ("json", "csv", "markdown"):
-        measured = launch("broadcast", f"--sizes 8 -n 1 --quiet --format {format}", 2).ended(0)
-        assert measured.stdout(0).strip(), format
-        assert measured.stdout(1) == measured.stderr(1) == "", format

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from error_form import error_line
@@ -79,34 +78,6 @@ def test_imports_of_a_rank(measured):
     assert "torch" in bare and "torchcoll" not in bare
     packages = {name.partition(".")[0] for name in loaded}
     assert packages - bare - set(sys.stdlib_module_names) == {"torchcoll"}
-
-
-# Rank 1 is killed in the second case of the first attempt.
-KILLED_ONCE = """
-import os, signal
-from rank_faults import around_calls
-from torchcoll.bench.main import main
-def killed_once(number, call):
-    first_attempt = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-    if first_attempt and number == 4 and os.environ["RANK"] == "1":
-        if '"record":"case"' in open("run.jsonl").read():
-            os.kill(os.getpid(), signal.SIGKILL)
-    call()
-around_calls("all_reduce", killed_once)
-main("all_reduce")
-"""
-
-
-def test_a_restart_goes_on_beside_the_file(python, tmp_path):
-    (tmp_path / "killed_once.py").write_text(KILLED_ONCE)
-    words = ["--max-restarts", "1", "killed_once.py", "--sizes", "8,16", "-n", "15"]
-    python_path = f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}"
-    done = torchrun(python, tmp_path, *words, "-J", "run.jsonl", PYTHONPATH=python_path)
-    assert done.returncode == 0, done.stderr
-    first, second = (load(tmp_path / name) for name in ("run.jsonl", "run.jsonl.2"))
-    assert [r.case.size_bytes for r in second.results] == [16]
-    assert first.complete and [r.case.size_bytes for r in first.results] == [8, 16]
-    assert "run.jsonl: 1 of 2 cases are done" in done.stderr
 
 
 def test_an_error_is_the_last_line(python, tmp_path):

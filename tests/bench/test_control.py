@@ -21,7 +21,6 @@ from torchcoll.bench.control import (
     alarm,
     asked_by,
     grace_s,
-    present_keys,
     read,
     survey,
     written,
@@ -148,15 +147,6 @@ def test_what_goes_to_every_rank_is_packed_where_it_is_long():
         read("d2", text.replace("d2", "d4").encode())
     with pytest.raises(DamagedError):
         read("d2", b'["d2", null, "bm90IHBhY2tlZA=="]')
-
-
-@pytest.mark.parametrize("missing", [[], [0], [3, 4], [0, 1, 2, 3, 4, 5, 6, 7, 8]])
-def test_present_keys(missing):
-    store, keys = dist.HashStore(), [f"k/{rank}" for rank in range(9)]
-    there = [key for rank, key in enumerate(keys) if rank not in missing]
-    for key in there:
-        store.set(key, "")
-    assert present_keys(store, keys) == there
 
 
 def test_who_asks_whom():

@@ -15,7 +15,7 @@ def names(ranks):
 def word(place="collective", steps=7, calls=20, how="waits", **more):
     return {
         **{"place": place, "text": "f, x.py:1", "how": how, "steps": steps, "calls": calls},
-        **{"doing": f"step {steps}", "part": 0, **more},
+        **{"doing": f"step {steps}", "subgroup": 0, **more},
     }
 
 
@@ -50,7 +50,8 @@ STORIES = [
     # In order: the one that is further has made the next call too.
     ([word(steps=8, calls=21), WAITS, word(steps=8, calls=21)], "behind: 1, in step 7"),
     # Sub-groups count for themselves.
-    ([word(steps=8, calls=3, part=0), word(steps=7, calls=20, part=1)], "behind: 1, in step 7"),
+    ([word(steps=8, calls=3, subgroup=0), word(steps=7, calls=20, subgroup=1)],
+     "behind: 1, in step 7"),
     # A backend that counts no calls.
     ([word(calls=None), word("exchange", steps=8, calls=None)], "behind: 0, in step 7"),
     # Rank 0 waits for a word that its owner believes to have given.

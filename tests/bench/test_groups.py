@@ -152,11 +152,7 @@ def test_every_rank_alone(launch):
             "--groups 0,1;1,2",
             error_text("groups", "0,1;1,2", "each of the ranks 0 to 2 once"),
         ),
-        (
-            "broadcast",
-            "--groups 0,1;2 -r 1",
-            error_text("root", "1", "0 to 0 (1 rank)"),
-        ),
+        ("broadcast", "--groups 0,1;2 -r 1", error_text("root", "1", "0 to 0 (1 rank)")),
     ],
 )
 def test_groups_that_cannot_be(launch, collective, options, stated):
@@ -288,26 +284,6 @@ def test_only_reductions_in_place_are_not_verified_in_a_group(launch):
     result = launch("all_reduce", f"{options} -c 0", 2, setup=with_groups).ended(0).only()
     assert result.verification is None
     assert not any("verified" in text for text in result.warnings)
-
-
-def test_stream_on_the_cpu(launch):
-    run = launch(None, "--collectives all --mode back-to-back --sizes 240 -n 12", 2).ended(0).run
-    assert {r.case.collective for r in run.results} == set(NAMES)
-    for result in run.results:
-        if result.case.collective in NOT_ON_GLOO:
-            continue
-        assert (result.status, result.case.mode) == ("ok", "back-to-back")
-        assert list(result.time_ns) == ["host"]
-        assert [len(ns) for ns in result.time_ns["host"]] == [12, 12]
-        assert result.calls_per_sample == 1
-
-
-def test_graph_on_the_cpu(launch):
-    result = launch("all_reduce", "--mode graph --sizes 64", 2).ended(1).only()
-    assert (result.status, result.reason) == (
-        "unsupported",
-        f"torch {torch.__version__} captures no graphs on cpu",
-    )
 
 
 def captures(refused):

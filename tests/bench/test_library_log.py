@@ -17,7 +17,6 @@ from error_form import error_line, error_text, expecting
 
 from torchcoll.bench import library_log
 from torchcoll.bench.library_log import LibraryLog, _Tail
-from torchcoll.bench.options import parse
 from torchcoll.core.backends import BACKENDS
 from torchcoll.core.errors import TorchcollError
 from torchcoll.core.result import Choice
@@ -178,13 +177,6 @@ def test_oneccl_logs_to_stdout_which_the_table_keeps(launch):
     assert "no time here is one of a run without --library-log" in event["message"]
 
 
-def test_equal_sizes_of_two_types_are_kept_apart(launch):
-    arguments = "--sizes 64 -d float32,float16,int32 -n 2 --library-log"
-    measured = launch("all_reduce", arguments, setup=as_library("nccl", log_as_nccl)).ended(0)
-    labels = {r.case.dtype: [c.label for c in r.choices] for r in measured.run.results}
-    assert labels == {"float32": ["RING/LL"], "float16": ["TREE/LL"], "int32": ["RING/LL"]}
-
-
 def test_sub_groups_ask_their_own_rank_0(launch):
     def log(rank: int) -> None:
         real = dist.all_reduce
@@ -334,16 +326,6 @@ def test_a_rank_that_cannot_write_is_named(launch):
     assert error_text("library-log", "") in line
     assert expecting("a folder that rank 1 (") in line
     assert line.endswith("can write (Read-only file system)")
-
-
-def test_no_output_and_library_log_exclude_each_other():
-    with pytest.raises(TorchcollError) as caught:
-        parse(["--library-log", "--no-output"], "all_reduce", "x")
-    assert str(caught.value) == error_text(
-        "library-log",
-        "--library-log and --no-output",
-        "one of them. The log lies next to the result file.",
-    )
 
 
 def test_a_line_that_is_still_being_written_is_read_when_it_is_whole(tmp_path):

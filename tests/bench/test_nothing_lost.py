@@ -256,7 +256,7 @@ def test_a_last_look_at_the_machine_that_fails_is_a_warning(launch):
         def after(self):
             raise OSError(24, "Too many open files", "/sys/class/net")
 
-        Watch.after = after
+        Watch.states = after
 
     run = launch("all_reduce", "--sizes 8,16 -n 2 -c 0", 2, setup=setup).ended(0).run
     assert [r.status for r in run.results] == ["ok", "ok"] and run.end["exit_code"] == 0

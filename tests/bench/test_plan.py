@@ -18,7 +18,7 @@ from torchcoll.bench.plan import (
     slow_call_s,
 )
 from torchcoll.bench.stopping import PATIENCE, SteadyStateRule, StoppingRule
-from torchcoll.core.case import Case, size_case
+from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import Spec
@@ -87,9 +87,9 @@ def test_needs_of_all_ranks_are_those_of_each(collective, ranks):
 
 def test_the_host_has_all_ranks():
     # gather on 5 ranks: 400 B a rank, 2000 more at the root; unchecked.
-    row = plan(Spec(collectives="gather", sizes="2000", roots=3, check=False), 5).rows[0]
+    row = plan(Spec(collectives="gather", sizes="2000", roots=3, check=False), 5)[0]
     assert (row.need_bytes, row.host_bytes) == (2400, 4000)
-    row = plan(Spec(sizes="1K", check=False), 5).rows[0]
+    row = plan(Spec(sizes="1K", check=False), 5)[0]
     assert (row.need_bytes, row.host_bytes) == (1024, 5120)
 
 
@@ -98,20 +98,16 @@ def test_buffers_that_calls_walk_through_are_counted():
     size. all_gather has one of the size to send from beside it.
     """
     spec = Spec("all_reduce,all_gather", sizes="1K,4K,10000", buffer_reuse="rotate", check=False)
-    rows = module.plan(spec, 2).rows
+    rows = module.plan(spec, 2)
     assert [row.need_bytes for row in rows[:3]] == [9 * 1024, 2 * 4096, 10_000]
     assert [row.need_bytes for row in rows[3:]] == [18 * 1024, 4 * 4096, 15_000]
     assert [row.host_bytes for row in rows[:3]] == [18 * 1024, 4 * 4096, 20_000]
-    lines = module.plan_lines(module.plan(spec, 2))
-    assert any(
-        line.startswith("Memory: buffers of the size of the largest, which") for line in lines
-    )
 
 
 def test_all_to_all_v_by_hand():
     # Weights 1,2,4: 70 elements sent by each, 30, 60, 120 received (tests/core/test_case.py).
     spec = Spec(collectives="all_to_all_v", sizes="480", splits="1,2,4", check=False)
-    (row,) = plan(spec, 3).rows
+    (row,) = plan(spec, 3)
     assert (row.count, row.size_bytes, row.bytes_in, row.bytes_out) == (40, 480, 280, 480)
     assert (row.need_bytes, row.host_bytes) == (760, 400 + 520 + 760)
 
@@ -131,8 +127,7 @@ def test_all_to_all_v_by_hand():
 def test_limit_of_a_case(fields, limit):
     spec = Spec(sizes="1K,2K", **fields)
     assert case_limit_s(spec) == limit
-    assert [row.limit_s for row in plan(spec, 2).rows] == [limit] * 2
-    assert plan(spec, 2).limit_s == (None if limit is None else 2 * limit)
+    assert [row.limit_s for row in plan(spec, 2)] == [limit] * 2
 
 
 def test_the_limits_are_those_of_the_bench():
@@ -210,19 +205,9 @@ def test_impossible(one, ranks, expected):
 
 def test_what_cannot_run_costs_nothing():
     the_plan = plan(Spec(collectives="hypercube,all_reduce", sizes="1K"), 3)
-    skipped, run = the_plan.rows
+    skipped, run = the_plan
     assert (skipped.status, skipped.need_bytes, skipped.host_bytes) == ("skipped", 0, 0)
-    assert the_plan.limit_s == 15.0 and run.need_bytes
-
-
-def test_rows_are_the_cases_in_the_order_in_which_they_run():
-    spec = Spec(collectives="all", sizes="1K,100K", order="shuffled", seed=2)
-    the_plan = plan(spec, 5)
-    assert tuple(row.case for row in the_plan.rows) == spec.cases(5)
-    for row in the_plan.rows:
-        alone = size_case(row.case, 5)
-        assert (row.count, row.size_bytes) == (alone.count, alone.size_bytes)
-        assert (row.bytes_in, row.bytes_out) == (alone.bytes_in, alone.bytes_out)
+    assert (skipped.limit_s, run.limit_s) == (0.0, 15.0) and run.need_bytes
 
 
 @pytest.mark.parametrize("ranks", [0, -2])
@@ -232,20 +217,13 @@ def test_refused(ranks):
     assert str(caught.value) == error_text("ranks", str(ranks), "a whole number from 1 on")
 
 
-def test_root_is_checked_as_in_a_run():
-    with pytest.raises(UsageError) as caught:
-        plan(Spec(roots=2), 2)
-    assert str(caught.value) == error_text("root", "2", "0 to 1 (2 ranks)")
-
-
 def test_text_without_options():
-    assert plan_lines(plan(Spec(), 2)) == [
+    assert plan_lines(Spec(), 2) == [
         "Dry run: nothing was started, and no device was looked for.",
         "Assumed: 2 ranks on one host, gloo on cpu, synchronized calls.",
-        "Memory: buffers and at most 64 MiB to verify in, without what the communication",
-        "  library takes.",
+        "Memory: buffers and verification, without what the communication library takes.",
         "Time: at most 5 s of cold and 10 s of steady calls a case, unless a call takes",
-        "  over 0.25 s. Start-up and verification come on top.",
+        "  over 0.25 s.",
         "",
         "  size    in   out   a rank    a host  at most",
         "all_reduce  float32  sum  in place",
@@ -277,18 +255,16 @@ def test_text_of_a_mixed_plan():
         check=False,
         order="shuffled",
     )
-    lines = plan_lines(plan(spec, 3))
+    lines = plan_lines(spec, 3)
     # The groups stand in the order of the shuffle; each with its lines.
-    assert lines[:6] == [
+    assert lines[:4] == [
         "Dry run: nothing was started, and no device was looked for.",
         "Assumed: 3 ranks on one host, gloo on cpu, synchronized calls.",
-        "Order: shown by collective; they run shuffled, seed 0.",
         "Memory: buffers, without what the communication library takes.",
-        "Time: no bound. 20 steady calls a case take as long as they take; 300 s without",
-        "  progress (--timeout) end the run.",
+        "Time: no bound, as calls are counted. --timeout ends a run without progress.",
     ]
-    assert lines[7] == "  size  actual   in  out   a rank    a host  at most"
-    groups = {lines[i]: lines[i + 1 : i + 3] for i in range(8, len(lines) - 3)}
+    assert lines[5] == "  size  actual   in  out   a rank    a host  at most"
+    groups = {lines[i]: lines[i + 1 : i + 3] for i in range(6, len(lines) - 3)}
     assert groups["hypercube  float32  out of place"] == [
         "  1000     996  332  996        -         -  skipped",
         "skipped: hypercube needs a power of two of ranks, here 3",
@@ -304,41 +280,6 @@ def test_text_of_a_mixed_plan():
     ]
 
 
-def test_text_of_calls_in_a_group():
-    lines = plan_lines(plan(Spec(collectives="all_reduce,broadcast", sizes="1K", coalesce=4), 2))
-    assert lines[1:4] == [
-        "Assumed: 2 ranks on one host, gloo on cpu, synchronized calls, 4 in a group.",
-        "Memory: buffers (shared by the calls of a group) and at most 64 MiB to verify",
-        "  in, without what the communication library takes.",
-    ]
-    # 1 KiB of one buffer on each rank, and 24 bytes for each of 256 elements to verify broadcast.
-    assert lines[-7:-2] == [
-        "  size  in  out  a rank  a host  at most",
-        "all_reduce  float32  sum  in place",
-        "    1K  1K   1K   1 KiB   2 KiB     15 s",
-        "broadcast  float32  root 0  in place",
-        "    1K  1K   1K   7 KiB  14 KiB     15 s",
-    ]
-    alone = plan_lines(plan(Spec(sizes="1K", coalesce=4), 2))
-    assert alone[2].startswith("Memory: buffers (shared by the calls of a group), without what ")
-
-
-@pytest.mark.parametrize(
-    ("fields", "ranks"),
-    [
-        ({"collectives": "all", "dtypes": "all", "ops": "all", "in_place": "both"}, 5),
-        ({"min_bytes": "999G", "max_bytes": "8000T", "factor": 7, "collectives": "all"}, 7),
-        ({"warmup": 5, "cold": 100, "iters": 1000, "timeout_s": 86400}, 1024),
-        ({"collectives": "hypercube", "sizes": "1"}, 3),
-    ],
-)
-def test_text_fits_80_columns_of_ascii(fields, ranks):
-    for line in plan_lines(plan(Spec(**fields), ranks)):
-        assert len(line) <= 80
-        assert line.isascii()
-        assert line == line.rstrip()
-
-
 @pytest.mark.parametrize(
     ("sizes", "text"),
     [
@@ -351,7 +292,7 @@ def test_text_fits_80_columns_of_ascii(fields, ranks):
 )
 def test_total_time(sizes, text):
     spec = Spec(sizes=range(4, 4 + 4 * sizes, 4))
-    assert f"Total: {sizes} cases, {text}" in "\n".join(plan_lines(plan(spec, 2)))
+    assert f"Total: {sizes} cases, {text}" in "\n".join(plan_lines(spec, 2))
 
 
 def test_1024_ranks_without_torch():
@@ -359,7 +300,7 @@ def test_1024_ranks_without_torch():
         "import sys\n"
         "from torchcoll.core.spec import Spec\n"
         "from torchcoll.bench.plan import plan, plan_lines\n"
-        "print(len(plan_lines(plan(Spec(collectives='all'), 1024))))\n"
+        "print(len(plan_lines(Spec(collectives='all'), 1024)))\n"
         "heavy = {'torch', 'numpy', 'pandas', 'rich', 'scipy'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)\n"
     )

@@ -17,10 +17,7 @@ CALLS = [
     TrafficCall("all_gather", 12, 24, "int8", group="a"),
     TrafficCall("send", 8, 0, "int8", peer=1, group="a"),
 ]
-POINTS = (
-    ExactCall("all_reduce", 400, "float32", "sum", True),
-    ExactCall("all_gather", 24, "int8"),
-)
+POINTS = (ExactCall("all_reduce", 400, "float32", "sum", True), ExactCall("all_gather", 24, "int8"))
 NOTES = [
     "1 call of all_reduce: reduce op unknown: measured as sum",
     "1 call of send: not measured: a message between two ranks is no collective",

@@ -40,7 +40,7 @@ def test_a_mesh(tmp_path):
     """2 x 2: columns 0,2 and 1,3 beside rows 0,1 and 2,3. An all_reduce of 1 KiB on two ranks
     counts 2 (n - 1) / n = 1 KiB for busbw.
     """
-    arguments = "--sizes 1K -n 5 --mesh 2x2"
+    arguments = "--sizes 1K -n 5 --groups mod:2 --concurrent same:div:2"
     results = Measured(tmp_path / "job", "all_reduce", arguments, 4).ended(0).run.results
     assert [result.members for result in results] == [[0, 2], [1, 3]]
     for result in results:
@@ -51,7 +51,7 @@ def test_a_mesh(tmp_path):
 
 def test_a_mesh_with_an_offset(tmp_path, capsys):
     """Pairs of single calls: at once, and the rows 20 ms after the columns, which took 1 ms."""
-    arguments = "--sizes 1K -n 5 --mesh 2x2 --offset 20ms"
+    arguments = "--sizes 1K -n 5 --groups mod:2 --concurrent same:div:2 --offset 20ms"
     job = Measured(tmp_path / "job", "all_reduce", arguments, 4).ended(0)
     for result in job.run.results:
         assert (result.concurrent.calls, result.concurrent.offset_ns) == (
@@ -121,22 +121,6 @@ def test_the_collective_beside_connects_alone(tmp_path):
     ("options", "line"),
     [
         (
-            {"mesh": "4by2"},
-            error_text("mesh", "4by2", "ROWSxCOLUMNS of at least 2 each, such as 4x2"),
-        ),
-        (
-            {"mesh": "1x2"},
-            error_text("mesh", "1x2", "ROWSxCOLUMNS of at least 2 each, such as 4x2"),
-        ),
-        (
-            {"mesh": "4x2", "groups": "div:2"},
-            error_text("mesh", "4x2 with --groups", "one of them"),
-        ),
-        (
-            {"mesh": "4x2", "concurrent": "copy"},
-            error_text("mesh", "4x2 with --concurrent", "one of them"),
-        ),
-        (
             {"offset": "2ms"},
             error_text("offset", "2ms with nothing concurrent", "--concurrent COLLECTIVE:GR"),
         ),
@@ -145,14 +129,17 @@ def test_the_collective_beside_connects_alone(tmp_path):
             error_text("offset", "2ms with copy concurrent", "--conc"),
         ),
         (
-            {"mesh": "4x2", "offset": "3m"},
+            {"concurrent": "same:div:2", "offset": "3m"},
             error_text("offset", "3m", "1us to half of --timeout (300 s"),
         ),
         (
-            {"mesh": "4x2", "offset": "0.1us"},
+            {"concurrent": "same:div:2", "offset": "0.1us"},
             error_text("offset", "0.1us", "1us to half of --timeout"),
         ),
-        ({"mesh": "4x2", "offset": "2"}, error_text("offset", "2", "a time above 0 with its unit")),
+        (
+            {"concurrent": "same:div:2", "offset": "2"},
+            error_text("offset", "2", "a time above 0 with its unit"),
+        ),
         (
             {"concurrent": "all_gather:2"},
             error_text("concurrent", "all_gather:2", "all_gather:mod:N or "),
@@ -163,25 +150,17 @@ def test_the_collective_beside_connects_alone(tmp_path):
         ),
     ],
 )
-def test_what_is_no_mesh_and_no_collective_beside(options, line):
+def test_what_is_no_collective_beside(options, line):
     with pytest.raises(UsageError) as caught:
         Spec(**options)
     assert line in str(caught.value)
 
 
-def test_a_mesh_of_another_number_of_ranks():
-    spec = Spec(mesh="4x2")
-    assert spec.parts(8) == ((0, 2, 4, 6), (1, 3, 5, 7))
-    with pytest.raises(UsageError) as caught:
-        spec.parts(4)
-    assert error_text("mesh", "4x2, which is 8 ranks", "one of 4 ranks") in str(caught.value)
-
-
 def test_a_collective_beside_that_has_nobody_to_talk_to():
     spec = Spec(concurrent="all_gather:mod:3")
-    assert spec.parts(4) == ((0, 1, 2, 3),)
+    assert spec.subgroups(4) == ((0, 1, 2, 3),)
     with pytest.raises(UsageError) as caught:
-        spec.parts(3)
+        spec.subgroups(3)
     text = error_text("concurrent", "all_gather:mod:3, where each of 3 ranks is alone", "groups of")
     assert text in str(caught.value)
 

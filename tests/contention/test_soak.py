@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import os
 import re
 import resource
 import signal
-import socket
 import time
 from types import SimpleNamespace
 
@@ -64,7 +62,7 @@ def verify_bits(checker):
 
 
 def test_a_bit_in_round_7_is_named_and_a_signal_ends_it(tmp_path, capsys):
-    words = f"--sizes 1K -n 5 --soak 1h --metrics {tmp_path}/soak.prom"
+    words = "--sizes 1K -n 5 --soak 1h"
     job = Measured(tmp_path / "job", "all_reduce", words, 2, setup=with_a_flipped_bit).ended(1)
     run = job.run
     assert run.complete
@@ -76,16 +74,6 @@ def test_a_bit_in_round_7_is_named_and_a_signal_ends_it(tmp_path, capsys):
     assert f"torchcoll: error: soak: 1 fault. First: {fault}" in job.stderr()
     assert run.windows[0].first_round == 2
     assert 8 <= run.windows[-1].last_round <= 12  # the watchdog looks four times a second
-    told = (tmp_path / "soak.prom").read_text().splitlines()
-    host = socket.gethostname()
-    common = f'job="torchcoll",host="{host}",node="{host}",world_size="2"'
-    assert f"torchcoll_soak_round{{{common}}} {run.windows[-1].last_round}" in told
-    assert f"torchcoll_soak_faults{{{common}}} 1" in told
-    median = f"{run.windows[-1].cases[0].median_ns / 1e9:.10g}"
-    (line,) = (one for one in told if one.startswith("torchcoll_soak_median_seconds"))
-    assert line.endswith(f"}} {median}")
-    case = 'collective="all_reduce",size_bytes="1024",dtype="float32",op="sum",in_place="true"'
-    assert line == f'torchcoll_soak_median_seconds{{{common},{case},backend="gloo"}} {median}'
     (result,) = run.results  # of the first round alone, whole
     assert result.status == "ok"
     show(job.path)
@@ -315,8 +303,8 @@ def clock(monkeypatch):
 def account(seconds: float = 240):
     """Of two ranks with the same output; 240 s are windows of one."""
     recorder = Recorder()
-    sweep = SimpleNamespace(session=SimpleNamespace(recorder=recorder), parts=((0, 1),))
-    return soak._Account(sweep, seconds, None), recorder.run
+    sweep = SimpleNamespace(session=SimpleNamespace(recorder=recorder), subgroups=((0, 1),))
+    return soak._Account(sweep, seconds), recorder.run
 
 
 def of_round(clock, account, number, digests=(7, 7), wrong="", took_s=0.4):
@@ -353,27 +341,6 @@ def test_windows_are_of_the_monotonic_clock_and_stamped_by_the_calls(clock):
     assert last == (2_400_000 - 3600_000_000, 2_800_000 - 3600_000_000)
 
 
-def test_no_two_series_have_the_same_labels():
-    """Cases that differ in nothing but where the result is, and in the root."""
-    how = ({}, {"in_place": False}, {"root": 1}, {"buffer_reuse": "rotate"}, {"mode": "graph"})
-    others = [dataclasses.replace(CASE, **changed) for changed in how]
-    cases = tuple(SoakCase(one, 1, 2.0, 3.0, 4.0, {"8": 1}, {"1": 1}) for one in others)
-    for metric in soak.soak_metrics(SoakWindow(2, 3, 0, 1, cases), 3, 0, {"node": "a"}):
-        texts = [str(labels) for labels, _ in metric.values]
-        assert len(set(texts)) == len(texts)
-
-
-def test_no_p99_of_fewer_than_100_calls():
-    """Which would be their maximum by another name."""
-    other = dataclasses.replace(CASE, size_bytes=2048)
-    few = SoakCase(other, 99, 2e9, 3e9, 4e9, {"8": 99}, {})
-    many = SoakCase(CASE, 100, 5e9, 6e9, 7e9, {"8": 100}, {})
-    told = soak.soak_metrics(SoakWindow(2, 3, 0, 1, (few, many)), 3, 0, {})
-    values = {one.name: [value for _, value in one.values] for one in told}
-    assert values["soak_p99_seconds"] == [6]
-    assert (values["soak_median_seconds"], values["soak_max_seconds"]) == ([2, 5], [4, 7])
-
-
 def test_every_fault_is_counted(clock):
     """25 rounds in which rank 1 has other bits: than rank 0, and than in round 1. Of 50 the first
     20 are told one by one.
@@ -405,19 +372,6 @@ def test_a_wrong_first_round_is_no_measure_of_the_others(clock):
     told = [event["message"].partition("gloo: ")[2] for event in run.events]
     assert told == [f"rank {rank} has other bits than in round 2" for rank in (0, 1)]
     assert (soaked(run).checked, soaked(run).calls) == (12, 120)
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("--metrics a.prom", error_text("metrics", "a.prom", "--soak TIME with it")),
-        ("--soak 1s --metrics a.txt", error_text("metrics", "a.txt", "NAME.prom: node_exporter")),
-        ("--soak 1s --metrics no/a.prom", error_text("metrics", "no/a.prom", "a file in a folder")),
-    ],
-)
-def test_metrics_that_nobody_reads(tmp_path, words, line):
-    job = Measured(tmp_path / "job", "all_reduce", f"--sizes 1K -n 5 {words}", 2).ended(2)
-    assert f"torchcoll: error: {line}" in job.stderr()
 
 
 @pytest.mark.parametrize("text", ["30", "m", "", "0s", "-3h", "nans", "infh", "1w"])

@@ -237,13 +237,6 @@ def test_a_header_that_lost_its_check_sum(tmp_path, text):
     ]
 
 
-def test_a_line_by_hand_in_a_file_with_check_sums(tmp_path, text):
-    content = text + b'{"record":"event","kind":"warning","message":"by hand"}\n'
-    assert problems(tmp_path / "x.jsonl", content) == [
-        "F:10: unusable record: ValueError: no check sum"
-    ]
-
-
 def test_a_file_without_check_sums_is_read_as_it_is(tmp_path, text):
     records = [json.loads(line) for line in text.splitlines()]
     for record in records:
@@ -280,21 +273,6 @@ def test_a_file_without_check_sums_behind_one_with(tmp_path, text, separators, c
     path = tmp_path / "x.jsonl"
     path.write_bytes(text[:cut] + old.encode())
     with pytest.raises(UnreadableError, match=f"split at line {9 if cut else 10} "):
-        load(path)
-
-
-def test_a_text_about_a_header_is_no_header(tmp_path, text):
-    """In a record of hand, which is not used."""
-    event = {"record": "event", "kind": "warning", "message": '{"record":"header"}'}
-    assert problems(tmp_path / "x.jsonl", text + json.dumps(event).encode() + b"\n") == [
-        "F:10: unusable record: ValueError: no check sum"
-    ]
-
-
-def test_two_files_in_one_without_check_sums(tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_text('{"record":"header","schema":"torchcoll/2"}\n' * 2)
-    with pytest.raises(UnreadableError, match="split at line 2"):
         load(path)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from error_form import error_text
@@ -304,11 +306,7 @@ def test_unknown_collective(text, got):
     with pytest.raises(UsageError) as caught:
         find_collective(text)
     assert str(caught.value) == (
-        error_text(
-            "collective",
-            got,
-            f"one of {', '.join(COLLECTIVES)}",
-        )
+        error_text("collective", got, f"one of {', '.join(COLLECTIVES)}")
         + (". Did you mean all_reduce?" if text else "")
     )
 
@@ -335,72 +333,6 @@ def test_parts(n):
     assert all(c.parts(n) in (1, n) for c in COLLECTIVES.values())
 
 
-class FakeTensor:
-    """Records slices, so that `prepare` can be followed without torch."""
-
-    def __init__(self, name, start=0, length=0):
-        self.name, self.start, self.length = name, start, length
-
-    def narrow(self, dim, start, length):
-        assert dim == 0
-        assert self.start + start + length <= self.start + self.length
-        return FakeTensor(self.name, self.start + start, length)
-
-    def view(self, rows, columns):
-        assert rows * columns == self.length
-        self.columns = columns
-        return self
-
-    def unbind(self, dim):
-        rows = self.length // self.columns
-        return [FakeTensor(self.name, i * self.columns, self.columns) for i in range(rows)]
-
-    def data_ptr(self):
-        return (self.name, self.start)
-
-    def copy_(self, other):
-        self.copied = other
-
-
-class FakeDist:
-    """Records calls. ``names``: the functions that this torch has."""
-
-    isend, irecv = "isend", "irecv"
-
-    def __init__(self, names):
-        self.calls = []
-        for name in names:
-            setattr(self, name, lambda *a, _name=name, **k: self.calls.append((_name, a, k)))
-
-    def get_global_rank(self, group, rank):
-        return rank + 100
-
-    def P2POp(self, kind, tensor, peer, group):
-        return (kind, tensor.name, tensor.start, tensor.length, peer)
-
-    def batch_isend_irecv(self, pair):
-        self.calls.append(("batch", tuple(pair), {}))
-        return []
-
-
-def prepared(name, layout, dist, group="g"):
-    entry = COLLECTIVES[name]
-    sent, received = entry.elements(layout)
-    send = FakeTensor("send", 0, sent)
-    recv = FakeTensor("recv", 0, received)
-    return entry.prepare(dist, layout, send, recv, "op", group), send, recv
-
-
-@pytest.mark.parametrize("name", ["broadcast", "reduce", "gather", "scatter"])
-def test_roots_are_translated_to_global_ranks(name):
-    dist = FakeDist([name])
-    call, *_ = prepared(name, Layout(1, 3, COUNT, 1), dist)
-    call()
-    ((_, arguments, _),) = dist.calls
-    assert 101 in arguments
-    assert arguments[-1] == "g"
-
-
 @pytest.mark.parametrize(
     ("name", "new", "old"),
     [
@@ -410,39 +342,9 @@ def test_roots_are_translated_to_global_ranks(name):
 )
 def test_the_new_name_first(name, new, old):
     for has, used in (((new, old), new), ((old,), old)):
-        dist = FakeDist(has)
-        call, *_ = prepared(name, Layout(0, 2, COUNT), dist)
-        call()
-        assert [c[0] for c in dist.calls] == [used]
-
-
-def test_sendrecv_is_a_ring():
-    sent_to = {}
-    for rank in range(3):
-        dist = FakeDist([])
-        call, *_ = prepared("sendrecv", Layout(rank, 3, COUNT), dist, group=None)
-        call()
-        ((_, (send, recv), _),) = dist.calls
-        assert send[0] == "isend"
-        assert recv == ("irecv", "recv", 0, COUNT, (rank + 2) % 3)
-        sent_to[rank] = send[4]
-    assert sent_to == {0: 1, 1: 2, 2: 0}
-
-
-def test_hypercube_doubles():
-    """nccl-tests' hypercube.cu on 8 ranks: step k sends 2**k blocks to rank ^ 2**k."""
-    for rank in range(8):
-        dist = FakeDist([])
-        call, *_ = prepared("hypercube", Layout(rank, 8, COUNT), dist, group=None)
-        call()
-        held = {rank}
-        for step, (_, (send, recv), _) in enumerate(dist.calls):
-            width = 1 << step
-            first, peers_first = min(held), min(held) ^ width
-            assert send == ("isend", "recv", first * COUNT, width * COUNT, rank ^ width)
-            assert recv == ("irecv", "recv", peers_first * COUNT, width * COUNT, rank ^ width)
-            held |= {block ^ width for block in held}
-        assert held == set(range(8))
+        dist = SimpleNamespace(**{function: partial(str, function) for function in has})
+        call = COLLECTIVES[name].prepare(dist, Layout(0, 2, COUNT), "send", "recv", "op", "g")
+        assert call.args[0] == used
 
 
 @pytest.mark.parametrize("name", sorted(COLLECTIVES))

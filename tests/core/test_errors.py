@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
 from torchcoll.core import errors
@@ -45,11 +43,6 @@ def test_text(arguments, text):
 def test_exit_codes_of_the_design(kind, code):
     assert kind("x").exit_code == code
     assert issubclass(kind, errors.TorchcollError)
-
-
-def test_usage_error_is_a_value_error():
-    with pytest.raises(ValueError, match=r"^size: got 1$"):
-        raise errors.UsageError("size", 1)
 
 
 COLORS = ("red", "green", "blue", None, "dark_blue")
@@ -104,11 +97,3 @@ def test_one_of_a_set():
 )  # fmt: skip
 def test_the_first_sentence_of_an_error(error, text):
     assert errors.brief(error) == text
-
-
-def test_text_survives_pickling():
-    error = pickle.loads(
-        pickle.dumps(errors.HangError("rank 3", "no word", "a word", "Look there."))
-    )
-    assert type(error) is errors.HangError
-    assert str(error) == "rank 3: got no word, expected a word. Look there."

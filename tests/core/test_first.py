@@ -68,10 +68,7 @@ def two_backends(**header):
     results = [result([[3], [2]], ordinal=0, backend=b) for b in ("gloo", "ccl")]
     results[1].cold_ns = [[900], [700]]
     run = launch(
-        *results,
-        connects="init_process_group",
-        init_process_group=[10, 11],
-        new_group_ccl=[50, 60],
+        *results, connects="init_process_group", init_process_group=[10, 11], new_group_ccl=[50, 60]
     )
     run.header |= {"spec": {"backend": "gloo,ccl"}, **header}
     return run

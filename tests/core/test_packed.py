@@ -91,28 +91,6 @@ def test_what_is_no_duration_is_refused_as_ever(tmp_path, before, after, said):
     assert run.problems[0].endswith(f"unusable record: {said}")
 
 
-# Each hides a bool among the cold calls behind another text that has whole numbers alone.
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (b'"cold_ns":[[', b'"x":{"cold_ns":[[1]]},"cold_ns" :[[true,'),
-        (b'"cold_ns":[[', b'"x":{"cold_ns":[[1]]},"cold_ns":[[true,'),
-        (b'"cold_ns":[[', b'"x":{"cold_ns":[[1]]},"col\\u0064_ns":[[true,'),
-        (b'"cold_ns":[[', b'"x":{"cold_[]ns":[[1]]},"cold_ns":[[true,'),
-        (b'"cold_ns":[[', b'"cold_ns":[[1]],"cold_ns":[[true,'),
-    ],
-)
-def test_no_text_hides_what_is_no_duration(tmp_path, before, after):
-    path = large(tmp_path / "a.jsonl")
-    lines = path.read_bytes().splitlines(keepends=True)
-    with open(path, "wb") as file:
-        for line in lines:  # without check sums, as another program writes
-            file.write(line.rpartition(b',"line"')[0].replace(before, after, 1) + b"}\n")
-    run = load_own(path)
-    assert run.results == []
-    assert run.problems[0].endswith("TypeError: not a list of whole numbers")
-
-
 def test_the_steady_calls_are_read_over_ranks_once_for_a_table(monkeypatch):
     read, over_ranks = [], summary.over_ranks
     monkeypatch.setattr(

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-
 import pytest
 from error_form import error_tail, error_text, expecting
 
-from torchcoll.bench.plan import plan
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import ExactCall, Spec
@@ -69,43 +65,6 @@ def test_the_fields_of_the_product_say_what_the_points_have():
     assert [case.collective for case in alone.cases(2)] == ["barrier"]
 
 
-def test_points_round_trip():
-    spec = Spec(points=POINTS, backend="gloo", iters=3)
-    text = json.dumps(spec.to_json())
-    assert json.loads(text)["points"][1] == {
-        **{"collective": "all_reduce", "size_bytes": 100, "dtype": "bfloat16", "op": "max"},
-        "asynchronous": False,
-    }
-    again = Spec.from_json(json.loads(text))
-    assert again == spec and again.points == POINTS
-    assert dataclasses.replace(spec, seed=3).points == POINTS
-
-
-def test_no_points_is_the_product():
-    assert Spec().points == () == Spec(points=()).points
-    assert len(Spec(points=()).cases(2)) == 13
-
-
-def test_names_are_read_as_everywhere():
-    spec = Spec(points=[("AllReduce", "1K", "bf16", "MAX"), ["all_reduce", 1024, "fp32"]])
-    assert spec.points == (
-        ExactCall("all_reduce", 1024, "bfloat16", "max"),
-        ExactCall("all_reduce", 1024, "float32", "sum"),
-    )
-
-
-def test_a_point_twice_is_one():
-    assert len(Spec(points=[("all_reduce", 64), ("allreduce", "64", "float", "sum")]).points) == 1
-    # As for all sizes that become equal: float32 on 3 ranks makes 12 and 16 one.
-    points = [("all_gather", 16), ("all_gather", 12), ("all_gather", 16, "int8")]
-    assert [case.size_bytes for case in Spec(points=points).cases(3)] == [16, 16]
-
-
-def test_asynchronous_of_all():
-    spec = Spec(points=POINTS, asynchronous=True)
-    assert {case.asynchronous for case in spec.cases(2)} == {True}
-
-
 EACH = "(collective, size_bytes, dtype, op, asynchronous)"
 
 
@@ -137,16 +96,6 @@ def test_coalesced_calls_are_not_asynchronous():
     ):
         Spec(points=POINTS, coalesce=2)
     assert Spec(points=POINTS[1:], coalesce=2).cases(2)[0].coalesce == 2
-
-
-def test_a_plan_of_points():
-    rows = plan(Spec(points=POINTS), 4).rows
-    assert [(row.size_bytes, row.bytes_in) for row in rows] == [
-        (4096, 4096),
-        (100, 100),
-        (64, 64),
-        (0,) * 2,
-    ]
 
 
 # On 4 ranks: collective, bytes in, bytes out, its size in nccl-tests (doc/PERFORMANCE.md).
@@ -282,9 +231,7 @@ def test_changes_do_not_say_what(name):
     with pytest.raises(UsageError) as caught:
         sent(reduced(8)).spec(**{name: ()})
     assert str(caught.value) == error_text(
-        "spec",
-        f"{name} with a traffic, which says what is sent",
-        "fields that say how to measure",
+        "spec", f"{name} with a traffic, which says what is sent", "fields that say how to measure"
     )
 
 

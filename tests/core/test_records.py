@@ -108,38 +108,6 @@ STAMPS = {"start_ns": 10, "start_wall_us": 1010, "batch_start_ns": [12, 15]}
 STAMPS |= {"batch_start_wall_us": [1012, 1015]}
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "problem"),
-    [
-        ({}, {}, None),
-        ({"start_ns": None, "batch_start_ns": []}, {}, None),  # unknown
-        ({}, {"start_ns": 14, "batch_start_ns": [16]}, None),  # sub-groups: at the same time
-        ({}, {"start_ns": 9, "batch_start_ns": [16]}, "monotonic"),
-        ({"batch_start_ns": [15, 12]}, {}, "monotonic"),
-        ({"batch_start_ns": [9, 12]}, {}, "monotonic"),
-        ({}, {"start_wall_us": 1009}, "wall"),
-        ({"batch_start_wall_us": [1015, 1011]}, {}, "wall"),
-    ],
-)
-def test_stamps_that_run_backwards_are_a_problem(tmp_path, first, second, problem):
-    late = {"start_ns": 20, "start_wall_us": 1020, "batch_start_ns": [20]}
-    run, path = a_run(), tmp_path / "run.jsonl"
-    run.results = [
-        CaseResult(CASES[0], "ok", 2, **(STAMPS | first)),
-        CaseResult(CASES[1], "ok", 2, **(late | second)),
-    ]
-    save(run, path)
-    again = load(path)
-    assert again.results == run.results
-    why = {
-        "monotonic": "the file is damaged, or of two runs",
-        "wall": "the clock was set meanwhile",
-    }
-    at = CASES[0 if first and not second else 1].describe()
-    stated = [f"{path}: {problem} stamps run backwards at {at}: {why[problem]}"] if problem else []
-    assert again.problems == stated
-
-
 def test_files_of_before_have_no_stamps_and_no_ramp_up_calls(tmp_path):
     """They are read, as unknown."""
     new = "start_ns start_wall_us cold_start_ns batch_start_ns batch_start_wall_us "
@@ -208,31 +176,6 @@ def test_what_a_file_of_before_had_failed_is_made_up_for(tmp_path):
     assert (len(load(path).results), load(path).lost) == (3, 0)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("start_ns", "1"),
-        ("start_wall_us", 1.5),
-        ("cold_start_ns", [["a"]]),
-        ("batch_start_ns", [1 << 63]),
-        ("batch_start_wall_us", 7),
-        ("ramp_up_ns", [[-1]]),
-        ("ramp_up_ns", {"host": []}),
-        ("spent_ns", [1]),
-        ("spent_ns", {"case": "1"}),
-    ],
-)
-def test_a_case_with_a_broken_stamp_is_a_problem(tmp_path, name, value):
-    lines = [json.loads(line) for line in text_of(a_run()).splitlines()]
-    lines[4][name] = value
-    path = tmp_path / "run.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run = load(path)
-    assert len(run.results) == 2
-    (found, lost) = run.problems
-    assert ":5: unusable record" in found and lost == "damaged: 1 case of the file cannot be read"
-
-
 def test_the_file_is_json_lines_with_record_first(tmp_path):
     save(a_run(), tmp_path / "run.jsonl")
     lines = (tmp_path / "run.jsonl").read_text().splitlines()
@@ -261,16 +204,6 @@ def test_gz(tmp_path):
     path = tmp_path / "run.jsonl.gz"
     path.write_bytes(gzip.compress(text_of(a_run()).encode()))
     assert load(path).results == a_run().results
-
-
-def test_half_a_gz_gives_its_lines(tmp_path):
-    whole = gzip.compress(text_of(a_run()).encode(), compresslevel=0)
-    path = tmp_path / "run.jsonl.gz"
-    path.write_bytes(whole[: len(whole) - 200])
-    run = load(path)
-    assert run.results[:2] == a_run().results[:2]
-    assert run.problems[0].startswith(f"{path}: cut off or damaged: EOFError: ")
-    assert run.problems[-1].startswith("truncated: ")
 
 
 @pytest.mark.parametrize("at", [12, 40, 300])
@@ -543,19 +476,6 @@ def test_missing_and_folder(tmp_path):
         load_own(path)
 
 
-def test_below_a_file(tmp_path):
-    (tmp_path / "file").touch()
-    path = tmp_path / "file" / "run.jsonl"
-    assert refusal(path) == (error_text("result file", path, "a readable file (Not a directory)"))
-
-
-def test_a_name_that_no_file_can_have(in_tmp_path):
-    name = "x" * 300
-    assert refusal(name) == error_text(
-        "result file", f"{'x' * 117}...", "a readable file (File name too long)"
-    )
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_not_permitted(tmp_path):
     path = tmp_path / "run.jsonl"
@@ -689,14 +609,6 @@ def test_a_continuation_cut_before_its_header_is_a_problem(tmp_path):
     ]
 
 
-def test_each_line_is_in_the_file_when_write_returns(tmp_path):
-    writer = Writer(tmp_path / "a" / "b" / "run.jsonl")
-    writer.write("header", {"schema": SCHEMA})
-    writer.write("started", {"case": CASES[0].to_json()}, durable=True)
-    assert load(writer.path).in_flight == CASES[0]
-    writer.close()
-
-
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
 def test_no_nan(tmp_path, number):
     writer = Writer(tmp_path / "run.jsonl")
@@ -727,27 +639,7 @@ def test_existing_output_is_refused_and_untouched(tmp_path, make):
     assert not path.is_file() or path.read_bytes() == b""
 
 
-def test_a_link_to_nowhere_is_there(tmp_path):
-    path = tmp_path / "run.jsonl"
-    path.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match=expecting("a file that does not exist")):
-        Writer(path)
-
-
 UNWRITABLE = "Name another with --output, or none with --no-output."
-
-
-def test_the_parent_is_a_file(tmp_path):
-    (tmp_path / "file").touch()
-    for path, why in (
-        (tmp_path / "file" / "run.jsonl", "File exists"),
-        (tmp_path / "file" / "below" / "run.jsonl", "Not a directory"),
-    ):
-        with pytest.raises(UsageError) as caught:
-            Writer(path)
-        assert str(caught.value) == error_text(
-            "output", path, f"a file that can be written ({why}). {UNWRITABLE}"
-        )
 
 
 def test_unwritable(in_tmp_path):
@@ -818,16 +710,6 @@ def test_lines_are_those_of_the_file_wherever_its_pieces_end(tmp_path, packed, l
         assert list(lines_of(path, problems, longest=longest)) == [line[:longest] for line in whole]
         long = [number for number, line in enumerate(whole, 1) if len(line) > longest]
         assert [text.split(":")[1] for text in problems] == [str(number) for number in long]
-
-
-def test_a_packed_file_that_was_cut_gives_its_whole_lines(tmp_path):
-    path, problems = tmp_path / "a.log.gz", []
-    content = b"".join(b"%064x\n" % (7 ** (90 + number) % 2**255) for number in range(3000))
-    path.write_bytes(gzip.compress(content)[:-3000])
-    lines = list(lines_of(path, problems))
-    assert 1000 < len(lines) < 3000
-    assert lines == io.BytesIO(content).readlines()[: len(lines)]
-    assert "cut off or damaged" in problems[0]
 
 
 def test_keys_of_earlier_versions_are_read_by_their_present_names():

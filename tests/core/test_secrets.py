@@ -9,13 +9,7 @@ import subprocess
 import pytest
 
 from torchcoll.cli import main
-from torchcoll.core.variables import (
-    is_secret,
-    kept_variables,
-    masked,
-    masked_labels,
-    masked_words,
-)
+from torchcoll.core.variables import is_secret, kept_variables, masked, masked_labels, masked_words
 
 
 @pytest.mark.parametrize(

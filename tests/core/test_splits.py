@@ -11,7 +11,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.splits import Division, Weights, split_rules, split_weights
 
 EXPECTED = (
-    "balanced, zipf:S, hot:K, rotating:K, seed:N, one weight per rank such as 1,2,4,1, or the path "
+    "balanced, zipf:S, hot:K, seed:N, one weight per rank such as 1,2,4,1, or the path "
     "of a matrix file; combine: or pair: may stand before it"
 )
 
@@ -69,30 +69,6 @@ def test_combine_returns_what_dispatch_sent():
     assert split_rules("hot:1") == ("hot:1",)
 
 
-@pytest.mark.parametrize(
-    ("splits", "ranks", "hot"),
-    [
-        ("rotating:1", 3, [{0}, {1}, {2}]),
-        ("rotating:2", 4, [{0, 1}, {2, 3}]),
-        # 2 and 3 have no common divisor: every start occurs.
-        ("rotating:2", 3, [{0, 1}, {2, 0}, {1, 2}]),
-    ],
-)
-def test_hot_ranks_move_on_from_call_to_call(splits, ranks, hot):
-    division = Division(split_weights(splits, ranks), 8 * ranks * ranks)
-    assert division.positions == len(hot)
-    for position, hot_ranks in enumerate([*hot, hot[0]]):
-        moved = division.at(position)
-        most = max(moved.received)
-        assert {rank for rank, n in enumerate(moved.received) if n == most} == hot_ranks
-        assert moved.received == [sum(column) for column in zip(*moved.matrix, strict=True)]
-        assert moved.sent == [sum(row) for row in moved.matrix] == [moved.sent[0]] * ranks
-        returned = Division(split_weights(f"combine:{splits}", ranks), 8 * ranks * ranks)
-        back = returned.at(position).matrix
-        assert back == tuple(zip(*moved.matrix, strict=True))
-        assert returned.at(position).sent == moved.received
-
-
 @pytest.mark.parametrize("text", ["0 1\n2 3\n", "0,1\n2,3", "0, 1\n\n2, 3\n"])
 def test_matrix_file(tmp_path, text):
     path = tmp_path / "matrix.txt"
@@ -111,7 +87,6 @@ def test_matrix_file(tmp_path, text):
         ("", error_text("splits", "an empty text", EXPECTED)),
         ("zipf:", error_text("splits", "zipf:", EXPECTED)),
         ("hot:x", error_text("splits", "hot:x", EXPECTED)),
-        ("rotating:1.5", error_text("splits", "rotating:1.5", EXPECTED)),
         (
             "zipf:1.2.3",
             error_text("splits", "zipf:1.2.3", "zipf:S with a number, such as zipf:1.2"),

@@ -5,13 +5,11 @@ import dataclasses
 import numpy
 import pytest
 import scipy.stats
-from error_form import error_text
 from hypothesis import given
 from hypothesis import strategies as st
 
 from torchcoll.core import summary
 from torchcoll.core.case import Case
-from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import CaseResult, Choice, Reported, Run, Verification
 
@@ -22,18 +20,6 @@ CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "g
 @given(TIMES, st.floats(0, 1))
 def test_quantile_is_numpys(values, q):
     assert summary.quantile(sorted(values), q) == pytest.approx(numpy.quantile(values, q), rel=1e-9)
-
-
-def test_quantile_by_hand():
-    assert summary.quantile([1, 2, 3, 4], 0.5) == 2.5
-    assert summary.quantile([10, 20, 30, 40, 50], 0.95) == 48.0  # place 3.8
-    assert summary.quantile([7], 0.99) == 7
-    assert (summary.quantile([1, 9], 0), summary.quantile([1, 9], 1)) == (1, 9)
-
-
-@given(TIMES)
-def test_median_is_numpys_in_any_order(values):
-    assert summary.median(values) == pytest.approx(numpy.median(values), rel=1e-12)
 
 
 @pytest.mark.parametrize("degrees", [*range(1, 61), 100, 1000, 10**6])
@@ -51,10 +37,6 @@ def test_paired_ratio_is_scipys_interval_of_logarithms(ratios):
     assert summary.geometric_interval(ratios) == pytest.approx(expected, rel=1e-3)
 
 
-def test_one_pair_has_no_interval():
-    assert summary.geometric_interval([1.25]) == (1.25, None, None)
-
-
 @given(st.lists(st.floats(1, 1e9), min_size=2, max_size=50))
 def test_relative_half_width_is_scipys_interval(values):
     mean, error = numpy.mean(values), scipy.stats.sem(values)
@@ -63,12 +45,6 @@ def test_relative_half_width_is_scipys_interval(values):
     low, high = scipy.stats.t.interval(0.95, len(values) - 1, loc=mean, scale=error)
     expected = (high - low) / 2 / numpy.median(values)
     assert summary.relative_half_width(values) == pytest.approx(expected, rel=1e-4)
-
-
-def test_relative_half_width_by_hand():
-    # Two values 9 and 11: deviation sqrt 2, over sqrt 2 is 1, times 12.7062, over the median 10.
-    assert summary.relative_half_width([9, 11]) == pytest.approx(1.27062)
-    assert summary.relative_half_width([5.0, 5.0, 5.0]) == 0
 
 
 SAMPLES = [[10, 20, 31], [12, 18, 30], [11, 25, 30]]
@@ -92,13 +68,6 @@ def test_over_ranks_keeps_whole_calls_only():
     assert summary.over_ranks([[1, 2, 3], []]) == []
     assert summary.over_ranks([]) == []
     assert summary.over_ranks([[3, 4]], "mean") == [3, 4]
-
-
-def test_over_ranks_refuses_other_words():
-    for samples in (SAMPLES, []):
-        with pytest.raises(UsageError) as caught:
-            summary.over_ranks(samples, "p99")
-        assert str(caught.value) == error_text("over-ranks", "p99", "one of max, mean, min, rank0")
 
 
 def result(**fields):
@@ -141,17 +110,6 @@ def test_a_stream_whose_batches_are_not_told_is_one_batch(batches):
     assert (
         summary.summarise(result(case=STREAM, time_ns={"host": lost}, batches=[5])).median_ns == 50
     )
-
-
-def test_a_period_weighs_samples_by_their_calls():
-    """Means of up to 3 calls: of the batch of 7 calls 3, 3 and 1, of the next one 2."""
-    clocks = {"device": [[10, 20, 60, 30]], "issue": [[1, 2, 3, 4, 5, 6, 7, 8, 90]]}
-    measured = result(case=STREAM, time_ns=clocks, batches=[7, 2], calls_per_sample=3)
-    row = summary.summarise(measured)
-    assert (row.clock, row.median_ns, row.calls) == ("device", (30 + 60 + 60 + 60) / 9, 9)
-    # Times to issue are no intervals: they have a median.
-    issue = summary.summarise(measured, clock="issue")
-    assert (issue.statistic, issue.median_ns) == ("median", 5)
 
 
 @pytest.mark.parametrize(
@@ -245,18 +203,6 @@ def test_row_by_hand():
     assert by_min.library is None
 
 
-def test_names_of_a_row_are_the_designs():
-    assert " ".join(f.name for f in dataclasses.fields(summary.Row)) == (
-        "collective backend library device ranks dtype op root in_place "
-        "group buffers buffer_reuse misalign_bytes implementation asynchronous coalesce "
-        "rehearsal splits communicator mode "
-        "clock "
-        "size_bytes_requested size_bytes count bytes_in bytes_out first_call_ns second_call_ns "
-        "statistic median_ns low_ns high_ns p99_ns calls stop steady_ns algorithm channels "
-        "expected_ns algbw_gbps busbw_gbps verified status reason"
-    )
-
-
 def test_calls_of_one_case_may_be_served_by_several_algorithms():
     both = [Choice("RING", "LL", 2), Choice("RING", "LL", 4), Choice("NVLS")]
     row = summary.summarise(result(choices=both))
@@ -297,14 +243,6 @@ def test_fake_has_times_and_no_bandwidth():
     case = dataclasses.replace(CASE, backend="fake")
     row = summary.summarise(result(case=case, ranks=8, time_ns={"host": [[100, 200, 300]]}))
     assert (row.median_ns, row.algbw_gbps, row.busbw_gbps) == (200, None, None)
-
-
-def test_splits_communicator_and_stop_are_the_results():
-    case = dataclasses.replace(CASE, collective="all_to_all_v", op=None, splits="1,3")
-    row = summary.summarise(result(case=case, cold_ns=[[1]], communicator="new_group", stop="cap"))
-    assert (row.splits, row.communicator, row.stop) == ("1,3", "new_group", "cap")
-    # What never ran used no communicator: it is no other kind of row.
-    assert summary.summarise(result(status="skipped", communicator="shared")).communicator is None
 
 
 def test_busbw_of_all_to_all_v_is_the_busiest_ranks():
@@ -351,14 +289,6 @@ def test_slow_first_is_over_three_medians(first, slow):
 )
 def test_default_clock(clocks, chosen):
     assert summary.default_clock(result(time_ns={clock: [[1]] for clock in clocks})) == chosen
-
-
-def test_another_clock():
-    measured = result(time_ns={"host": [[100], [100]], "issue": [[7], [8]]})
-    assert summary.summarise(measured, clock="issue").median_ns == 8
-    # A clock that was not read has no figures, and does not borrow another's.
-    absent = summary.summarise(measured, clock="device")
-    assert (absent.clock, absent.median_ns, absent.calls) == ("device", None, 0)
 
 
 @pytest.mark.parametrize(
@@ -445,10 +375,7 @@ def test_samples_come_before_what_is_given_beside_them():
     assert (
         summary.summarise(both, clock="host").statistic,
         summary.summarise(both, clock="host").calls,
-    ) == (
-        "mean",
-        0,
-    )
+    ) == ("mean", 0)
 
 
 def test_the_library_of_symmetric_memory_is_torch():

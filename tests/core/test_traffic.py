@@ -231,13 +231,6 @@ def test_is_traffic_says_no(tmp_path, text):
     assert not is_traffic(path)
 
 
-def test_is_traffic_of_no_file(tmp_path):
-    assert not is_traffic(tmp_path)
-    assert not is_traffic(tmp_path / "nothing")
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
-    assert not is_traffic(tmp_path / "bytes")
-
-
 def test_a_missing_file(tmp_path):
     with pytest.raises(
         UnreadableError, match=error_text("^traffic file", error_tail(".*/x", "a file that exi"))
@@ -411,21 +404,6 @@ def test_a_folder_where_the_file_of_a_rank_is_empty(tmp_path):
     assert str(caught.value).startswith(
         error_text("traffic file", empty, "a torchcoll traffic file")
     )
-
-
-def test_a_folder_with_traffic_is_traffic(tmp_path):
-    (tmp_path / "inner").mkdir()
-    file(tmp_path, "something else", name="notes.txt")
-    assert not is_traffic(tmp_path)
-    traffic(0).save(tmp_path / "t.jsonl")
-    assert is_traffic(tmp_path)
-
-
-def test_where_it_cannot_be_written(tmp_path):
-    below = file(tmp_path, "") / "below.jsonl"
-    with pytest.raises(UsageError) as caught:
-        traffic().save(below)
-    assert str(caught.value).endswith("(File exists). Name another file.")
 
 
 @pytest.mark.parametrize("field", ["start_ns", "began_ns", "time_ns", "root"])

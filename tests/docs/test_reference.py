@@ -47,6 +47,10 @@ def test_every_exit_code_has_its_line():
         assert f"| {code.value} | {code.name} |" in page
 
 
+def loaded():
+    return {name: cli.load_command(name, entry) for name, entry in cli.commands().items()}
+
+
 def commands_that_can_fail() -> set[str]:
     """Those whose function, or another one of a command.py that it refers to, has ExitCode.FAILED
     or becomes torchrun; or that of a part which extends the command.
@@ -67,15 +71,15 @@ def commands_that_can_fail() -> set[str]:
 
     return {
         name
-        for name, command in cli.commands().items()
+        for name, command in loaded().items()
         if any(fails(one.__name__, set()) for one in (command.run, *functions_of("extends", name)))
     }
 
 
 def test_exit_code_1_is_documented_for_each_command_that_can_fail():
-    assert commands_that_can_fail() == {n for n, c in cli.commands().items() if c.exit_1}
+    assert commands_that_can_fail() == {n for n, c in loaded().items() if c.exit_1}
     page = (REFERENCE / "exit-codes.md").read_text()
-    for name, command in cli.commands().items():
+    for name, command in loaded().items():
         assert f"| `{name}` | {command.exit_1 or '-'} |" in page
 
 
@@ -165,6 +169,7 @@ def test_files_that_are_written_are_as_the_schema_says(tmp_path):
 )
 def test_the_schema_has_the_fields_of_the_code(name, kind):
     stated = set(SCHEMA["$defs"][name]["properties"]) - {"record", "line", "crc"}
+    stated -= {"mesh"}  # of files of earlier versions
     assert stated == {field.name for field in dataclasses.fields(kind)}
 
 

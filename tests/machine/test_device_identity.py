@@ -167,8 +167,7 @@ STATE = {
 
 
 @pytest.mark.parametrize(
-    ("files", "values"),
-    [(STATE, (97, 1205, 2100, 58, 142.0, 750.0)), ({}, (None,) * 6)],
+    ("files", "values"), [(STATE, (97, 1205, 2100, 58, 142.0, 750.0)), ({}, (None,) * 6)]
 )
 def test_the_state_of_an_amd_gpu(tmp_path, files, values):
     (gpu,) = gpu_state.amd_gpus(["0000:05:00.0"], amd_sysfs(tmp_path, files))

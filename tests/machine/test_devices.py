@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from error_form import error_line, error_tail, error_text, expecting
+from error_form import error_tail, error_text, expecting
 from fake_machine import Graph, Machine
 from ranks import busy
 
@@ -30,12 +30,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import TorchcollError, UnavailableError
 from torchcoll.core.spec import Spec
 from torchcoll.machine import devices as devices
-from torchcoll.machine.devices import (
-    Cpu,
-    cost_of_measuring,
-    open_device,
-    refuse_shared,
-)
+from torchcoll.machine.devices import Cpu, cost_of_measuring, open_device, refuse_shared
 from torchcoll.machine.launcher import Launch
 from torchcoll.questions.pairs.pairs_run import parse_pairs
 
@@ -58,15 +53,6 @@ def test_a_rank_takes_the_device_of_its_number():
     assert device.free_bytes() == 72
 
 
-def test_the_cpu_needs_nothing():
-    device = open_device(None, "cpu", launched(7, 8), shared=False)
-    assert isinstance(device, Cpu)
-    assert (device.name, device.index, device.captures) == ("cpu", None, False)
-    assert device.event_costs(5) == []
-    device.synchronize()
-    device.release()
-
-
 HOST = os.uname().nodename
 
 
@@ -76,12 +62,7 @@ HOST = os.uname().nodename
         (1, 1, 2, error_tail("2 with 1 cuda device", "at most 1")),
         (2, 3, 4, error_tail("4 with 2 cuda devices", "at most 2")),
         # A launcher that gives no size.
-        (
-            2,
-            3,
-            1,
-            error_tail("4 with 2 cuda devices", "at most 2"),
-        ),
+        (2, 3, 1, error_tail("4 with 2 cuda devices", "at most 2")),
     ],
 )
 def test_more_ranks_than_devices(count, local, ranks, recorded):
@@ -128,10 +109,7 @@ def test_no_device():
             "Another process has it, or it is in exclusive mode: see nvidia-smi -q -d COMPUTE,"
             "PIDS.",
         ),
-        (
-            "CUDA error: out of memory",
-            "Other processes have its memory: nvidia-smi names them.",
-        ),
+        ("CUDA error: out of memory", "Other processes have its memory: nvidia-smi names them."),
         (
             "CUDA error: CUDA driver version is insufficient for CUDA runtime version",
             "Update the driver, or install a torch for an older CUDA.",
@@ -166,16 +144,6 @@ def test_a_driver_older_than_the_runtime():
         "at least one. Update the driver, or install a torch that was built for an "
         "older CUDA; --device cpu measures on the CPU.",
     )
-
-
-def test_the_installed_torch_gives_the_reason_for_no_gpu():
-    """The installed torch: built without CUDA, or without a driver."""
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    with pytest.raises(UnavailableError) as caught:
-        open_device(torch, "cuda", launched(), shared=False)
-    recorded = error_text("device cuda", f"none that torch {torch.__version__} can use (")
-    assert str(caught.value).startswith(recorded) and "\n" not in str(caught.value)
 
 
 def test_slices_of_one_gpu():
@@ -253,17 +221,6 @@ def test_stream_puts_an_event_between_calls():
     assert next(iter(clocks)) == "device"
 
 
-def test_batches_are_appended():
-    machine = Machine(ms=[9.0, 1.0, 9.0, 2.0])
-    device = machine.open()
-    clocks = device.clocks("back-to-back")
-    lead = []
-    device.stream(machine.call, 1, clocks, 1, lead)
-    device.stream(machine.call, 1, clocks, 1, lead)
-    assert clocks["device"] == [1_000_000, 2_000_000]
-    assert lead == [9_000_000, 9_000_000]
-
-
 @pytest.mark.parametrize(
     ("calls", "each", "device_ns"),
     [
@@ -326,27 +283,6 @@ def test_a_graph_on_xpu():
     assert machine.log == ["synchronize", "capture", "call", "captured"]
     replay()
     assert machine.log[-1] == "replay"
-
-
-def test_what_captures():
-    assert not Machine("xpu").open().captures
-    with pytest.raises(AssertionError):
-        Cpu().graph(lambda: None)
-
-
-def test_the_cost_of_an_event_pair():
-    machine = Machine()
-    device = machine.open()
-    assert device.event_costs(3) == [10, 10, 10]
-    pair = ["stamp", *["event on cuda:0", "record"] * 2, "stamp"]
-    assert machine.log == [*pair * 3, "synchronize"]
-
-
-def test_on_the_cpu_stream_runs_free():
-    stamps, lead = iter([0, 5, 9, 20]), []
-    clocks = {"host": []}
-    Cpu(lambda: next(stamps)).stream(lambda: None, 2, clocks, 1, lead)
-    assert (lead, clocks) == ([5], {"host": [4, 11]})
 
 
 class Dist:
@@ -431,19 +367,6 @@ def communicators(dist, backends="nccl", subgroups=((0, 1),), kind="cuda", exist
     return groups
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-def test_lazy_is_the_default(lazy):
-    dist = Dist(lazy)
-    communicators(dist)
-    recorded = True if lazy else None
-    assert dist.log == [
-        "[init_process_group",
-        f"init nccl lazy={recorded} LOCAL_RANK=2",
-        "init_process_group]",
-    ]
-    assert "LOCAL_RANK" not in os.environ
-
-
 def test_the_variable_of_the_launcher_is_put_back(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "7")
     dist = Dist()
@@ -482,16 +405,6 @@ def test_registered_buffers_need_a_connection():
     dist = Dist()  # its rows are unsupported; the run is not
     communicators(dist, "gloo", kind="cpu", buffers="registered")
     assert not [line for line in dist.log if line.startswith("connect")]
-
-
-@pytest.mark.parametrize(("backend", "kind"), [("xccl", "xpu"), ("ccl", "xpu"), ("ccl", "cpu")])
-def test_eager_where_connecting_does_nothing(backend, kind):
-    """All of torch's backends have the method, but only NCCL's does something."""
-    with pytest.raises(UnavailableError) as caught:
-        communicators(Dist(), backend, kind=kind, init="eager")
-    assert str(caught.value) == error_text(
-        "init", f"eager with {backend}", f"lazy. {backend} has no eager connect."
-    )
 
 
 def test_a_fresh_group_is_connected_as_asked_and_destroyed():
@@ -600,14 +513,6 @@ def test_a_configuration_that_cannot_be_had(dist, options, text):
     assert dist.log == []
 
 
-def test_align_ends_with_an_idle_device():
-    dist = Dist()
-    groups = communicators(dist)
-    del dist.log[:]
-    groups.align("nccl")()
-    assert dist.log == ["barrier None [2]", "synchronize"]
-
-
 def test_barrier_gets_the_device_on_nccl_only():
     dist = Dist()
     groups = communicators(dist, "xccl", kind="xpu")
@@ -619,15 +524,6 @@ def test_barrier_gets_the_device_on_nccl_only():
     del dist.log[:]
     groups.align("gloo")()
     assert dist.log == ["barrier None None"]
-
-
-def test_groups_are_destroyed_in_order():
-    dist = Dist()
-    groups = communicators(dist, "nccl,gloo")
-    assert dist.log[3:] == ["[new_group_gloo", "new_group gloo None lazy=None", "new_group_gloo]"]
-    del dist.log[:]
-    groups.close()
-    assert dist.log == ["destroy gloo-None", "destroy default"]
 
 
 def test_a_group_that_was_found_has_had_calls():
@@ -737,15 +633,6 @@ def test_torch_that_refuses_its_allocator():
         pools.allocate("registered")
 
 
-def test_torch_without_symmetric_registration():
-    """torch 2.13 accepts only the pool."""
-    pools = Pools()
-    pools.backend.register_mem_pool = lambda pool: None
-    pools.allocate("registered")
-    with pytest.raises(RuntimeError, match=r"^torch 2\.99 has no symmetric registration$"):
-        pools.allocate("symmetric")
-
-
 SCRIPT = Path(__file__).resolve().parents[2] / "launch" / "one_gpu.sh"
 
 
@@ -754,45 +641,10 @@ def one_gpu(*arguments):
     hidden = {"NO_INSTALL": "1", "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
     environment = {**os.environ, **hidden, "HIP_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        ["bash", str(SCRIPT), *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
+        ["bash", str(SCRIPT), *arguments], env=environment, capture_output=True, text=True
     )
     assert done.stdout == ""
     return done.returncode, done.stderr
-
-
-def test_one_gpu_without_any():
-    code, recorded = one_gpu("-n", "4", "allreduce", "-b", "1K")
-    assert code == 4
-    assert recorded.startswith(error_line("GPU", f"none that torch {torch.__version__} of "))
-    assert recorded.count("\n") == 1
-    assert recorded.endswith(expecting("one. python -m torchcoll doctor says why\n"))
-
-
-def test_one_gpu_without_torch(tmp_path, monkeypatch):
-    (tmp_path / "torch.py").write_text("raise ImportError")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    code, recorded = one_gpu()
-    assert (code, recorded.count("\n")) == (4, 1)
-    assert recorded.startswith("torchcoll: error: torch of ")
-    assert error_tail(" got none", "2.6 or newer. Name a python that has it: PYTHON=") in recorded
-
-
-@pytest.mark.parametrize(
-    ("arguments", "recorded"),
-    [
-        (("-n", "0"), error_text("-n", "'0'", "a whole number from 1")),
-        (("-n",), error_text("-n", "''", "a whole number from 1")),
-        (("--all", "x"), error_text("--all", "'x' after it", "nothing")),
-        (("bogus",), error_text("collective", "'bogus'", "one of: allreduce allgather ")),
-    ],
-)
-def test_one_gpu_asked_wrongly(arguments, recorded):
-    code, line = one_gpu(*arguments)
-    assert (code, line.count("\n")) == (2, 1)
-    assert line.startswith(f"torchcoll: error: {recorded}")
 
 
 def test_what_one_gpu_all_starts_is_understood(tmp_path):

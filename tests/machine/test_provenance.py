@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
 import os
 import shutil
@@ -14,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchcoll.machine import placement, provenance
+from torchcoll.machine import provenance
 from torchcoll.machine.placement import (
     device_facts,
     network_interfaces,
@@ -55,15 +54,7 @@ def test_communication_libraries_are_found(tmp_path, path, version):
         "path": path,
         "version": version,
         "how": "run path or system",
-        "ends_sha256": None,
     }
-
-
-@pytest.mark.parametrize(
-    "path", ["/x/libnccl_static.a", "/x/libncclx", "/x/libcclient.so", "/x/libmpich.py", "[vdso]"]
-)
-def test_other_files_are_not(tmp_path, path):
-    assert mapped_libraries(maps=maps(tmp_path, path), environ={}) == []
 
 
 def test_the_reason_why_a_file_was_loaded(tmp_path):
@@ -81,36 +72,13 @@ def test_the_reason_why_a_file_was_loaded(tmp_path):
     assert how("/v/site-packages/nvidia/nccl/lib/libnccl.so.2") == "Python package"
 
 
-def test_the_ends_distinguish_two_files(tmp_path):
-    library = tmp_path / "libnccl.so.2"
-
-    def digest(content):
-        library.write_bytes(content)
-        return mapped_libraries(maps=maps(tmp_path, library))[0]["ends_sha256"]
-
-    small = digest(b"a" * 10)
-    assert small == hashlib.sha256(b"10" + b"a" * 10).hexdigest()[:16]
-    mib = 1 << 20
-    large = digest(b"a" * mib + b"b" * mib + b"c" * mib)
-    assert large == hashlib.sha256(f"{3 * mib}".encode() + b"a" * mib + b"c" * mib).hexdigest()[:16]
-    assert digest(b"a" * mib + b"x" * mib + b"c" * mib) == large  # the middle is not read
-    assert len({small, large, digest(b"a" * mib + b"b" * mib + b"d" * mib)}) == 3
-
-
 def test_one_rank_of_a_host_may_leave_files_unread(tmp_path):
     library = tmp_path / "libccl.so.1.0"
     library.write_bytes(b"\0" * 999 + b"\0Gold-2022.2.0 2026-10-11T17:52:02Z (release)\0DPCPP")
     (read,) = mapped_libraries(maps=maps(tmp_path, library))
-    assert (read["version"], len(read["ends_sha256"])) == ("2022.2.0", 16)
+    assert read["version"] == "2022.2.0"
     (unread,) = mapped_libraries(maps=maps(tmp_path, library), thorough=False)
-    assert (unread["version"], "ends_sha256" in unread) == (None, False)
-
-
-def test_a_file_that_is_gone(tmp_path):
-    path = "/x/libnccl.so.2.27.5 (deleted)"
-    (result,) = mapped_libraries(maps=maps(tmp_path, path), environ={})
-    assert (result["path"], result["ends_sha256"]) == (path, None)
-    assert mapped_libraries(maps=str(tmp_path / "none")) == []
+    assert unread["version"] is None
 
 
 @pytest.mark.parametrize(("number", "text"), [(23007, "2.30.7"), (2708, "2.7.8")])
@@ -154,7 +122,6 @@ def test_this_process_has_torchs_gloo():
     (gloo,) = [m for m in facts["mapped"] if m["name"] == "libtorch_cpu.so"]
     assert gloo["version"] == torch.__version__
     assert Path(gloo["path"]).parent == Path(torch.__file__).parent / "lib"
-    assert len(gloo["ends_sha256"]) == 16
     assert "pci_id" not in facts
 
 
@@ -298,15 +265,6 @@ def test_device_of_older_torch_is_found_by_its_uuid(tmp_path):
     }
 
 
-def test_no_device_no_facts():
-    torch = pytest.importorskip("torch")
-    assert device_facts(torch, "cpu") == {}
-    assert device_facts(torch, "mps:0") == {}
-    if not torch.cuda.is_available():
-        assert device_facts(torch, "cuda:0") == {}
-    assert placement.cpu_numbers("0-2,8\n") == {0, 1, 2, 8}
-
-
 @pytest.mark.parametrize("name", ["libccl.so.1", "liboneccl_bindings_for_pytorch.so"])
 def test_the_version_of_oneccl_is_in_its_file(tmp_path, name):
     """The version is in the library's file, as in 2021.14; Intel's bindings may contain oneCCL."""
@@ -315,9 +273,3 @@ def test_the_version_of_oneccl_is_in_its_file(tmp_path, name):
     assert provenance.oneccl_version(maps(tmp_path, library)) == "2021.14.0"
     (result,) = mapped_libraries(maps=maps(tmp_path, library))
     assert result["version"] == "2021.14.0"
-
-
-def test_no_oneccl_has_no_version(tmp_path):
-    library = tmp_path / "libnccl.so.2"
-    library.write_bytes(b"Gold-2021.14.0 ")
-    assert provenance.oneccl_version(maps(tmp_path, library)) is None

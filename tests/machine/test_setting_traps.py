@@ -26,7 +26,6 @@ KINDS = [
     ("switched_off", {"NCCL_NVLS_ENABLE": "0"}, {"NCCL_NVLS_ENABLE": "1"}),
     ("ze_affinity_mask", {"ZE_AFFINITY_MASK": "0"}, {"ZE_AFFINITY_MASK": "0,1,2,3,4,5,6,7"}),
     ("hidden_devices", {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "0,1"}),
-    ("nccl_implementation", {"TORCH_DIST_USE_NCCL2": "1"}, {}),
 ]
 
 
@@ -48,10 +47,7 @@ def names(environ=None, launcher="torchrun", ranks=2, cores=2, ccl_on_cpu=True):
         # oneCCL turns its workers off by itself under an MPI launcher.
         ({"launcher": "Intel MPI"}, []),
         ({"launcher": "srun"}, ["ccl_worker_offload"]),
-        (
-            {"cores": 8, "environ": {"CCL_ATL_TRANSPORT": "mpi"}},
-            ["ccl_atl_transport"],
-        ),
+        ({"cores": 8, "environ": {"CCL_ATL_TRANSPORT": "mpi"}}, ["ccl_atl_transport"]),
         ({"cores": 8, "launcher": "MPICH", "environ": {"CCL_ATL_TRANSPORT": "mpi"}}, []),
         ({"cores": 8, "environ": {"CCL_LOG_LEVEL": "debug"}}, ["slowed"]),
         ({"cores": 8, "environ": {"CCL_LOG_LEVEL": "warn"}}, []),
@@ -67,7 +63,7 @@ def test_traps(changes, expected):
 
 def test_a_setting_of_each_kind_is_here():
     assert {name for name, _, _ in KINDS} == {trap.name for trap in TRAPS}
-    assert len({trap.name for trap in TRAPS}) == 8
+    assert len({trap.name for trap in TRAPS}) == 7
 
 
 def recorded(environ, cpu_named=False):

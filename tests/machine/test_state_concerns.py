@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchcoll.machine.state import before, during, processes_text, why_busy
+from torchcoll.machine.state import before, during, processes_text
 
 PYTHON = {"pid": 4711, "name": "python", "user": "anna", "size_bytes": 36_721_970_381}  # 34.2 GiB
 SMALL = {"pid": 9, "name": "dcgm", "user": None, "size_bytes": None}
@@ -113,11 +113,7 @@ def cores(others_cores, stolen=0.0, cores=16, seconds=10.0, busy=8.0):
     ("kind", "shares", "message"),
     [
         ("cpu", cores(1.6), None),  # the limit: 10 % of 16
-        (
-            "cpu",
-            cores(1.61),
-            "other processes used 1.6 of 16 cores, most of it make (anna)",
-        ),
+        ("cpu", cores(1.61), "other processes used 1.6 of 16 cores, most of it make (anna)"),
         ("cpu", cores(2.5), "other processes used 2.5 of 16 cores, most of it make"),  # half of it
         ("cpu", cores(2.6), "other processes used 2.6 of 16 cores during the run"),
         ("cuda", cores(7.9), None),
@@ -150,33 +146,6 @@ def test_ports():
     last["eth1"] = {"rx_errors": 7}  # was not there before
     concerns = list(during(state(network=first), state(network=last), "cpu"))
     assert concerns == ["mlx5_0 port 1 of node7: symbol_error +12, link_downed +1 during the run"]
-
-
-@pytest.mark.parametrize(
-    ("record", "shares", "why"),
-    [
-        (state(), cores(0.8), None),  # the limit: 5 % of 16
-        (
-            state(),
-            cores(0.81),
-            "node7: other processes used 0.81 of 16 cores, most of it make (pid 4711, anna)",
-        ),
-        (state(), cores(None), "node7: who uses its cores cannot be seen"),
-        (
-            state(others=[PYTHON], busy_percent=0),
-            None,
-            "GPU 3 of node7: python (pid 4711, anna, 34.2 GiB)",
-        ),
-        (state(others=[], busy_percent=87), None, "GPU 3 of node7: 87 % busy"),
-        (state(others=[], busy_percent=0), None, None),
-        (state(others=[]), None, None),
-        (state(others=None, busy_percent=0), None, None),  # a container: no list, but idle
-        (state(others=None), None, "GPU 3 of node7: who uses it cannot be seen"),
-        (state(), None, "node7: who uses its devices cannot be seen"),
-    ],
-)
-def test_why_busy(record, shares, why):
-    assert why_busy(record, shares) == why
 
 
 def test_a_process_with_few_lines():

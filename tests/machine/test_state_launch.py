@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from error_form import error_line
 from nvml_fake import FakeNvml
 from ranks import command
 
@@ -124,29 +123,6 @@ def test_a_gpu_that_another_uses_and_that_is_throttled(launch):
     assert [len(device["others"] or ()) for device in devices] == [1, 0]
 
 
-def test_require_idle_names_the_process(launch):
-    first = gpu(0, ComputeRunningProcesses_v3=[(os.getpid(), 36_721_970_381)])
-    setup = with_gpus(first, gpu(1))
-    measured = launch("all_reduce", f"{SIZE} --require-idle", 2, setup=setup).ended(4)
-    (line,) = measured.errors()
-    name = state.process_name(os.getpid())
-    user = state.user_name(os.getpid())
-    assert line == error_line(
-        "require-idle",
-        f"GPU 0 of {environment.hostname()}: {name} (pid {os.getpid()}, {user}, 34.2 GiB)",
-        "a machine that nobody else uses. Wait, end that, or leave --require-idle out.",
-    )
-
-    assert not measured.path.exists()  # nothing has begun
-
-
-def test_require_idle_on_gpus_that_are(launch):
-    setup = with_gpus(gpu(0), gpu(1))
-    measured = launch("all_reduce", f"{SIZE} --require-idle", 2, setup=setup).ended(0)
-    messages = [event["message"] for event in measured.run.events if event["kind"] == "machine"]
-    assert [text for text in messages if text.startswith("GPU")] == []
-
-
 def on_one_core():
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
@@ -165,24 +141,6 @@ def burner():
     yield pid
     os.kill(pid, 9)
     os.waitpid(pid, 0)
-
-
-def test_require_idle_on_busy_cores(launch, burner):
-    def setup(rank):
-        on_one_core()
-
-    measured = launch("all_reduce", f"{SIZE} --require-idle", 2, setup=setup).ended(4)
-    (line,) = measured.errors()
-    start = error_line("require-idle", f"{environment.hostname()}: other processes used ")
-    assert line.startswith(start)
-
-
-def test_require_idle_on_cores_that_are(launch):
-    def anything_is_idle(rank):
-        state.IDLE_SHARE = 2.0
-
-    measured = launch("all_reduce", f"{SIZE} --require-idle", 2, setup=anything_is_idle)
-    assert measured.ended(0).run.complete
 
 
 def test_busy_cores_during_the_run(launch, burner):

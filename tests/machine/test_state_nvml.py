@@ -72,21 +72,11 @@ def test_all_values_of_a_gpu():
     }
 
 
-def test_unknown_values_are_none():
-    gpu = only({})
-    assert gpu.pop("place") == PLACE
-    assert set(gpu.pop("limited_ns").values()) == {None}
-    assert set(gpu.values()) == {None}
-
-
 def test_an_older_driver():
     """An older driver has the old name of the throttle reasons, and version 2 of the process
     call.
     """
-    answers = {
-        "CurrentClocksThrottleReasons": 0x1,
-        "ComputeRunningProcesses_v2": [(8, 16)],
-    }
+    answers = {"CurrentClocksThrottleReasons": 0x1, "ComputeRunningProcesses_v2": [(8, 16)]}
     absent = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetComputeRunningProcesses_v3")
     gpu = only(answers, absent=absent)
     assert gpu["reasons"] == ["GPU idle"]
@@ -104,13 +94,6 @@ def test_the_last_of_36_links():
     answers = {("NvLinkState", 35): 1, ("NvLinkRemoteDeviceType", 35): 2}
     assert only(answers)["nvlinks"] == 1
     assert only(answers)["nvlink_to"] == {"switch": 1}
-
-
-def test_by_uuid():
-    """torch gives the UUID without its prefix."""
-    library = FakeNvml({"GPU-12-34": {"Index": 1}})
-    (gpu,) = gpu_state.nvidia_gpus(["12-34"], library)
-    assert (gpu["place"], gpu["index"]) == ("12-34", 1)
 
 
 def test_without_a_driver_without_the_device_and_without_an_answer():

@@ -49,7 +49,7 @@ def folder(tmp_path, monkeypatch):
 
 def options_of(name: str) -> set[str]:
     parser = argparse.ArgumentParser()
-    cli._add_options(name, cli.commands()[name], parser)
+    cli._add_options(name, cli.load_command(name, cli.commands()[name]), parser)
     return set(parser._option_string_actions)
 
 

@@ -14,7 +14,7 @@ import pytest
 from error_form import error_tail, error_text
 from handmade import Terminal, case, not_run, result, run
 
-from torchcoll.bench.live import reporter, slowest_in_calls
+from torchcoll.bench.live import reporter
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Choice, Run
 from torchcoll.report.destination import ProgressLine, RunProgress
@@ -295,10 +295,3 @@ def test_progress_line_is_cut_on_a_terminal_and_absent_elsewhere():
         line.clear()
     assert terminal.getvalue() == "\r\x1b[K123456789\r\x1b[K"
     assert pipe.getvalue() == ""
-
-
-def test_the_slowest_rank_of_the_latest_case():
-    """Rank 1 is the longest in three of four calls."""
-    times = [[10, 10, 10, 99], [20, 30, 40, 50]]
-    latest = result(ranks=2, case=case(size_bytes=1024), time_ns={"host": times})
-    assert slowest_in_calls(latest).startswith("slowest: rank 1 in 75 % of all_reduce 1K")

@@ -1,21 +1,8 @@
-"""Buffers other than plain ones: mapped by other GPUs, registered with NCCL, rotated, or flushed
-out of the caches. Loaded if a case asks for them.
+"""Buffers other than plain ones: mapped by other GPUs (torch's symmetric memory), registered with
+NCCL (ncclMemAlloc), rotated, or flushed out of the caches. Loaded if a case asks for them.
 
-Mapped (torch's symmetric memory): ``rendezvous`` exchanges the handles of the memory through the
-store and maps it, before the first call, as registering does.
-
-Registered (user-buffer registration and symmetric memory of NCCL): the allocator wraps
-ncclMemAlloc; registering the pool lets NCCL use zero-copy and, with ``symm``, its symmetric kernels
-(NCCL 2.27 and newer).
-
-Rotated (--buffer-reuse rotate): nccl-tests shifts the buffers of call i by (i mod maxbytes / size)
-x size bytes (common.cu, startColl), so that buffers smaller than a cache are not found in it.
-
-Flushed (--buffer-reuse flush): twice the bytes of the largest cache are written, because caches do
-not replace their oldest line strictly: a buffer of the size of the cache would leave some of the
-old lines in it. Ranks of a host that share a cache write this together. On AMD GPUs at least 512
-MiB are written: torch knows their L2 cache (4 MiB of each die of an MI300X), but not the 256 MiB of
-Infinity Cache behind it.
+Flushed: twice the bytes of the largest cache are written, because caches do not replace their
+oldest line strictly. AMD GPUs have caches that torch does not know: 256 MiB of Infinity Cache.
 """
 
 from __future__ import annotations
@@ -40,15 +27,12 @@ _UNKNOWN_BYTES = 128 << 20
 _LEAST_ON_AMD = 512 << 20
 _LEAST_BYTES = 8 << 20  # more than the caches that each core of a CPU has for itself
 
-# More than the most calls of a case, so that only a large `-n` uses a place again before the end of
-# the buffer.
+# More than the most calls of a case: only a large `-n` uses a place again before the end.
 MOST_PLACES = 2048
 
 
 def allocate_mapped(torch: Any, sizing: SizedCase, place: int, device: Device) -> Buffers:
-    """As ``allocate``, in memory that other GPUs can map. Raises RuntimeError that names what torch
-    or the device lacks.
-    """
+    """As ``allocate``, in memory that other GPUs can map. Raises RuntimeError."""
     missing = lacking(torch, sizing.case, device.index)
     if missing:
         raise RuntimeError(missing)
@@ -62,9 +46,7 @@ def allocate_mapped(torch: Any, sizing: SizedCase, place: int, device: Device) -
 
 
 def map_together(case: Case, buffers: Buffers, group: Any) -> None:
-    """Let each GPU of the group map the memory of the others. Collective. Raises RuntimeError if
-    GPUs cannot reach each other, several ranks use one, or multicast is missing.
-    """
+    """Let each GPU of the group map the memory of the others. Collective. Raises RuntimeError."""
     memory, kernel = importlib.import_module(MEMORY), kernel_of(case)
     assert kernel is not None
     enable = getattr(memory, "enable_symm_mem_for_group", None)
@@ -80,9 +62,7 @@ def map_together(case: Case, buffers: Buffers, group: Any) -> None:
 
 
 def allocate_in_pool(torch: Any, sizing: SizedCase, rank: int, device: str, group: Any) -> Buffers:
-    """As ``allocate``, in a pool for ``register``. Raises RuntimeError that names what this torch
-    or GPU lacks.
-    """
+    """As ``allocate``, in a pool for ``register``. Raises RuntimeError."""
     backend = group._get_backend(torch.device(device))
     try:
         allocator = getattr(backend, "mem_allocator", None)  # torch 2.6 has none
@@ -99,9 +79,7 @@ def allocate_in_pool(torch: Any, sizing: SizedCase, rank: int, device: str, grou
 
 
 def register(torch: Any, buffers: Buffers, kind: str, device: str, group: Any) -> None:
-    """Register with ``group``, which has connected. Collective for ``symmetric`` buffers, so every
-    rank must have its buffers. Raises RuntimeError that names what this torch lacks.
-    """
+    """Register with ``group``, which has connected. Collective. Raises RuntimeError."""
     backend = group._get_backend(torch.device(device))
     if kind != "symmetric":
         backend.register_mem_pool(buffers.pool)
@@ -117,31 +95,8 @@ def deregister(torch: Any, buffers: Buffers, device: str, group: Any) -> None:
     group._get_backend(torch.device(device)).deregister_mem_pool(buffers.pool)
 
 
-class Cycle:
-    """The call of a case whose uneven blocks move on: each time with the blocks of the next
-    position. The buffers hold the largest blocks, of which a call takes the beginning.
-    """
-
-    def __init__(self, calls: list[Call]) -> None:
-        self._calls = calls
-        self._next = 0
-
-    def __call__(self) -> object:
-        call = self._calls[self._next]
-        self._next = (self._next + 1) % len(self._calls)
-        return call()
-
-    def begin(self, position: int) -> None:
-        """Make the next call the one of this position, which may be negative."""
-        self._next = position % len(self._calls)
-
-
-class Rotation(Cycle):
-    """The call of the case: each time on the next place in the memory of the buffers.
-
-    make_call: makes the call on the present place. It is called beforehand, for each place, because
-    making a call takes longer than many a call.
-    """
+class Rotation:
+    """The call of the case, each time on the next place in the memory of the buffers."""
 
     def __init__(
         self,
@@ -152,25 +107,28 @@ class Rotation(Cycle):
         make_call: Callable[[], Call],
         pulse: Callable[[], object],
     ) -> None:
-        calls = []
+        self._calls: list[Call] = []
+        self._next = 0
         for place in range(min(sizing.slots, MOST_PLACES)):
             buffers.move(place)
-            calls.append(make_call())
+            self._calls.append(make_call())
         buffers.move(0)
-        super().__init__(calls)
         self._torch, self._buffers, self._pulse = torch, buffers, pulse
         self._stride = sizing.stride
         self._input = input_of(torch, sizing, rank, buffers.rooms[0])
         self._filled = False
+
+    def __call__(self) -> object:
+        call = self._calls[self._next]
+        self._next = (self._next + 1) % len(self._calls)
+        return call()
 
     def stand(self) -> None:
         """Move the buffers to the place of the next call, to fill and to verify them."""
         self._buffers.move(self._next)
 
     def refill(self) -> None:
-        """Fill all places with input. Those of the next calls are first, so that the others drive
-        them out of the caches.
-        """
+        """Fill all places with input, the next ones first: the others leave the caches cold."""
         send, recv = self._buffers.rooms
         if not self._filled:  # else the first round would pay for its page faults
             self._filled = True
@@ -188,8 +146,7 @@ def flush_bytes(torch: Any, device: Device, ranks_here: int, cores: Path = _CORE
     """Bytes that ``flush_call`` writes on each of the ``ranks_here`` ranks of this host."""
     if device.kind == "cpu":
         size_bytes, sharing = _largest_of_core(cores)
-        # If the ranks are on all cores, so many of them share one cache. With fewer sharers the
-        # caches are still overwritten.
+        # If the ranks are on all cores, so many of them share one cache.
         sharers = max(1, ranks_here * sharing // (os.cpu_count() or 1))
         return max(_LEAST_BYTES, 2 * (size_bytes or _UNKNOWN_BYTES) // sharers)
     ask = getattr(torch.get_device_module(device.kind), "get_device_properties", None)
@@ -201,10 +158,7 @@ def flush_bytes(torch: Any, device: Device, ranks_here: int, cores: Path = _CORE
 
 
 def flush_call(torch: Any, device: Device, size_bytes: int) -> Call:
-    """A function that overwrites the caches, and returns once that is done, on the device too.
-
-    Raises torch's out-of-memory error.
-    """
+    """A function that overwrites the caches. Raises torch's out-of-memory error."""
     buffer = torch.zeros(size_bytes, dtype=torch.uint8, device=device.name)
 
     def flush() -> None:
@@ -218,9 +172,7 @@ def flush_call(torch: Any, device: Device, size_bytes: int) -> Call:
 
 
 def _largest_of_core(cores: Path) -> tuple[int, int]:
-    """(bytes of the largest cache of a core of this process, how many cores share it); zeros if
-    that is not known.
-    """
+    """(bytes of the largest cache of a core of this process, how many cores share it), or zeros."""
     core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     caches = [(0, 0)]
     for index in (cores / f"cpu{core}/cache").glob("index*"):

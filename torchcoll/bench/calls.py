@@ -1,8 +1,5 @@
 """Calls other than plain ones: asynchronous, several in a group, through torch's functional
-collectives or DTensor, or of kernels of its symmetric memory. Loaded if a case asks for them.
-
-A functional call allocates its result and waits for it, as it does for users of these APIs: both
-are part of the time. Verification copies the result of its own call into the receive buffer.
+collectives or DTensor (with the allocation of the result), or kernels of symmetric memory.
 """
 
 from __future__ import annotations
@@ -88,8 +85,6 @@ def functional_call(
 ) -> Call:
     """The call of a case through functional collectives or DTensor, which sets
     ``buffers.returned``. If the installed torch refuses it, the first call is refused.
-
-    index: the rank within the group. group: None is the default group.
     """
     case = sizing.case
     group = group or local.dist.distributed_c10d._get_default_group()
@@ -121,7 +116,6 @@ def _functional(
         pair, ranks = sizing.division.pair, range(sizing.ranks)
         sent = [pair(index, peer) for peer in ranks]
         received = [pair(peer, index) for peer in ranks]
-        send = send.narrow(0, 0, sum(sent))  # the buffer is larger if blocks move on
     return partial(function, send, *entry.arguments(_op_name(case), received, sent, group))
 
 

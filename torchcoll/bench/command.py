@@ -1,8 +1,4 @@
-"""``torchcoll run``: the ranks of one host, started once the arguments have been checked.
-
-torchrun starts as many processes as there are ranks before any of them can read its arguments, and
-reports a misspelt option in 52 lines, of which one names it.
-"""
+"""``torchcoll run``: the ranks of one host, started once the arguments have been checked."""
 
 from __future__ import annotations
 
@@ -62,14 +58,12 @@ def run_ranks(options: argparse.Namespace) -> NoReturn:
 
 COMMANDS = {
     "run": SubCommand(
-        "measure on the ranks of one host (starts torchrun)",
         run_arguments,
         run_ranks,
-        "machine",
         examples=(
             "torchcoll run -n 8 allreduce --sizes 1K,1M,1G",
             "torchcoll run -n 2 suite --backend gloo -J run.jsonl",
         ),
         exit_1="a case failed or was wrong, no case ran, or a rank ended with any other code",
-    ),
+    )
 }

@@ -17,16 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torchcoll.core.backends import BackendEntry, backend_of, current_backend, group_store
 from torchcoll.core.errors import HangError, TorchcollError, UnavailableError, UsageError, brief
 from torchcoll.core.spec import SPLIT_FIELD
-from torchcoll.machine.environment import footprint
 
 if TYPE_CHECKING:
-    from torchcoll.bench.session import Parts, Rank
+    from torchcoll.bench.session import Rank, Subgroups
     from torchcoll.core.spec import Spec
 
-# Ranks refuse a call at once. A rank that does not answer for so long after this rank was refused
-# is in trouble. Half of a shorter --timeout: a rank that waits in the library in vain is refused
-# too when its group's timeout ends, and that must not look as if all ranks were refused (rank 0 may
-# refuse a variable before it has told the others where to find it).
+# A rank that does not answer for so long after this rank was refused a call is in trouble. Half of
+# a shorter --timeout, at whose end the library refuses a rank that waits in vain.
 REFUSAL_S = 10.0
 # How torch and its backends say that they have no such call, type or device.
 _NOT_THERE = re.compile(r"(?i)support|implement|unconvertible|no backend type")
@@ -39,8 +36,7 @@ class Communicator:
     backend: BackendEntry
     group: Any  # None is the default group
     ranks: tuple[int, ...]  # ranks of the run in it
-    # Calls that torchcoll has made on it, without barriers for alignment; None if others had made
-    # some before.
+    # Calls of torchcoll without barriers for alignment; None if others had made some before.
     calls: int | None = 0
     how: str = "shared"  # or how a fresh one was made: new_group, or split off its parent by torch
     connect_ns: int | None = None
@@ -49,16 +45,18 @@ class Communicator:
 
 
 class Communicators:
-    """All process groups of a session.
-
-    parts: the ranks of each sub-group. in_group: the program had a default group before.
-    """
+    """All process groups of a session. in_group: the program had a default group before."""
 
     def __init__(
-        self, local: Rank, spec: Spec, parts: Parts, entries: Sequence[BackendEntry], in_group: bool
+        self,
+        local: Rank,
+        spec: Spec,
+        subgroups: Subgroups,
+        entries: Sequence[BackendEntry],
+        in_group: bool,
     ) -> None:
         self._local, self._dist = local, local.dist
-        self._spec, self._parts, self._entries = spec, parts, entries
+        self._spec, self._subgroups, self._entries = spec, subgroups, entries
         self._in_group = in_group
         self._config = spec.config_fields
         self._split = SPLIT_FIELD in self._config
@@ -68,21 +66,20 @@ class Communicators:
         self._whole: dict[str, Any] = {}  # backend -> group of all ranks
         self._made: list[Any] = []  # groups to destroy, None for the default one
         self._shared: dict[str, Communicator] = {}
-        self.growth: dict[str, dict[str, int]] = {}  # backend -> what it added: see _weighed
         self.unusable: dict[str, str] = {}  # backend -> why its first call did not connect
 
     def open(self) -> None:
         """Make the groups."""
         local, there, phase = self._local, None, self._local.progress.phase
         self._check_config()
-        sizes = {len(part) for part in self._parts}
+        sizes = {len(subgroup) for subgroup in self._subgroups}
         for size in sizes - {max(sizes)}:
             self._spec.sizings(size)  # refuses a root or splits that a sub-group cannot have
         if self._in_group:
             there = current_backend(local.torch, local.device.kind)
         for index, entry in enumerate(self._entries):
             if index == 0 and not self._in_group:
-                with self._weighed(entry), phase("init_process_group"), self._device_stated():
+                with phase("init_process_group"), self._device_stated():
                     self._dist.init_process_group(
                         entry.name,
                         store=group_store(local.torch, entry.name, local.control.store),
@@ -96,34 +93,20 @@ class Communicators:
             elif entry.name == there:
                 self._whole[entry.name] = None
             else:
-                with self._weighed(entry), phase(f"new_group_{entry.name}"):
+                with phase(f"new_group_{entry.name}"):
                     self._whole[entry.name] = self._new(entry, None)
         with phase("communicator") if self._eager else contextlib.nullcontext():
             for entry in self._entries:
-                with self._weighed(entry):
-                    self._connect(entry, self._whole[entry.name])
-                    if self._split and entry.options and self._whole[entry.name] is None:
-                        # From now on torch splits new groups off the default one.
-                        self._object(None).bound_device_id = local.torch.device(local.device.name)
-                self._shared[entry.name] = self._over_parts(entry, self._parts, fresh=False)
-
-    @contextlib.contextmanager
-    def _weighed(self, entry: BackendEntry) -> Iterator[None]:
-        """Add to ``growth`` by how much the footprint of this process grows. A backend that
-        connects in its first call takes most of its memory there.
-        """
-        before = footprint(self._local.device)
-        yield
-        growth = self.growth.setdefault(entry.name, {})
-        for name, value in footprint(self._local.device).items():
-            if name in before:
-                growth[name] = growth.get(name, 0) + value - before[name]
+                self._connect(entry, self._whole[entry.name])
+                if self._split and entry.options and self._whole[entry.name] is None:
+                    # From now on torch splits new groups off the default one.
+                    self._object(None).bound_device_id = local.torch.device(local.device.name)
+                self._shared[entry.name] = self._over_subgroups(entry, self._subgroups, fresh=False)
 
     @contextlib.contextmanager
     def _device_stated(self) -> Iterator[None]:
-        """Set LOCAL_RANK to the index of the device, for torch 2.15's NCCL, which binds that
-        device, or else the rank modulo the devices. Slurm sets no such variable, and may distribute
-        ranks in another order. A device_id would do too, but makes older torch connect.
+        """Set LOCAL_RANK to the index of the device, which torch 2.15's NCCL binds. Slurm sets no
+        such variable. A device_id would do too, but makes older torch connect.
         """
         index, before = self._local.device.index, os.environ.get("LOCAL_RANK")
         if index is not None:
@@ -137,10 +120,8 @@ class Communicators:
                 del os.environ["LOCAL_RANK"]
 
     def _options(self, entry: BackendEntry) -> Any:
-        """The options of a new group, with the fields of --communicator-config.
-
-        torch 2.15's NCCL connects, or splits its parent, when it is made, unless it is lazy. So it
-        is lazy unless it is to split: then ``_connect`` connects, and its time is known.
+        """The options of a new group, with the fields of --communicator-config. torch 2.15's NCCL
+        connects when it is made unless it is lazy: then ``_connect`` does, and its time is known.
         """
         group_class = getattr(self._dist, entry.options, None) if entry.options else None
         if group_class is None:
@@ -154,9 +135,7 @@ class Communicators:
         return options if is_asked else None
 
     def _check_config(self) -> None:
-        """Raise UnavailableError if no backend of this run, or of this torch, has a field of
-        --communicator-config, and UsageError for an invalid value.
-        """
+        """Raise UnavailableError or UsageError for a field that no backend has, or its value."""
         if not self._config:
             return
         text, what = self._spec.communicator_config, "communicator-config"
@@ -172,9 +151,7 @@ class Communicators:
             self._options(entry)
 
     def _config_value(self, group_class: Any, options: Any, name: str, text: str) -> Any:
-        """The value of a field: a constant of torch's (``zero`` is NCCL_CTA_POLICY_ZERO), a whole
-        number, or a text where the field is one.
-        """
+        """The value of a field: a constant (``zero``: NCCL_CTA_POLICY_ZERO), a number or a text."""
         config, what = getattr(options, "config", None), "communicator-config"
         if not hasattr(config, name):
             public = (field for field in dir(config) if not field.startswith("_"))
@@ -224,37 +201,35 @@ class Communicators:
             self._made.append(group)
         return group
 
-    def _over_parts(self, entry: BackendEntry, parts: Parts, fresh: bool) -> Communicator:
+    def _over_subgroups(
+        self, entry: BackendEntry, subgroups: Subgroups, fresh: bool
+    ) -> Communicator:
         """The communicator of this rank: all ranks, or its sub-group of ``--groups``."""
-        whole = len(parts) == 1
+        whole = len(subgroups) == 1
         if whole and not fresh:
             group = self._whole[entry.name]
             used = self._in_group and group is None
-            return Communicator(entry, group, parts[0], None if used else 0)
+            return Communicator(entry, group, subgroups[0], None if used else 0)
         how = "shared"
         if fresh:
             how = "split" if self._splits(entry) else "new_group"
         communicator: Communicator | None = None
-        for part in parts:  # every rank takes part in the making of every group
-            group = self._new(entry, None if whole else list(part))
-            if self._local.rank in part:
-                communicator = Communicator(entry, group, part, how=how)
+        for subgroup in subgroups:  # every rank takes part in the making of every group
+            group = self._new(entry, None if whole else list(subgroup))
+            if self._local.rank in subgroup:
+                communicator = Communicator(entry, group, subgroup, how=how)
         assert communicator is not None
         self._connect(entry, communicator.group)
         return communicator
 
     def over(self, entry: BackendEntry, ranks: tuple[int, ...]) -> Any:
-        """A group of these ranks of the run; None for the default one. Collective. Ranks that are
-        not in it cannot use what they get.
-        """
+        """A group of these ranks of the run; None for the default one. Collective."""
         if len(ranks) == self._local.ranks:
             return self._whole[entry.name]
         return self._new(entry, list(ranks))
 
     def _splits(self, entry: BackendEntry) -> bool:
-        """Whether torch splits a new group off the default one: if that is bound to a device, as
-        a user's own may be, and the new one is not lazy.
-        """
+        """Whether torch splits a new group off the default one, which is bound to a device."""
         if not entry.options or not (self._in_group or None in self._made):
             return False
         options = getattr(self._dist, entry.options, None)
@@ -263,18 +238,16 @@ class Communicators:
         return bool(bound) and (self._split or not lazy)
 
     @contextlib.contextmanager
-    def of(self, backend: str, fresh_parts: Parts = ()) -> Iterator[Communicator]:
-        """The communicator for a case: the shared one, or one over ``fresh_parts`` that lasts for
-        this case.
-        """
-        if not fresh_parts:
+    def of(self, backend: str, fresh_subgroups: Subgroups = ()) -> Iterator[Communicator]:
+        """The communicator for a case: the shared one, or one of its own (``fresh_subgroups``)."""
+        if not fresh_subgroups:
             with self._watched(self._shared[backend]) as shared:
                 yield shared
             if shared.refused:
                 self._shared[backend] = self._renewed(shared)
             return
         count, start = len(self._made), time.perf_counter_ns()
-        fresh = self._over_parts(self._shared[backend].backend, fresh_parts, fresh=True)
+        fresh = self._over_subgroups(self._shared[backend].backend, fresh_subgroups, fresh=True)
         fresh.connect_ns = time.perf_counter_ns() - start
         try:
             with self._watched(fresh):
@@ -288,18 +261,16 @@ class Communicators:
     def _renewed(self, refused: Communicator) -> Communicator:
         """The communicator after one on which all ranks were refused a call. Collective.
 
-        Part of a refused call may still run: gloo composes reduce_scatter of several calls, and
-        raises the first error while the others go on. A barrier would raise their errors on the
-        ranks where they still run, and the other ranks would wait in it for ever. Nothing shows
-        whether they have ended, so the next case gets a group of its own.
+        Part of a refused call may still run in gloo, and a barrier would raise its error on some
+        ranks alone. So the next case gets a group of its own.
         """
         entry = refused.backend
         if not entry.barrier_rethrows:
             refused.refused = False
             return refused
-        if len(self._parts) == 1:
+        if len(self._subgroups) == 1:
             self._whole[entry.name] = self._new(entry, None)
-        renewed = self._over_parts(entry, self._parts, fresh=False)
+        renewed = self._over_subgroups(entry, self._subgroups, fresh=False)
         # It continues the old group's count, so that no later case looks like the first of the run.
         renewed.calls, renewed.used = refused.calls, refused.used
         if refused.group is not None:  # the default group lasts as long as the run
@@ -309,13 +280,11 @@ class Communicators:
 
     @contextlib.contextmanager
     def _watched(self, communicator: Communicator) -> Iterator[Communicator]:
-        """Let the watchdog ask how many calls torch has counted, barriers of ``align`` too. Also
-        after an error, which may be about a hang.
-        """
+        """Let the watchdog ask how many calls torch has counted, also after an error."""
         progress, group = self._local.progress, self._object(communicator.group)
         whole = self.whole(communicator.backend.name)
         progress.groups = (group,) if group is whole else (group, whole)
-        progress.part = communicator.ranks[0]
+        progress.subgroup = communicator.ranks[0]
         progress.begin()
         yield communicator
         progress.groups = ()
@@ -328,11 +297,9 @@ class Communicators:
         return group or self._dist.distributed_c10d._get_default_group()
 
     def align(self, backend: str, communicator: Communicator | None = None) -> Callable[[], object]:
-        """A barrier over all ranks on ``backend``, which is complete when it returns, on the device
-        too.
+        """A barrier over all ranks on ``backend``, which is complete when it returns.
 
-        communicator: the one that is measured. If it has all ranks, it makes the barrier, because a
-        barrier on another group leaves its threads asleep.
+        communicator: the one that is measured. If it has all ranks, it makes the barrier.
         """
         group = self._whole[backend]
         if communicator and len(communicator.ranks) == self._local.ranks:
@@ -365,10 +332,7 @@ class Communicators:
 
 
 class Refusal(NamedTuple):
-    """Why the first call failed on all ranks.
-
-    unsupported: the library has no such call; otherwise the call itself failed.
-    """
+    """Why the first call failed on all ranks. unsupported: the library has no such call."""
 
     text: str
     unsupported: bool
@@ -379,10 +343,8 @@ def first_call(local: Rank, what: str, call: Callable[[], object] | None) -> Ref
 
     call: None if this rank has none to make.
 
-    Returns why every rank refused the call, or None. All ranks return the same. Raises
-    TorchcollError with the names of the ranks if only some were refused, and UsageError if the
-    library does not know the value of a variable. If other ranks do not return from the call, the
-    run ends.
+    Returns why every rank refused the call, or None. Raises TorchcollError with the names of the
+    ranks if only some were refused, and UsageError for an unknown value of a variable.
     """
     refusal: Refusal | None = None
     try:

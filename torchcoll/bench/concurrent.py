@@ -1,9 +1,7 @@
 """How a collective and other work on its device slow each other down: ``--concurrent``.
 
-Three kinds of blocks in turn: the calls alone, the work alone, both at once. All ranks begin a
-block together. The order of the kinds rotates from turn to turn (A W B, W B A, B A W), so that a
-drift favours none. With ``--offset`` there is a fourth kind, in which the work begins later. Loaded
-if a case asks for it.
+Three kinds of blocks in turn: the calls alone, the work alone, both at once; with ``--offset`` a
+fourth, in which the work begins later. All ranks begin a block together, and the order rotates.
 """
 
 from __future__ import annotations
@@ -43,10 +41,9 @@ _CPU_SIZE, _SIZE = "1M", "64M"
 
 @dataclass(frozen=True)
 class Work:
-    """Work on the device: a call does it once.
+    """Work on the device: a call does it once. refill: called before each block.
 
-    name: with its size. threads: of a matrix product on the CPU. bus_bytes: of a collective, the
-    bytes of one call for busbw. refill: called before each block.
+    bus_bytes: of a collective, the bytes of one call for busbw.
     """
 
     name: str
@@ -79,16 +76,15 @@ def computation(torch: Any, text: str, device: Device) -> Work:
 def collective(sweep: Sweep, sizing: SizedCase, prepare: Callable[..., Call]) -> Iterator[Work]:
     """Another collective, on groups that last as long as this is open. Collective.
 
-    prepare: ``measure.prepare_call``, which makes the call of a case. Raises RuntimeError without
-    memory.
+    prepare: ``measure.prepare_call``. Raises RuntimeError without memory.
     """
     local, case = sweep.local, sizing.case
     parsed = other_collective(str(sweep.spec.concurrent))
     assert parsed is not None
     name, rule, size_bytes = parsed
     name = case.collective if name == SAME else name
-    entry, parts = COLLECTIVES[name], partition(rule, local.ranks)
-    part = next(part for part in parts if local.rank in part)
+    entry, subgroups = COLLECTIVES[name], partition(rule, local.ranks)
+    subgroup = next(subgroup for subgroup in subgroups if local.rank in subgroup)
     other = dataclasses.replace(
         case,
         collective=name,
@@ -100,17 +96,17 @@ def collective(sweep: Sweep, sizing: SizedCase, prepare: Callable[..., Call]) ->
         group=rule,
         implementation=NATIVE,
     )
-    sized, place = size_case(other, len(part)), part.index(local.rank)
+    sized, place = size_case(other, len(subgroup)), subgroup.index(local.rank)
     progress = local.progress
-    groups, first = progress.groups, progress.part
-    with sweep.communicators.of(case.backend, parts) as communicator:
-        progress.groups, progress.part = groups, first
+    groups, first = progress.groups, progress.subgroup
+    with sweep.communicators.of(case.backend, subgroups) as communicator:
+        progress.groups, progress.subgroup = groups, first
         buffers = allocate(local.torch, sized, place, local.device.name)
         checker = Checker(local.torch, sized, place, buffers, progress.beat)
         once = prepare(local, sized, place, buffers, communicator.group)
         text = f"{name}:{rule}:{format_size(other.size_bytes)}"
         yield Work(text, once, bus_bytes=sized.bus_bytes, refill=checker.refill)
-    progress.groups, progress.part = groups, first
+    progress.groups, progress.subgroup = groups, first
 
 
 def _threads(torch: Any) -> int:
@@ -135,13 +131,14 @@ def _copy(torch: Any, size_bytes: int, device: str) -> Call:
     return lambda: target.copy_(source)
 
 
+def _described(work: Work) -> dict[str, Any]:
+    return {"work": work.name, "threads": work.threads, "work_bus_bytes": work.bus_bytes}
+
+
 def measure_concurrent(
     local: Rank, once: Call, work: Work, refill: Call, align: Call, name: str
 ) -> dict[str, Any]:
-    """This rank's ConcurrentBlocks as JSON, and ``all_calls``, which counts trial calls too.
-
-    refill: fills the buffers before a block, because sums in place grow with every call.
-    """
+    """This rank's ConcurrentBlocks as JSON, and ``all_calls``, which counts trial calls too."""
     device, step, all_calls = local.device, local.progress.step, 0
 
     def block(calls: int, repeats: int) -> tuple[int, int, int]:
@@ -180,9 +177,7 @@ def measure_concurrent(
         for times, of_calls, of_work in next(turns):
             times.append(block(of_calls, of_work))
     return {
-        "work": work.name,
-        "threads": work.threads,
-        "work_bus_bytes": work.bus_bytes,
+        **_described(work),
         "calls": calls,
         "repeats": repeats,
         "alone_ns": [of_calls for of_calls, _, _ in alone],
@@ -197,11 +192,8 @@ def measure_concurrent(
 def measure_offset(
     local: Rank, once: Call, work: Work, refill: Call, align: Call, name: str, offset: str
 ) -> dict[str, Any]:
-    """As ``measure_concurrent``, with one call and one repeat of the work at a time: in a row of
-    calls the offset would be lost after the first. offset: ``2ms``; Spec keeps it below --timeout.
-
-    Every pair waits for the offset, also if nothing follows: a pause slows the next call down by
-    more than the work does.
+    """As ``measure_concurrent``, with one call and one repeat of the work at a time. Every pair
+    waits for the offset, also if nothing follows: a pause slows the next call down.
     """
     device, step, all_calls = local.device, local.progress.step, 0
     offset_ns = round(1e9 * parse_duration(offset, "offset"))
@@ -242,9 +234,7 @@ def measure_offset(
         return [block[place] for block in blocks_of[kind]]
 
     return {
-        "work": work.name,
-        "threads": work.threads,
-        "work_bus_bytes": work.bus_bytes,
+        **_described(work),
         "calls": pairs,
         "repeats": pairs,
         "offset_ns": offset_ns,

@@ -1,7 +1,5 @@
-"""How ranks agree: through the store alone, never through a process group.
-
-An agreement of 32 ranks on 2 cores takes 1.3 ms over the store and 87 ms over a second gloo group,
-and a barrier on the data group would steal the cost of its first call. Values are JSON.
+"""How ranks agree: through the store alone, never through a process group, which is slow (87 ms for
+32 ranks, not 1.3 ms) or would have the cost of the first call. Values are JSON.
 """
 
 from __future__ import annotations
@@ -23,23 +21,19 @@ from torchcoll.machine.launcher import Launch
 
 GRACE_S = 3.0  # how long a rank that suspects trouble waits for the status of the others
 _LONGEST_GRACE_S = 30.0
-# How long it waits once a rank of its host has ended: the others look for an alarm a second after
-# the last call. After its signal a launcher soon kills all ranks (Open MPI in a second), but then
-# all of them report at once.
+# How long it waits once a rank of its host has ended. After its signal a launcher soon kills all
+# ranks (Open MPI in a second), but then all of them report at once.
 MOMENT_S, _HURRY_S = 1.75, 0.5
-# So often a watchdog wakes up between trouble elsewhere and its own status, each time late on a
-# full host.
+# So often a watchdog wakes up between trouble elsewhere and its own status.
 _WAKINGS = 10
 
-# A start that ranks agree on lies at least so far ahead. The ranks stop sleeping so long before it,
-# because a sleep may end 0.1 ms late.
+# A start that ranks agree on lies at least so far ahead; a sleep may end 0.1 ms late.
 _LEAST_NOTICE_NS, _AWAKE_NS = 1_000_000, 1_000_000
 
 _NAMED = 16  # ranks, in a message
 _LONG = 1 << 12  # characters: a longer value is compressed
 # Up to ALL_ASK ranks each asks all others. Of more ranks the first ASKERS ask all, and the others
-# only those and the ranks of their own host. Otherwise the questions would grow with the square of
-# the ranks, and keep the store busy for an hour with 16,384 ranks.
+# only those and the ranks of their own host: the questions would grow with the square of the ranks.
 ALL_ASK, ASKERS = 256, 16
 
 _KILLED = 1 << signal.SIGKILL - 1  # of a mask of signals
@@ -51,9 +45,7 @@ _stores: dict[Launch, Any] = {}
 
 
 def store_of(torch: Any, launch: Launch, timeout_s: float, found_group: bool, fake: bool) -> Any:
-    """The store of the default process group if there is one, else that of this run. A fake world,
-    which has one participant, has a store of its own.
-    """
+    """The store of the default process group if there is one, else that of this run."""
     global _runs
     _runs += 1  # on all ranks, also on one that finds no store
     if fake:
@@ -69,10 +61,8 @@ def store_of(torch: Any, launch: Launch, timeout_s: float, found_group: bool, fa
 
 
 def run_stores(dist: Any, store: Any, several: bool) -> tuple[Any, Any]:
-    """(the part of the store for this run, a second client of it).
-
-    A client that waits blocks all threads that share it, so the watchdog has the second one.
-    several: there is another participant. Raises HangError if the store is gone.
+    """(the part of the store for this run, a second client of it for the watchdog: a client that
+    waits blocks all threads that share it). Raises HangError if the store is gone.
     """
     base = store
     # torch 2.6 cannot clone a store with a prefix, nor does it say what the prefix is.
@@ -92,10 +82,7 @@ def run_stores(dist: Any, store: Any, several: bool) -> tuple[Any, Any]:
 
 
 def open_store(torch: Any, launch: Launch, timeout_s: float) -> Any:
-    """The store of this run: torchrun's own, else one that rank 0 serves (bench/meeting.py).
-
-    Raises HangError if it cannot be reached within ``timeout_s``.
-    """
+    """The store of this run: torchrun's own, else one that rank 0 serves. Raises HangError."""
     dist = torch.distributed
     if launch.rendezvous_file is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         try:
@@ -118,8 +105,8 @@ def open_store(torch: Any, launch: Launch, timeout_s: float) -> Any:
 class Control:
     """Agreement among ``ranks`` ranks over ``store``; with one rank every call is a no-op.
 
-    Calls are collective: every rank makes the same calls in the same order. A wait beyond
-    ``timeout_s`` raises HangError and names the ranks that did not come.
+    Every rank makes the same calls in the same order. A wait beyond ``timeout_s`` raises HangError
+    and names the ranks that did not come.
     """
 
     def __init__(self, store: Any, rank: int, ranks: int, timeout_s: float) -> None:
@@ -133,8 +120,7 @@ class Control:
         self.came: Callable[[Sequence[Any]], None] | None = None
         self.steps = 0
         self._awaited: list[str] = []  # the keys that this rank waits for
-        # Keys in the store, to be deleted once all ranks have read them: a soak makes some in every
-        # round. Each rank deletes its own, or rank 0 would make a trip for every rank.
+        # Keys in the store, which each rank deletes once all ranks have read them.
         self._decided: list[str] = []  # rank 0's decisions
         self._shared: list[str] = []  # shared since the last gather
         self._sent: list[str] = []  # sent since the last decision
@@ -202,9 +188,7 @@ class Control:
         return float(self.decide(max(values) if values else None))
 
     def share(self, value: Any, peers: Sequence[int]) -> list[Any]:
-        """The values of ``peers``, in their order: the ranks of a host, to which this rank belongs.
-        Every rank of the run calls it.
-        """
+        """The values of ``peers``, which are the ranks of this host. Collective."""
         self.steps += 1
         if self.ranks == 1:
             return [value]
@@ -218,17 +202,13 @@ class Control:
             return list(map(read, keys, _get_all(self.store, keys)))
 
     def share_hosts(self, hosts: Sequence[str]) -> None:
-        """Give every rank the hosts of all ranks, which rank 0 has. Each name is sent, and held in
-        memory, once.
-        """
+        """Give every rank the hosts of all ranks, which rank 0 has. Each name is sent once."""
         indices = {name: index for index, name in enumerate(dict.fromkeys(hosts))}
         names, of_ranks = self.decide([[*indices], [indices[host] for host in hosts]])
         self.hosts = [names[index] for index in of_ranks]
 
     def agree(self, refusal: TorchcollError | None, fact: Any = None) -> list[Any]:
-        """Every rank's fact on rank 0, an empty list elsewhere. If some rank has a refusal, all
-        ranks raise that of the first.
-        """
+        """Every rank's fact on rank 0, [] elsewhere. All ranks raise the first rank's refusal."""
         answers = self.gather([refusal and [str(refusal), int(refusal.exit_code)], fact])
         refused = next(((rank, *text) for rank, (text, _) in enumerate(answers) if text), None)
         if refused := self.decide(refused):
@@ -240,9 +220,7 @@ class Control:
         return [fact for _, fact in answers]
 
     def failed(self, failure: str) -> tuple[str, str] | None:
-        """(names of the ranks that failed, error of the first of them) on every rank; None if none
-        did. failure: the error of this rank, '' if it did not fail.
-        """
+        """(names of the ranks that failed, error of the first) on every rank; None if none did."""
         failures = self.gather(failure)
         ranks = [rank for rank, text in enumerate(failures) if text]
         failed = self.decide([self.names(ranks), failures[ranks[0]]] if ranks else None)
@@ -265,15 +243,11 @@ class Control:
         self.decide()
 
     def start_together(self, now: Callable[[], int] = time.perf_counter_ns) -> int | None:
-        """Return on all ranks at the same time, after every rank has called this.
+        """Return on all ranks at the same time, after every rank has called this: at a time in the
+        near future on the monotonic clock of the host, because rank 0 leaves a decision first.
 
-        Rank 0 leaves a decision 80 to 120 us before the ranks that read it, so the ranks agree on a
-        time in the near future and wait for it. That needs one clock: the monotonic clock of a
-        host. Rank 0 reads its own clock before and after it asks the others for theirs: a time that
-        is not in between is of another clock.
-
-        now: the monotonic clock in ns. Returns the time of the start, or None if the ranks do not
-        share a clock: then rank 0 returns one round trip of the store before the others.
+        now: the monotonic clock in ns. Returns the time of the start, or None without one clock:
+        then rank 0 returns one round trip of the store before the others.
         """
         if self.ranks == 1:
             return None
@@ -297,10 +271,7 @@ class Control:
         return start_ns
 
     def leave(self, all_came: Callable[[], None] = lambda: None) -> None:
-        """Align, and let rank 0, which may serve the store, leave last.
-
-        all_came: called once all that is left to do is to leave, on all ranks.
-        """
+        """Align, and let rank 0, which may serve the store, leave last. all_came: called then."""
         self.align()
         all_came()
         self.gather(None)
@@ -321,9 +292,7 @@ class Control:
             raise NoWordError(f"no word from {self._missing(keys)} within {limit_s:g} s") from None
 
     def _look(self, keys: list[str], limit_s: float) -> None:
-        """Call ``came`` whenever another rank has come, until all have. With many ranks a look
-        takes long, so the pause between looks grows with it.
-        """
+        """Call ``came`` whenever another rank has come; the pause grows with the time of a look."""
         assert self.came is not None
         start, values, reported = time.monotonic(), dict[str, Any](), -1
         while len(values) < len(keys) and (now := time.monotonic()) - start < limit_s:
@@ -377,9 +346,7 @@ class DamagedError(HangError):
 
 
 def written(key: str, value: Any) -> str:
-    """The text for ``value`` in the store. It contains the key, so that ``read`` recognises it. A
-    long value is compressed, because a decision of rank 0 is sent to every rank.
-    """
+    """The text for ``value`` in the store, with the key, by which ``read`` recognises it."""
     text = json.dumps([key, value])
     if len(text) < _LONG:
         return text
@@ -404,9 +371,7 @@ def _rank_of(key: str) -> int:
 
 
 def present_keys(store: Any, keys: list[str]) -> list[str]:
-    """The keys that the store has, in order. The store only says whether it has all keys of a
-    list, so n keys of which m are missing take some m log2 n questions.
-    """
+    """The keys that the store has, in order. The store says only whether it has all of a list."""
     if not keys or store.check(keys):
         return keys
     if len(keys) == 1:
@@ -422,9 +387,7 @@ def _get_all(store: Any, keys: list[str]) -> list[bytes]:
 
 
 def alarm(store: Any, rank: int, status: dict[str, Any]) -> int:
-    """Write the status of this rank, and wake the watchdogs of the others. Returns the rank that
-    raised the alarm first.
-    """
+    """Write the status of this rank, wake the watchdogs, and return who raised the alarm first."""
     store.set(f"alive/{rank}", written(f"alive/{rank}", status))
     # The first stays: the others may be its consequence.
     first = store.compare_set("alarm", "", str(rank))
@@ -441,11 +404,7 @@ def survey(
     hurries: Callable[[], bool] = lambda: False,
 ) -> list[dict[str, Any] | None]:
     """The status of each rank, asked once something is wrong: None for a rank that did not answer,
-    {} for one that is not asked (``asked_by``).
-
-    The watchdog of every rank calls it with its own client of the store. If a rank of this host
-    has ended without a status, this rank soon stops waiting for the others ({} for them), because
-    the launcher is about to end it too. A rank that made the other one end reports meanwhile.
+    {} for one that is not asked, or not waited for because a rank of this host has ended.
 
     hurries: whether the launcher has begun to end this rank.
     """
@@ -494,9 +453,7 @@ def _answer(key: str, text: bytes) -> dict[str, Any]:
 
 
 def claim_report(store: Any, rank: int, story: str) -> bool:
-    """Whether no other rank has reported this story. On a busy machine a rank may wait in vain for
-    ranks that hear of its trouble later, and report and leave. Another story is reported too.
-    """
+    """Whether no other rank has reported this story: a busy rank may hear of trouble later."""
     text = store.compare_set("told", "", written("told", [rank, story]))
     try:
         first, told_story = read("told", text)
@@ -512,9 +469,7 @@ def record_leaving(store: Any, rank: int) -> None:
 
 
 def grace_s(late_s: float) -> float:
-    """How long to wait for the status of other ranks if threads of this host wake up so late: on a
-    full host a rank that lives must not be taken for lost.
-    """
+    """How long to wait for the status of other ranks if threads of this host wake up so late."""
     return min(GRACE_S + _WAKINGS * late_s, _LONGEST_GRACE_S)
 
 
@@ -531,10 +486,8 @@ def wait_for_peers(
 
 
 def dead_ranks(pids: Mapping[int, int]) -> list[int]:
-    """The ranks that have ended, of these on this host. pids: rank -> process.
-
-    A zombie has ended, and so has a process that is ending or that was sent SIGKILL: it may stay in
-    the driver of its GPU for seconds.
+    """The ranks that have ended, of these on this host (rank -> process), or were sent SIGKILL: a
+    process may stay in the driver of its GPU for seconds.
     """
     return [rank for rank, pid in pids.items() if not _lives(pid)]
 

@@ -1,8 +1,5 @@
-"""Which rank made a run fail: a pure function of the status that each rank reported.
-
-A rank is named if it differs from the others: it is in code that waits for no rank, it has made
-another number of calls than its place requires, rank 0 waits for its value, its thread spins or
-sleeps where the others wait, or it is behind. Otherwise no rank is named.
+"""Which rank made a run fail: a pure function of the status that each rank reported. A rank is
+named if it differs from the others; otherwise no rank is.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ CODE, BUSY, COLLECTIVE, EXCHANGE = "code", "busy", "collective", "exchange"
 # The status that a rank reports. A field that is not known is absent.
 #   steps, doing: how many steps it has done, and the description of the present one
 #   place, text, how, s: where its thread stalls, the description, sleeps/spins/waits, seconds
-#   part, calls: its sub-group, and the calls that torch has counted in it
+#   subgroup, calls: its sub-group, and the calls that torch has counted in it
 #   lacks: ranks whose value rank 0 waits for
 #   last: the buffers of its last calls (watchdog.last_calls)
 #   ranks: how many there are
@@ -64,12 +61,10 @@ class Why(Enum):
 class Witness:
     """What the rank that asks knows itself.
 
-    symptom: what it met; None if it has only heard the alarm.
-    kind: of the event, unless the statuses of other ranks make it another one.
+    symptom: what it met; None if it has only heard the alarm. kind: of the event.
     still: this rank stood still.
     here, gone: the known ranks of this host, and those of them whose process has ended.
     first: the rank that raised the alarm before all others.
-    waited: the symptom is that an exchange waited in vain for the value of a rank.
     """
 
     rank: int
@@ -85,10 +80,8 @@ class Witness:
 
 @dataclass(frozen=True)
 class Culprit:
-    """Why a run ends.
+    """Why a run ends. clause: which ranks did what, for reasons that have no other field.
 
-    kind: of the event in the result file.
-    clause: which ranks did what, for reasons that have no other field.
     lost: ranks that did not answer.
     alone: a rank that hears of no other rank, so that it may be cut off itself.
     code: an exit code other than that of a hang.
@@ -135,10 +128,7 @@ class Culprit:
 
 
 def find(witness: Witness, statuses: Sequence[Status | None], names: Names) -> Culprit:
-    """The reason that explains most.
-
-    statuses: of each rank; None for a rank that did not answer, {} for one that was not asked.
-    """
+    """The reason that explains most. statuses: None for no answer, {} for a rank not asked."""
     symptom, kind, waited = witness.symptom, witness.kind, witness.waited
     hangs = [status for status in statuses if status and status.get("hang")]
     # Another rank waited too long first, maybe for this one, whose errors are a consequence.
@@ -230,11 +220,7 @@ def stood_still(statuses: Sequence[Status | None], names: Names) -> str:
 
 def other_buffers(statuses: Sequence[Status | None], names: Names) -> str:
     """Ranks that gave their last call another buffer than the calls before, within one case; ''
-    if all ranks did.
-
-    A rank is compared with its own past and not with other ranks, because a root's buffers differ.
-    A larger buffer is too much for its receiver, which gloo ends: that this rank is lost too is no
-    news.
+    if all ranks did. A root's buffers differ from those of other ranks.
     """
     last_buffers = {
         rank: last for rank, status in enumerate(statuses) if (last := (status or {}).get("last"))
@@ -299,16 +285,14 @@ def _grouped(ranks: Iterable[int], key: Callable[[int], str]) -> list[tuple[str,
 
 
 def _out_of_step(statuses: Sequence[Status], names: Names) -> str:
-    """Ranks that left out a call of the library, or made one too many.
-
-    A rank that is further must have made more calls, as torch counts them. If ranks contradict
-    that, the smaller group is named.
+    """Ranks that left out a call of the library, or made one too many: a rank that is further must
+    have made more calls. If ranks contradict that, the smaller group is named.
     """
     kinds: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
     for rank, status in enumerate(statuses):
         if status.get("calls") is not None:
             inside = status.get("place") == COLLECTIVE
-            kinds[(status.get("part"), status["steps"], status["calls"], inside)].append(rank)
+            kinds[(status.get("subgroup"), status["steps"], status["calls"], inside)].append(rank)
     further: set[tuple[Any, ...]] = set()
     nearer: set[tuple[Any, ...]] = set()
     for ahead in kinds:
@@ -341,7 +325,8 @@ def _owing(statuses: Sequence[Status], names: Names) -> str:
 
 def _other_call(statuses: Sequence[Status], names: Names) -> str:
     """Ranks that are equally far, but in different calls of the library; the fewest first."""
-    if len({(status["steps"], status.get("part"), status.get("place")) for status in statuses}) > 1:
+    seen = {(status["steps"], status.get("subgroup"), status.get("place")) for status in statuses}
+    if len(seen) > 1:
         return ""
     if statuses[0].get("place") != COLLECTIVE:
         return ""

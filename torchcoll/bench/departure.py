@@ -1,7 +1,5 @@
-"""How a rank leaves a run that has failed: it asks the others, names who failed, and exits.
-
-A rank that waits inside a collective cannot be interrupted from Python. So another thread writes
-the final report and ends the process with ``os._exit``.
+"""How a rank leaves a run that has failed: it asks the others, names who failed, and exits, in a
+thread, with ``os._exit``: a rank that waits inside a collective cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -29,8 +27,7 @@ from torchcoll.core.variables import masked
 if TYPE_CHECKING:
     from torchcoll.bench.watchdog import Pauses, Progress, StackSampler
 
-# Ranks that get the same signal wait so long for each other's status. Open MPI kills a second after
-# its SIGTERM.
+# Ranks that get the same signal wait so long for each other: Open MPI kills after a second.
 _LINGER_S = 0.3
 _SHOWING_S = 10.0  # how long a signal waits for the table of a run that is over
 _ENDED_S = 0.2  # by then the kernel has closed all of a process that it ends
@@ -44,9 +41,8 @@ class NoAnswer(RuntimeError):
 class StoreClient:
     """Asks the store in a thread of its own, for a store whose process is stopped never answers.
 
-    The thread is started early, while threads can be had. It is joined in the end: a thread that
-    returns from C++ while Python ends takes the process with it ('terminate called without an
-    active exception').
+    The thread is joined in the end: one that returns from C++ while Python ends takes the process
+    with it ('terminate called without an active exception').
     """
 
     def __init__(self) -> None:
@@ -87,17 +83,14 @@ class StoreClient:
         self._thread.join(GRACE_S)
 
 
-# Called at the end of a run with status, exit code, event kind, text, and whether this rank reports
-# for all ranks. On rank 0 it writes the file.
+# Called with status, exit code, event kind, text, and whether this rank reports for all ranks.
 FinalReport = Callable[[str, int, str, str, bool], None]
 
 
 @dataclass
 class Ending:
-    """How this rank ends.
+    """How this rank ends. kind, text: of the event in the file, and of the message.
 
-    code: exit code. status: ``failed`` or ``interrupted``, for the file.
-    kind, text: of the event in the file, and of the message.
     speaks: this rank prints the message for all ranks.
     peers: ranks that rank 0 waits for before it exits, because it may serve their store.
     """
@@ -114,7 +107,6 @@ class Departure:
     """Ends this rank, once: the first thread that wants to leave does, any other one waits.
 
     store: a client of the store that no other thread uses. final_report: called once.
-    progress, sampler, pauses: what the watchdog knows of this rank.
     ask_every_s: how often the store is asked for an alarm at most.
     """
 
@@ -152,9 +144,7 @@ class Departure:
         return exchange.grace_s(self._pauses.latest_s) + self._ask_every_s
 
     def _signalled(self, limit_s: float = 0.0) -> bool:
-        """Whether a signal that ends this rank has come: the watchdog may be here, and not read
-        it.
-        """
+        """Whether a signal that ends this rank has come, which the watchdog may not have read."""
         return self.ending or readable(self.signals, limit_s) or self.ending
 
     def others_in_trouble(self) -> bool:
@@ -173,8 +163,8 @@ class Departure:
         return False
 
     def _neighbour_ended(self) -> bool:
-        """A rank that waits in a collective hears of a lost rank from the library. A rank that
-        waits for the store does not. Each rank checks one neighbour, and the alarm does the rest.
+        """A rank that waits for the store does not hear of a lost rank from the library. Each rank
+        checks one neighbour, and the alarm does the rest.
         """
         here = [*self.control.pids]
         if len(here) < 2:
@@ -194,11 +184,9 @@ class Departure:
         """Leave because of this signal. Never returns."""
         if self.closed_code is not None:  # the measuring thread still prints its table
             self.parting.wait(_SHOWING_S)
-        # Launchers end the survivors with SIGTERM when a rank is lost: then the lost rank is the
-        # news, not the signal.
+        # After a rank is lost launchers end the others: the lost rank is the news, not the signal.
         self.ending = True
-        # Halted first, so that the file names the case in flight now, and not one that would begin
-        # while the other ranks are asked.
+        # Halted first, so that the file names the case in flight now.
         self._progress.halted = True
         control, name, doing = self.control, signal.Signals(number).name, self._progress.stated()
         if self.closed_code is None and control.ranks > 1:
@@ -227,12 +215,8 @@ class Departure:
         return ""
 
     def _lost_before(self, name: str) -> tuple[list[int], str, str]:
-        """What other ranks did before the signal ``name`` came, which may be its reason.
-
-        Returns three values. The ranks that ended without a status: this rank sees those of its
-        host, and the other ranks that got the signal report those of theirs. A clause that names
-        the ranks that gave another buffer. A clause that says that this rank stood still, if other
-        ranks have left because of that. The clauses are '' if there is nothing to say.
+        """What other ranks did before the signal ``name`` came, which may be its reason: the ranks
+        that ended without a status, and clauses about other buffers and about standing still.
         """
         control = self.control
         here = dead_ranks(control.pids)
@@ -271,13 +255,10 @@ class Departure:
         code: int | None = None,
         waited: bool = False,
     ) -> NoReturn:
-        """Ask who lives, name who is lost or out of step, and leave with exit code 5. Never
-        returns.
+        """Ask who lives, name who is lost or out of step, and leave with exit code 5.
 
         symptom: what this rank has met; None if another rank has raised the alarm or has ended.
-        kind: of the event in the result file.
-        code: the exit code of a user's mistake that this rank alone has met. All ranks leave with
-            this code and the text of this rank.
+        code: the exit code of a user's mistake that this rank alone has met, for all ranks.
         waited: an exchange waited in vain for the value of a rank.
         """
         # A signal that came first ends this rank: then it is no news that other ranks leave too.
@@ -318,9 +299,7 @@ class Departure:
     def _ask_others(
         self, symptom: str | None, kind: str, doing: str, status: dict[str, Any]
     ) -> Ending:
-        """The ending that the statuses of all ranks explain. Raises RuntimeError without a
-        store.
-        """
+        """The ending that the statuses of all ranks explain. Raises RuntimeError."""
         control = self.control
         limit_s = 2 * self.grace_s + 1
         answers, first = self.client.ask(lambda: self._survey(status), limit_s)
@@ -380,8 +359,8 @@ class Departure:
         return "".join(f"{text}; " for text in seen)
 
     def _claim_report(self, story: str, speaks: bool) -> bool:
-        """Whether this rank, which ``speaks``, prints the story. It asks the store nothing after
-        that: the store may go at once, and a rank that missed it took rank 0 for lost.
+        """Whether this rank, which ``speaks``, prints the story. It asks the store nothing later:
+        the store may go at once, and a rank that missed it took rank 0 for lost.
         """
         control = self.control
 
@@ -411,8 +390,7 @@ class Departure:
             ending.text = culprits.pause(still, symptom).text(doing, control.names)
         else:
             ending.text = f"{f'{buffers}; ' if buffers else ''}{lost}{ending.text}"
-        # The first rank of the host speaks for it, because rank 0 may be gone with the store. Rank
-        # 0 may also live without a store.
+        # The first rank of the host speaks for it: rank 0 may be gone, or live without a store.
         first_here = min(filter(None, control.pids), default=control.rank)
         ending.speaks = control.rank in (0, first_here) or bool(buffers)
         if not ending.speaks:
@@ -442,9 +420,7 @@ class Departure:
 
     @property
     def rank_0_ended(self) -> bool:
-        """Whether rank 0 is gone. Ranks of its host see its process. For other hosts it is gone if
-        the store is that it served; a store that is only stopped does not answer.
-        """
+        """Whether rank 0 is gone: by its process, or on other hosts by the store that it served."""
         control = self.control
         if not control.pids or control.rank == 0:
             return False
@@ -482,9 +458,7 @@ class Departure:
 
 
 def readable(descriptor: int, limit_s: float) -> bool:
-    """Whether there is something to read within so many seconds. Not by ``select``, which takes no
-    descriptor from 1024 on: rank 0 has two for every other rank.
-    """
+    """Whether there is something to read in time. ``select`` takes no descriptor from 1024 on."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(1000 * limit_s))
@@ -493,17 +467,12 @@ def readable(descriptor: int, limit_s: float) -> bool:
 def store_gone(store: Any, this_rank: str, server: str, silent: bool) -> tuple[bool, str]:
     """(whether the store is gone, why this rank cannot ask it), by one more connection.
 
-    this_rank: its name. server: the name of the process that serves the store.
     silent: the store did not answer, and no connection broke.
-
-    If the network of this host is down, the kernel reports it. If that of the server is down,
-    nothing does.
     """
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     try:
-        # Twice: a process that is being killed loses its connections before it loses the socket
-        # that takes new ones, and the store would seem to live.
+        # Twice: a process that is being killed loses its connections before its listening socket.
         with contextlib.suppress(ConnectionResetError):
             socket.create_connection((store.host, store.port), timeout=1).close()
         time.sleep(_ENDED_S)

@@ -1,8 +1,7 @@
 """--library-log: the log of the communication library in a folder of its own, and what it chose.
 
-NCCL reads NCCL_DEBUG once a process, and oneCCL its level. So the log cannot be on for some calls
-and off for those that are timed: lines are written between the stamps, and an event says so. Logs
-are read between cases, so that a choice belongs to the case whose calls were made meanwhile.
+NCCL reads NCCL_DEBUG once a process, and oneCCL its level, so the log is also on for timed calls;
+an event says so. Logs are read between cases, so that a choice belongs to the case of its calls.
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ class LibraryLog:
     def ask_for(self, entries: Sequence[BackendEntry]) -> None:
         """Set the variables, before the library's first call.
 
-        Raises UnavailableError if no library of these backends writes a log, and UsageError if the
-        user has set the variables to other values.
+        Raises UnavailableError if no backend writes a log, and UsageError for other values of the
+        user's.
         """
         families = {entry.name: entry.family for entry in entries}
         self._libraries = {name: library for name, library in families.items() if library}
@@ -128,20 +127,17 @@ class LibraryLog:
         os.close(log)
 
     def join(self, sweep: Sweep, case: Case, results: Sequence[CaseResult]) -> None:
-        """Add to the results of a case what the library chose meanwhile. Collective.
-
-        NCCL writes on rank 0 of a communicator, oneCCL on all ranks.
-        """
+        """Add to the results of a case what the library chose meanwhile. Collective."""
         library = self._libraries.get(case.backend)
         if library is None:
             return
         local = sweep.local
-        calls = self._logs[library].calls() if local.rank == sweep.part[0] else ()
+        calls = self._logs[library].calls() if local.rank == sweep.subgroup[0] else ()
         calls_of_ranks = local.control.gather([list(call) for call in calls])
         _, choices_of = _known(library)
-        for result, part in zip(results, sweep.parts, strict=False):
+        for result, subgroup in zip(results, sweep.subgroups, strict=False):
             result.choices = choices_of(
-                result, [LoggedCall(*call) for call in calls_of_ranks[part[0]]]
+                result, [LoggedCall(*call) for call in calls_of_ranks[subgroup[0]]]
             )
 
     def expected_ns(
@@ -149,9 +145,8 @@ class LibraryLog:
     ) -> int | None:
         """The time that NCCL's own model expects of this call; None without an estimate.
 
-        It is from torch's private ``_time_estimator`` (2.8), which runs nothing
-        (ncclGroupSimulateEnd, NCCL 2.22). All ranks or none have it. Called after the calls have
-        been timed and checked, so that a failure costs this figure alone.
+        It is from torch's private ``_time_estimator`` (2.8), which runs nothing. All ranks or none
+        have it. Called last, so that a failure costs this figure alone.
         """
         estimator = getattr(local.dist.distributed_c10d, "_time_estimator", None)
         is_nccl = self._libraries.get(communicator.backend.name) == NCCL
@@ -216,22 +211,18 @@ class _Tail:
             return ()
         lines = (self._rest + self._file.read()).splitlines(keepends=True)
         self._rest = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
-        reader = self._reader()
+        reader = _known(self.library)[0](self.path)
         reader.read(lines)
         return dict.fromkeys(call for process in reader.processes for call in process.calls)
 
     def timings(self, ranks: int) -> dict[str, float]:
         """Seconds of each part of 'Init timings' of the first communicator of all ranks, or {}."""
-        reader = self._reader()
+        reader = _known(self.library)[0](self.path)
         with contextlib.suppress(FileNotFoundError), open(self.path, "rb") as lines:
             reader.read(lines)
         members = [member for process in reader.processes for member in process.members]
         whole = (m.timings for m in members if m.nranks == ranks and "rest" in m.timings)
         return next(whole, {})
-
-    def _reader(self) -> Any:
-        make, _ = _known(self.library)
-        return make(self.path)
 
     def close(self) -> None:
         if self._file:

@@ -1,9 +1,6 @@
-"""What rank 0 prints while a run goes on.
-
-``reporter`` picks one of three ways: rows printed one by one, nccl-tests' text, or nothing until
-the end (csv, json, markdown); on a terminal with a line of progress below. Nothing here runs beside
-the measurement: no refresh thread, which would take the interpreter lock from rank 0's timed calls.
-The screen changes only when a case starts or ends.
+"""What rank 0 prints while a run goes on: rows one by one, or a document at the end; on a terminal
+with a line of progress below. No refresh thread takes the interpreter lock from the timed calls:
+the screen changes only when a case starts or ends.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ import os
 import shutil
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,39 +19,25 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import TorchcollError, choice
 from torchcoll.core.plausibility import doubts_of
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.soak_windows import SoakWindow
-from torchcoll.core.summary import P99_CALLS, default_clock, library_of
-from torchcoll.core.units import counted, format_size
+from torchcoll.core.summary import P99_CALLS, library_of
+from torchcoll.core.units import format_size
 from torchcoll.questions.check.judging import judge
 from torchcoll.questions.check.measured_show import run_answer
-from torchcoll.questions.show.show import (
-    further_grids,
-    row_style,
-    show,
-    without_verdict,
-)
+from torchcoll.questions.show.show import further_grids, row_style, show, without_verdict
 from torchcoll.report import grid
-from torchcoll.report.columns import (
-    COLUMNS_OF_DATA,
-    Column,
-    default_columns,
-    distinct_values,
-)
+from torchcoll.report.columns import COLUMNS_OF_DATA, Column, default_columns, distinct_values
 from torchcoll.report.destination import Destination, ProgressLine, RunProgress
 from torchcoll.report.formats import FORMATS, View
 from torchcoll.report.header import first_lines, header_lines
 from torchcoll.report.notes import Notes, most_notes, run_lines
-from torchcoll.report.sample_views import rank_of
-from torchcoll.report.views import pivot_grids
 
 _PATIENCE_S = 2.0
 
 
 def reporter(format: str = "table", quiet: bool = False, verbose: bool = False) -> Reporter:
-    """The reporter for ``--format``. ``quiet``: no header lines and no progress, only results;
-    ``verbose``: header lines of the start and of what measuring costs too.
+    """The reporter for ``--format``. quiet: only results; verbose: what measuring costs too.
 
-    Raises UsageError for an unknown format, so that it is said before anything is measured.
+    Raises UsageError for an unknown format.
     """
     choice(format, "format", FORMATS)
     out = Destination()
@@ -67,7 +49,7 @@ class Reporter:
     """Receives what happens on rank 0 in this order: begin, (started, done)..., end.
 
     A reader that goes away (``| head``) ends the printing and never the run. ``end`` may come from
-    the thread that ends an interrupted run: what the other one says after it is dropped.
+    the thread that ends an interrupted run.
     """
 
     def __init__(self, out: Destination, format: str, quiet: bool, verbose: bool = False) -> None:
@@ -78,7 +60,6 @@ class Reporter:
         self.run = Run()
         self.cases: Sequence[Case] = ()
         self.progress = RunProgress(0)
-        self.latest: CaseResult | None = None
         # stderr may be a terminal while the table goes into a pipe, or the other way round.
         terminals = [file for file in (sys.stderr, self.out.file) if file and file.isatty()]
         width = shutil.get_terminal_size().columns
@@ -97,13 +78,10 @@ class Reporter:
 
     def note(self, text: str) -> None:
         """In place of the line of progress, between cases."""
-        texts = [text, *map(slowest_in_window, self.run.windows[-1:])]
-        line = "; ".join(filter(None, texts))
-        self._guarded(lambda: None if self.quiet else self.line.show(line))
+        self._guarded(lambda: None if self.quiet else self.line.show(text))
 
     def done(self, result: CaseResult) -> None:
         self.progress.finished += 1
-        self.latest = result
         self._guarded(self._done, result)
 
     def end(self, run: Run) -> None:
@@ -138,8 +116,7 @@ class Reporter:
 
     def _started(self, case: Case) -> None:
         if not self.quiet:
-            slowest = slowest_in_calls(self.latest) if self.latest else ""
-            self.line.show(self.progress.text("; ".join(filter(None, (case.describe(), slowest)))))
+            self.line.show(self.progress.text(case.describe()))
 
     def _done(self, result: CaseResult) -> None:
         pass
@@ -157,16 +134,15 @@ class _AtEnd(Reporter):
 
 
 class _Rows(Reporter):
-    """Header lines, headings, then a row as each case ends, in columns of fixed width.
-
-    On a terminal too: what has been printed stays. A table that is drawn again and again (rich's
-    Live) left half of itself behind when torchrun wrote its own lines below it at a Ctrl-C.
+    """Header lines, headings, then a row as each case ends, in columns of fixed width; on a
+    terminal too, as torchrun writes its own lines below at a Ctrl-C.
     """
 
     def _begin(self) -> None:
         self.notes = Notes()
         self.view = View()
-        clocks = distinct_values([_Clock(case) for case in self.cases], "clock")
+        on_host = {case.device == "cpu" or not case.queued for case in self.cases}
+        clocks = [name for name, host in (("host", True), ("device", False)) if host in on_host]
         self.columns, self.widths = stream_columns(self.run, self.cases)
         self.heads = [column.head for column in self.columns]
         dropped, self.gap = grid.fit(self.heads, self.widths, self.out.width)
@@ -211,55 +187,12 @@ class _Rows(Reporter):
         below += [] if self.quiet else first_lines(self.run, total=False, verbose=self.verbose)
         self.out.lines(["", *below])
         further = further_grids(self.run)
-        if len(distinct_values(rows, "backend")) > 1:
-            further = [*self._side_by_side(), *further]
         for each in further:
             self.out.write("\n")
             grid.print_grid(each, self.out)
         if further:
             self.out.write("\n")
         grid.print_answer(run_answer(verdict, rows, self.notes.bimodal), self.out)
-
-    def _side_by_side(self) -> list[grid.Grid]:
-        """The same cases, a column for each backend."""
-        grids = pivot_grids([self.run], self.view, "backend", "time")
-        return [replace(each, below=[]) for each in grids if each.rows]
-
-
-class _Clock:
-    """The clock that a case will be shown on, as a Row names it."""
-
-    def __init__(self, case: Case) -> None:
-        on_host = case.device == "cpu" or not case.queued
-        self.clock = "host" if on_host else "device"
-
-
-def slowest_in_calls(result: CaseResult) -> str:
-    """``slowest: rank 5 in 62 % of all_reduce 1M``, for a line of progress; '' where
-    calls have no slowest rank: without a barrier before it, a call is longest on the rank that came
-    first.
-    """
-    samples = result.time_ns.get(default_clock(result) or "", [])
-    if result.case.mode != "synchronized" or len(samples) < 2:
-        return ""
-    slowest = (call.index(max(call)) for call in zip(*samples, strict=False))
-    longest = Counter(rank_of(result, index) for index in slowest)
-    return _slowest(longest, result.case.describe())
-
-
-def slowest_in_window(window: SoakWindow) -> str:
-    """The same of all calls of a window of a soak."""
-    longest: Counter[str] = Counter()
-    for case in window.cases:
-        longest.update(case.slowest)
-    return _slowest(longest, f"the last {counted(longest.total(), 'call')}")
-
-
-def _slowest(longest: Counter[Any], calls: str) -> str:
-    if not longest:
-        return ""
-    ((rank, count),) = longest.most_common(1)
-    return f"slowest: rank {rank} in {100 * count / longest.total():.0f} % of {calls}"
 
 
 def stream_columns(run: Run, cases: Sequence[Case]) -> tuple[list[Column], list[int]]:

@@ -40,7 +40,7 @@ def main(
 ) -> None:
     """Measure and exit with the exit code of the run. collective: None for the suite.
 
-    action: called with the launch and the arguments, in place of measuring a collective.
+    action: called in place of measuring a collective.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
 
@@ -53,12 +53,9 @@ def main(
 
 
 def separate_stdout() -> None:
-    """Give Python's stdout a descriptor of its own, and make descriptor 1 a copy of stderr.
-
-    oneCCL logs on stdout, from C++ and on every rank, and so does gloo of older torch: in the
-    middle of the table, or of a JSON document. If such lines were kept in a file until the table
-    has ended, they would be lost when the rank is killed, which is when they are needed. Nothing
-    happens if a descriptor is closed or is no file (a test that captures it).
+    """Give Python's stdout a descriptor of its own, and make descriptor 1 a copy of stderr: oneCCL
+    and gloo of older torch log on stdout, in the middle of the table. Nothing happens if a
+    descriptor is closed or is no file (a test that captures it).
     """
     with contextlib.suppress(AttributeError, OSError, io.UnsupportedOperation):
         old = sys.stdout
@@ -110,12 +107,12 @@ def _run_cases(collective: str | None, launch: Launch, arguments: list[str]) -> 
     module = COLLECTIVES[collective].module if collective else "suite"
     options = parse(arguments, collective, f"torchcoll.{module}")
     if options.dry_run:
-        from torchcoll.bench.plan import plan, plan_lines
+        from torchcoll.bench.plan import plan_lines
 
         if launch.rank == 0:
             ranks = options.ranks or launch.ranks
             spec, notes = options.asked(ranks)
-            print("\n".join(map(errors.printable, plan_lines(plan(spec, ranks)))))
+            print("\n".join(map(errors.printable, plan_lines(spec, ranks))))
             for note in notes:
                 errors.tell(f"torchcoll: warning: {note}")
         return ExitCode.OK
@@ -137,8 +134,7 @@ def _sweep_cases(session: Session, output: Output | None) -> str | None:
     else:
         from torchcoll.bench.soak import soak
 
-        destination = (output.tell_round, output.options.metrics) if output else (None, None)
-        stop = soak(sweep, session.soak_s, *destination)
+        stop = soak(sweep, session.soak_s, output.tell_round if output else None)
         if stop:
             return stop
     failure: str | None = control.decide(output and output.failure())
@@ -168,7 +164,6 @@ def measure(options: Options, launch: Launch, arguments: list[str], work: Work) 
         options.resume,
         options.traffic,
         options.library_log,
-        options.require_idle,
         repr(options.other),
         options.soak,
     ]
@@ -180,7 +175,6 @@ def measure(options: Options, launch: Launch, arguments: list[str], work: Work) 
         phases=phases,
         earlier=output.earlier if output else None,
         library_log=options.library_log,
-        require_idle=options.require_idle,
         recorder=output.recorder if output else None,
         on_exit=output.abandon if output else (lambda: None),
         soak_s=None if options.soak is None else parse_duration(options.soak, "soak"),
@@ -191,9 +185,6 @@ def measure(options: Options, launch: Launch, arguments: list[str], work: Work) 
             session.local.progress.on_progress = no_progress
             on_progress("")
             failure, code = work(session, output), ExitCode.FAILED
-            if options.gate and not failure:
-                failure = session.local.control.decide(output and output.unjudged())
-                code = ExitCode.USAGE
             session.finish(code if failure else ExitCode.OK, failure or "")
             # Before this rank leaves with the others: once one has failed torchrun ends them all.
             if output:

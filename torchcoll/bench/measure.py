@@ -3,50 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.communicators import Communicator, Refusal, first_call
 from torchcoll.bench.verify import Buffers, Checker, allocate
 from torchcoll.core.case import NATIVE, NotRun, SizedCase, split_batch
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import TorchcollError, brief
+from torchcoll.core.errors import brief
 from torchcoll.machine.devices import Call, nothing
 
 if TYPE_CHECKING:
-    from torchcoll.bench.buffers import Cycle, Rotation
+    from torchcoll.bench.buffers import Rotation
     from torchcoll.bench.concurrent import Work
     from torchcoll.bench.session import Rank
     from torchcoll.bench.sweep import Sweep
-    from torchcoll.core.result import CaseResult, KeptBatches
+    from torchcoll.core.result import CaseResult
 
 
-# Whatever interrupts the calls (a decision, samples to rank 0, a refill) leaves threads asleep and
-# caches cold: the next two calls are 4 to 15 % slow on an idle machine, up to ten on a loaded one
-# (results/benchmarks/measuring-2026-11-22.txt). The pause is what counts: a refill alone changes
-# nothing, waiting for 1 ms does. Long calls do not notice: ramp-up calls take no more than so long,
+# Whatever interrupts the calls leaves threads asleep and caches cold: the next two calls are 4 to
+# 15 % slow on an idle machine, up to ten on a loaded one. Ramp-up calls take no more than so long,
 # but one always is made.
 LEAD_CALLS, LEAD_NS = 10, 10_000_000
-# Barriers that wake the ranks before a cold call: ramp-up calls would be cold calls themselves.
-# Their number is odd: gloo's two threads take operations by turns, and a thread's first call of a
-# size is slow. Only after an odd number is a call on the thread of the call before it, as in a loop
-# of barrier and call.
+# Barriers that wake the ranks before a cold call. Their number is odd: gloo's two threads take
+# operations by turns, and only after an odd number is a call on the thread of the call before it.
 WAKE_BARRIERS = 9
 # A soak looks for rare faults, so it checks one in so many calls, or more.
 SOAK_CALLS_PER_CHECK = 10
-# If blocks move on from call to call, so many positions are verified, each by a call of its own.
-MOST_CHECKED_POSITIONS = 8
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "memoryerror")
 
 
 def measure_case(sweep: Sweep, sizing: SizedCase) -> list[CaseResult]:
     """Run the case. Returns its results on rank 0, one for each sub-group; elsewhere none."""
-    fresh = sweep.parts if sweep.spec.fresh_group else ()
+    fresh = sweep.subgroups if sweep.spec.fresh_group else ()
     # The communicator first: buffers are registered with it.
     with (
         sweep.communicators.of(sizing.case.backend, fresh) as communicator,
@@ -61,7 +53,7 @@ def measure_case(sweep: Sweep, sizing: SizedCase) -> list[CaseResult]:
 def _buffers(sweep: Sweep, sizing: SizedCase, group: Any) -> Iterator[Buffers | NotRun]:
     """The buffers, or why not if some rank has none; then no rank goes on."""
     local, case = sweep.local, sizing.case
-    torch, device, place = local.torch, local.device.name, sweep.part.index(local.rank)
+    torch, device, place = local.torch, local.device.name, sweep.subgroup.index(local.rank)
     group = group or sweep.communicators.whole(case.backend)
     plain = case.buffers == "default" and case.by_backend
     buffers: Buffers | None = None
@@ -105,9 +97,8 @@ class _Calls:
     """What a case calls on this rank, and what goes before its calls.
 
     once: the call. timed: that, or the replay of its captured graph; verification checks it too.
-    refill: fills the buffers before a batch. barrier: over all ranks. flush: overwrites caches.
     align: goes before each call that is timed alone.
-    rotation, cycle: the same as ``once`` if each call has other buffers or other blocks.
+    rotation: the same as ``once`` if each call has other buffers.
     """
 
     def __init__(
@@ -115,13 +106,12 @@ class _Calls:
     ) -> None:
         local, case = sweep.local, sizing.case
         self._device = local.device
-        place, beat = sweep.part.index(local.rank), local.progress.beat
+        place, beat = sweep.subgroup.index(local.rank), local.progress.beat
         self.checker = Checker(local.torch, sizing, place, buffers, beat)
         self.refill = self.checker.refill
         self.rotation: Rotation | None = None
-        self.cycle: Cycle | None = None
 
-        def make(sizing: SizedCase = sizing) -> Call:
+        def make() -> Call:
             call = prepare_call(local, sizing, place, buffers, communicator.group)
             if not (case.asynchronous or case.coalesce > 1):
                 return call
@@ -136,11 +126,7 @@ class _Calls:
 
             self.rotation = Rotation(local.torch, sizing, place, buffers, make, beat)
             self.refill = self.rotation.refill
-        if sizing.positions > 1:
-            from torchcoll.bench.buffers import Cycle
-
-            self.cycle = Cycle([make(sizing.at(k)) for k in range(sizing.positions)])
-        self.once: Call = self.rotation or self.cycle or make()
+        self.once: Call = self.rotation or make()
         self.timed = self.once
         self.barrier: Call = nothing
         if not sweep.alone:
@@ -161,18 +147,16 @@ class _Calls:
 
 @dataclass
 class _Steady:
-    """The steady calls of a case, in batches. Batches that are not gathered are kept on disks."""
+    """The steady calls of a case, in batches."""
 
     sizes: list[int] = field(default_factory=list)  # calls of each batch
     ramp_up_calls: int = 0
-    gathered_sizes: list[int] = field(default_factory=list)  # of the batches that were gathered
-    starts: list[tuple[int, int]] = field(default_factory=list)  # of those: monotonic ns, wall us
-    # On rank 0, of those: [batch][rank][clock].
+    starts: list[tuple[int, int]] = field(default_factory=list)  # monotonic ns, wall us
+    # On rank 0: [batch][rank][clock].
     samples: list[list[dict[str, list[int]]]] = field(default_factory=list)
     spent_ns: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("ramp_up", "barriers", "gathers"), 0)
     )
-    kept: KeptBatches | None = None
     stops: list[str] = field(default_factory=list)  # on rank 0: of each sub-group
     steady_ns: int | None = None
     after: int | None = None  # on rank 0: the cold calls after which calls were steady
@@ -227,7 +211,7 @@ class _Measurement:
         self.sweep.has_called = self.communicator.used = True
         failed = refused or self._check()
         expected_ns = None
-        plain = not (case.asynchronous or case.coalesce > 1 or calls.rotation or calls.cycle)
+        plain = not (case.asynchronous or case.coalesce > 1 or calls.rotation)
         library_log = self.sweep.library_log
         if library_log and plain and case.implementation == NATIVE:
             self._step("what the library expects")
@@ -239,7 +223,7 @@ class _Measurement:
             samples,
             steady=steady.samples,
             **(failed._asdict() if failed else {}),
-            batches=steady.gathered_sizes,
+            batches=steady.sizes,
             batch_start_ns=[start for start, _ in steady.starts],
             batch_start_wall_us=[wall for _, wall in steady.starts],
             spent_ns=steady.spent_ns,
@@ -250,15 +234,14 @@ class _Measurement:
             steady_ns=steady.steady_ns,
             calls_per_sample=self._calls_per_sample,
             expected_ns=expected_ns,
-            kept=steady.kept,
         )
 
     def _step(self, doing: str, samples: Sequence[int] = ()) -> None:
         self.local.progress.step(f"{self.sizing.case.describe()}: {doing}", samples)
 
     def _not_run(self, refusal: Refusal) -> NotRun:
-        """Why the case did not run. A first call that fails on a communicator that has never
-        connected leaves it unusable: oneCCL's next call waits for ever.
+        """Why the case did not run. A communicator that has never connected is unusable after a
+        first call that fails: oneCCL's next call waits for ever.
         """
         case, backend, text = self.sizing.case, self.communicator.backend, refusal.text
         if _is_memory(text) or not case.by_backend:
@@ -272,8 +255,8 @@ class _Measurement:
         return NotRun("failed", reason)
 
     def _count(self, calls: int) -> None:
-        """Add to the calls of the communicator. Calls of another implementation are none of its
-        own, but what aligned them may have connected it: its own first call may not be cold.
+        """Add to the calls of the communicator. Another implementation makes none of its own, but
+        what aligned its calls may have connected it.
         """
         by_backend = self.sizing.case.by_backend
         if by_backend and self.communicator.calls is not None:
@@ -301,7 +284,7 @@ class _Measurement:
         """Calls 1, 2, ... one by one, in blocks, until rank 0's steady-state rule ends them.
 
         Barriers lie between an exchange through the store, during which threads fall asleep, and
-        the next call: a call directly after it takes 1.4 of the steady ones, in a bare loop 1.2.
+        the next call.
         """
         local, cold, rule = self.local, self.samples["cold"], None
         if local.rank == 0:
@@ -321,28 +304,27 @@ class _Measurement:
     def _measure_steady(self) -> NotRun | None:
         """Batches of calls until rank 0's stopping rules end them; why not if no rank began."""
         local, spec, rule, steady = self.local, self.sweep.spec, None, self.steady
-        case, now, every = self.sizing.case, time.perf_counter_ns, 1
+        case, now = self.sizing.case, time.perf_counter_ns
         if local.rank == 0:
-            from torchcoll.bench.stopping import StoppingRules, present, split_samples
+            from torchcoll.bench.stopping import StoppingRules, most_in_batch, present
 
-            kinds = len(self.device.clocks(case.mode))
-            most, every = split_samples(local.control.ranks, kinds, spec.iters)
-            if not self.sweep.keeps:
-                every = 1
             rule = StoppingRules(
-                [part for part in self.sweep.parts if present(part, local.control.ranks)],
+                [
+                    subgroup
+                    for subgroup in self.sweep.subgroups
+                    if present(subgroup, local.control.ranks)
+                ],
                 *(local.ranks, spec.iters, spec.precision, spec.max_time_s),
                 expected_ns=self.samples["cold"][-1],
                 means=case.back_to_back,
-                most_batch=most,
+                most_batch=most_in_batch(local.control.ranks, len(self.device.clocks(case.mode))),
             )
         if case.mode == "graph":
             self._step("graph capture")
             if failed := local.control.attempt(self.calls.capture, RuntimeError):
                 return NotRun("unsupported", f"graph capture: {failed[1]}")
         leads = max(1, min(LEAD_CALLS, LEAD_NS // max(1, self.samples["cold"][-1])))
-        leads, every = local.control.decide([leads, every])
-        kept = self.sweep.kept_samples() if every > 1 else None
+        leads = local.control.decide(leads)
         began = accounted = now()
         while size := local.control.decide(rule and rule.next_batch(now() - began)):
             decided = now()
@@ -350,32 +332,19 @@ class _Measurement:
             start = (now(), time.time_ns() // 1000)
             clocks, ramp_up = self._batch(leads, size)
             ended = now()
-            number = len(steady.sizes)
             steady.sizes.append(size)
             steady.ramp_up_calls += len(ramp_up)
-            if kept and number % every:
-                write = partial(kept.write, number, start, ramp_up, clocks)
-                if failed := local.control.attempt(write, TorchcollError):
-                    raise TorchcollError("{}: {}".format(*failed))
-                if rule:
-                    rule.skip(size)
-            else:
-                steady.starts.append(start)
-                self.samples["ramp_up"] += ramp_up
-                steady.gathered_sizes.append(size)
-                everyone = local.control.gather(clocks)
-                if rule:
-                    rule.add(everyone, case.back_to_back, size)
-                    steady.samples.append(everyone)
+            steady.starts.append(start)
+            self.samples["ramp_up"] += ramp_up
+            everyone = local.control.gather(clocks)
+            if rule:
+                rule.add(everyone, case.back_to_back, size)
+                steady.samples.append(everyone)
             calls_ns = _time_of_calls(size, ramp_up, clocks, self._calls_per_sample)
             steady.spent_ns["ramp_up"] += sum(ramp_up)
             steady.spent_ns["gathers"] += decided - accounted + now() - ended
             steady.spent_ns["barriers"] += max(0, ended - start[0] - calls_ns)
             accounted = now()
-        if kept and len(steady.sizes) > len(steady.gathered_sizes):
-            from torchcoll.core.result import KeptBatches
-
-            steady.kept = KeptBatches(kept.cases, tuple(steady.sizes), every)
         if rule:
             steady.stops, steady.steady_ns = rule.reasons, round(rule.elapsed_ns)
         return None
@@ -383,8 +352,6 @@ class _Measurement:
     def _batch(self, leads: int, size: int) -> tuple[dict[str, list[int]], list[int]]:
         """The samples of ``size`` steady calls, by clock, and of the ramp-up calls before."""
         case, device, calls = self.sizing.case, self.device, self.calls
-        if calls.cycle:  # so that steady call k of a batch has position k
-            calls.cycle.begin(-leads)
         clocks, ramp_up = device.clocks(case.mode), list[int]()
         live = clocks["issue"] if "issue" in clocks else clocks["host"]
         if case.back_to_back:
@@ -438,7 +405,7 @@ class _Measurement:
 
     def _check(self) -> NotRun | None:
         """Verify one more call on fresh data, two if one call cannot show an error; why not if some
-        rank could not check. A soak repeats that until it has checked a tenth of the calls.
+        rank could not check. A soak checks a tenth of the calls.
         """
         local, sizing, calls, samples = self.local, self.sizing, self.calls, self.samples
         checks = self.sweep.spec.check and self.communicator.backend.communicates
@@ -450,19 +417,15 @@ class _Measurement:
         self._step("verification")
         checker, failure = calls.checker, ""
         checked = wrong = changed = 0
-        positions = range(min(sizing.positions, MOST_CHECKED_POSITIONS))
-        once = [*itertools.product(checker.turns, positions)]
         repeats = 1
         if self.sweep.digested:
-            repeats = math.ceil(self._unchecked_calls / (SOAK_CALLS_PER_CHECK - 1) / len(once))
-            samples["calls"] = self._unchecked_calls + repeats * len(once)
-            samples["checked_calls"] = repeats * len(once)
-        for turn, position in once * repeats:
+            once = len(checker.turns)
+            repeats = math.ceil(self._unchecked_calls / (SOAK_CALLS_PER_CHECK - 1) / once)
+            samples["calls"] = self._unchecked_calls + repeats * once
+            samples["checked_calls"] = repeats * once
+        for turn in checker.turns * repeats:
             if calls.rotation:  # which goes on with each call
                 calls.rotation.stand()
-            if calls.cycle:
-                calls.cycle.begin(position)
-                checker.check_at(position)
             checker.prepare(turn)
             try:
                 calls.align()
@@ -478,10 +441,9 @@ class _Measurement:
                 if differing and "first_wrong" not in samples:
                     samples["first_wrong"] = checker.first_wrong()
                 if self.sweep.digested:
-                    # Keep the digest of each turn and position: the first, or the last that differs
-                    # from the first.
+                    # Keep the digest of each turn: the first, or the last that differs from it.
                     digests = samples.setdefault("digests", {})
-                    digest, key = list(checker.digest()), f"{turn} {position}"
+                    digest, key = list(checker.digest()), str(turn)
                     if digests.setdefault(key, digest) != digest:
                         digests[key] = digest
             except (RuntimeError, MemoryError) as error:

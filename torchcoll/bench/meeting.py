@@ -1,7 +1,5 @@
-"""Where the ranks of a run meet if the launcher has no store for them, as torchrun has.
-
-All ranks must derive the same address before they can communicate, so it depends only on what the
-launcher gives to all of them alike. Loaded if it is needed, not by every rank.
+"""Where the ranks of a run meet if the launcher has no store for them, as torchrun has: at an
+address that depends only on what the launcher gives to all ranks alike. Loaded if it is needed.
 """
 
 from __future__ import annotations
@@ -42,8 +40,8 @@ class Master:
 def join(torch: Any, launch: Launch, timeout_s: float) -> Any:
     """The store of a run of several ranks, which rank 0 serves.
 
-    Raises HangError naming host and port when it cannot be reached within ``timeout_s``,
-    UnavailableError when the port is taken, UsageError when nothing says where to meet.
+    Raises HangError if it cannot be reached, UnavailableError if the port is taken, and UsageError
+    if nothing says where to meet.
     """
     if launch.rendezvous_file:
         return _join_file(torch, launch, launch.rendezvous_file, timeout_s)
@@ -85,10 +83,7 @@ def join(torch: Any, launch: Launch, timeout_s: float) -> Any:
 
 
 def _allow_connections(ranks: int) -> None:
-    """Room for the connections of all ranks: those of their control and of their watchdogs.
-
-    Raises UsageError where the hard limit of this process is too low.
-    """
+    """Room for the connections of all ranks. Raises UsageError if the hard limit is too low."""
     import resource  # not on every system
 
     needed = 2 * ranks + _OTHER_FILES
@@ -107,7 +102,7 @@ def _allow_connections(ranks: int) -> None:
 
 def _within(timeout_s: float, connect: Callable[[], Any]) -> Any:
     """The result of ``connect``. Raises RuntimeError after ``timeout_s``: torch's client waits for
-    ever if another program listens. The thread that waits ends with the process.
+    ever if another program listens.
     """
     results: list[Any] = []
 
@@ -176,9 +171,7 @@ def _wait_for_listener(launch: Launch, master: Master, timeout_s: float) -> None
 
 
 def _is_here(host: str) -> bool:
-    """Whether this is a name or an address of this host. True for a name that does not resolve,
-    which the other ranks report.
-    """
+    """Whether this is a name or an address of this host, or a name that does not resolve."""
     if host.split(".")[0] == socket.gethostname().split(".")[0]:
         return True
     try:
@@ -193,10 +186,7 @@ def _is_here(host: str) -> bool:
 
 
 def why_none_came(launch: Launch, timeout_s: float, import_s: float) -> str:
-    """Why some ranks may not have come in time, as far as rank 0 can see; '' if it sees nothing. A
-    MASTER_ADDR of another host may be right, as the address of a service, and is no error by
-    itself.
-    """
+    """Why some ranks may not have come in time, as far as rank 0 can see; '' if it sees nothing."""
     text = ""
     host = "" if launch.rendezvous_file else os.environ.get("MASTER_ADDR", "")
     if host and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and not _is_here(host):
@@ -209,8 +199,7 @@ def why_none_came(launch: Launch, timeout_s: float, import_s: float) -> str:
 def find_master(launch: Launch, environ: Mapping[str, str] | None = None) -> Master:
     """MASTER_ADDR and MASTER_PORT, or else what the launcher's and the scheduler's lists imply.
 
-    Raises UsageError that says what to set, and HangError on a host that lacks a file: rank 0 may
-    have its own file and wait.
+    Raises UsageError that says what to set, and HangError on a host that lacks a file.
     """
     env = os.environ if environ is None else environ
     host, port, source = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", ""), ""
@@ -232,23 +221,8 @@ def find_master(launch: Launch, environ: Mapping[str, str] | None = None) -> Mas
         f"{names} of {launch.ranks} ranks from {launch.launcher}",
         f"{'neither' if len(lacking) > 1 else 'none'}{unread}",
         "the host of rank 0 and a free port there",
-        f"Give all ranks {_how_to_set(launch, lacking)}, or --rendezvous-file PATH in a folder "
-        "that all hosts share.",
+        f"Give all ranks {names}, or --rendezvous-file PATH in a folder that all hosts share.",
     )
-
-
-def _how_to_set(launch: Launch, lacking: list[str]) -> str:
-    form = {
-        "Open MPI": "-x {}={}",
-        "MPICH": "-genv {} {}",
-        "Intel MPI": "-genv {} {}",
-        "MPI": "-genv {} {}",
-        "PALS": "--env {}={}",
-        "Flux": "--env={}={}",
-        "jsrun": "-E {}={}",
-    }.get(launch.launcher, "{}={}")
-    values = {"ADDR": "HOST", "PORT": "29500"}
-    return " ".join(form.format(f"MASTER_{name}", values[name]) for name in lacking)
 
 
 def _first_host(launch: Launch, env: Mapping[str, str]) -> tuple[str, str, str]:
@@ -281,11 +255,7 @@ def _first_host(launch: Launch, env: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 def launch_key(launch: Launch, environ: Mapping[str, str] | None = None) -> str | None:
-    """A text that is the same on all ranks of this run and on no other, or None.
-
-    If a launcher has no such variable (MPICH), this is the scheduler's job, with the launcher's
-    process id if all ranks are on one host.
-    """
+    """A text that is the same on all ranks of this run and on no other, or None."""
     env = os.environ if environ is None else environ
     if launch.launcher == BY_HAND:
         return None
@@ -348,9 +318,8 @@ _FILE_HEAD = b"\t\0\0\0refcount/"
 
 
 def _join_file(torch: Any, launch: Launch, path: str, timeout_s: float) -> Any:
-    """A FileStore. A file left over from an earlier run would be read as this one's.
-
-    Hence each run that has a key has a file of its own, and rank 0 refuses one that exists.
+    """A FileStore. Each run that has a key has a file of its own, and rank 0 refuses one that
+    exists: a file left over from an earlier run would be read as this one's.
     """
     key = launch_key(launch)
     if key:

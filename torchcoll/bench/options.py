@@ -1,7 +1,5 @@
-"""The command line on the ranks: flags -> Spec and what to do with the output.
-
-Names are chosen so that torchrun lets them pass: it takes for itself every long option that is a
-prefix of one of its own, even behind the module name (tested with torchrun's own parser).
+"""The command line on the ranks: flags -> Spec and what to do with the output. torchrun takes for
+itself every long option that is a prefix of one of its own, even behind the module name.
 """
 
 from __future__ import annotations
@@ -34,16 +32,6 @@ _RUN = (
         metavar="TIME",
     ),
     Field(
-        "metrics",
-        "with --soak: rank 0 keeps NAME.prom up to date, for Prometheus' node_exporter",
-        metavar="FILE",
-    ),
-    Field(
-        "require_idle",
-        "refuse to start while another process uses a device (on cpu: 5%% of the cores)",
-        bool,
-    ),
-    Field(
         "rendezvous_file",
         "meet in this file, in a folder that all hosts share, in place of MASTER_ADDR:MASTER_PORT",
         metavar="PATH",
@@ -61,14 +49,12 @@ _OUTPUT = (
     Field("format", f"{', '.join(FORMATS)} (table)"),
     Field("quiet", "print no header and no progress", bool),
     Field("verbose", "print the phases of the start and the cost of measuring too", bool),
-    Field("gate", "exit with 1 if the verdict is FAIL, with 2 if nothing can be judged", bool),
     Field("dry_run", "print the cases and run nothing", bool),
     Field("ranks", "number of ranks to assume with --dry-run or --backend fake"),
 )
 
 
 # nccl-tests' ways of saying how many GPUs and threads.
-_OF_THE_SUITE = ("--collectives", "--traffic")
 _OF_NCCL_TESTS = ("-g", "--ngpus", "-t", "--nthreads", "-p", "--parallel_init")
 
 
@@ -88,8 +74,8 @@ class Other:
 class Options:
     """What one command line asks for beside the Spec.
 
-    With ``traffic``, a file that rank 0 alone reads, ``spec`` is what stands in the command line,
-    and ``fields`` those of its fields that were given.
+    traffic: a file that rank 0 alone reads. spec: what stands in the command line.
+    fields: those of the fields of spec that were given.
     """
 
     spec: Spec
@@ -104,16 +90,12 @@ class Options:
     quiet: bool = False
     verbose: bool = False
     library_log: bool = False
-    gate: bool = False
-    require_idle: bool = False
     rendezvous_file: str | None = None
     soak: str | None = None
-    metrics: str | None = None
     other: Other | None = None
 
     def asked(self, ranks: int) -> tuple[Spec, list[str]]:
         """The Spec, and what of a traffic is not measured as it was. Reads the file, on rank 0.
-
         Raises UnreadableError, and UsageError for sub-groups of another number of ranks.
         """
         if self.traffic is None:
@@ -139,8 +121,6 @@ class Parser(argparse.ArgumentParser):
             option = message.split()[2].partition("=")[0]
             if option in _OF_NCCL_TESTS:
                 hint = "The launcher says how many ranks: torchrun --nproc-per-node N."
-            elif option in _OF_THE_SUITE and option not in self._option_string_actions:
-                hint = f"{option} is an option of torchcoll.suite."
         raise UsageError(message, action=hint)
 
 
@@ -220,12 +200,6 @@ def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
         )
     if options.dry_run and options.resume:
         raise UsageError("resume", f"{options.resume} with --dry-run", "one of them")
-    if options.metrics is not None:
-        if options.soak is None:
-            raise UsageError("metrics", options.metrics, "--soak TIME with it")
-        from torchcoll.core.metrics import metrics_name
-
-        metrics_name(options.metrics)
     if options.soak is not None:
         parse_duration(options.soak, "soak")
         if spec.iters == 0:

@@ -20,11 +20,9 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.file import Writer, load_own, records_of
 from torchcoll.core.result import CaseResult, stated_shortfall
 from torchcoll.core.spec import Spec
-from torchcoll.core.units import parse_utc
 
 if TYPE_CHECKING:
     from torchcoll.bench.session import Session
-    from torchcoll.questions.check.judging import Verdict
 
 
 RUNS_FOLDER = "torchcoll-runs"
@@ -59,10 +57,7 @@ class Output:
         self._reporter = reporter(options.format, options.quiet, options.verbose)
 
     def earlier(self) -> Spec:
-        """The Spec to run: with --resume and --traffic that of the file. Raises what is wrong with
-        the file, and with labels that the verdict reads.
-        """
-        self.options = of_restart(self.options)
+        """The Spec to run: with --resume and --traffic that of the file. Raises TorchcollError."""
         self.spec, self._notes = self.options.asked(self._ranks)
         if {"fabric", "link_gbps"} & set(self.spec.labels):
             from torchcoll.questions.check.limits import check_labels
@@ -92,9 +87,9 @@ class Output:
             )
         self.spec = earlier
         # A case with sub-groups is done when all of them are.
-        parts = len(earlier.parts(self._ranks))
+        subgroups = len(earlier.subgroups(self._ranks))
         counts = Counter(_asked(r.case) for r in run.results if r.status in _DONE)
-        self._done = {case for case, count in counts.items() if count >= parts}
+        self._done = {case for case, count in counts.items() if count >= subgroups}
         self._earlier = [r for r in run.results if _asked(r.case) in self._done]
         self._nothing = self._done.issuperset(earlier.cases(self._ranks))
         return earlier
@@ -141,8 +136,8 @@ class Output:
         self.path, self._writer = open_default(what, backend, self._ranks)
 
     def _look_after(self) -> None:
-        """Where somebody has removed, moved or truncated the file: write all again, and go on
-        there. Where that cannot be, go on for the table, and in the file wherever it is.
+        """If somebody has removed, moved or truncated the file: write all again, there or in a new
+        folder, or else go on for the table.
         """
         if self._nowhere or not (self._writer and self.path) or self._writer.there():
             return
@@ -212,31 +207,7 @@ class Output:
         """What makes the exit code 1, as one text."""
         self._look_after()
         text = stated_shortfall([*self._earlier, *self.run.results])
-        text = text or self._gate() or ""
         return ". ".join(filter(None, (self.lost, text))) or None
-
-    def _gate(self) -> str | None:
-        """With --gate the text of a verdict that is FAIL."""
-        if not self.options.gate:
-            return None
-        from torchcoll.questions.check.limits import FAIL
-
-        verdict = self._verdict()
-        return f"--gate: {verdict.line}" if verdict.word == FAIL else None
-
-    def unjudged(self) -> str | None:
-        """What makes the exit code 2: with --gate, that the run has no reference."""
-        if not self.options.gate or self._verdict().judged:
-            return None
-        action = "State its fabric (--label fabric=NAME), or judge the file by another run: "
-        action += "torchcoll check FILE --gate --baseline RUN."
-        expected = "one that can be judged"
-        return str(errors.UsageError("gate", "a run without a reference", expected, action))
-
-    def _verdict(self) -> Verdict:
-        from torchcoll.questions.check.judging import judge
-
-        return judge(replace(self.run, end={"status": "complete"}))
 
     def abandon(self) -> None:
         """The run ends at once: show what there is, whatever state the display is in."""
@@ -257,44 +228,6 @@ class Output:
                 errors.tell(f"result file: {self.path}")
 
 
-def of_restart(options: Options) -> Options:
-    """The options of a rank 0 that torchrun has started again (--max-restarts): where --output is
-    the file that an attempt before this one began, --resume of that file. What cannot be resumed,
-    a soak and pairs, begins anew in a file beside it.
-    """
-    path = Path(options.output or "")
-    began_s = _first_attempt_s()
-    if began_s is None or options.resume or not path.is_file():
-        return options
-    try:
-        start_utc = parse_utc(load_own(path).header["start_utc"])
-    except (KeyError, ValueError, errors.UnreadableError):
-        return options
-    if start_utc.timestamp() < int(began_s):  # a file that was there before this run
-        return options
-    if options.soak is None and options.other is None:
-        return replace(options, resume=str(path), output=None)
-    from torchcoll.report.destination import free_name
-
-    anew = free_name(str(path))
-    errors.tell(f"{path} is of the attempt before; this one begins anew in {anew}")
-    return replace(options, output=anew)
-
-
-def _first_attempt_s() -> float | None:
-    """When torchrun started the ranks for the first time, in seconds since 1970; None where this is
-    the first time or nothing tells it.
-    """
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-        return None
-    # torchrun makes FOLDER/attempt_N/LOCAL_RANK/error.json, in a new folder for each run.
-    folders = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parents
-    try:
-        return (folders[2] / "attempt_0").stat().st_mtime
-    except (OSError, IndexError):
-        return None
-
-
 def open_default(what: str, backend: str, ranks: int) -> tuple[Path, Writer]:
     """A new file in the folder of runs, with a number where the name is taken."""
     utc = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
@@ -310,9 +243,7 @@ def open_default(what: str, backend: str, ranks: int) -> tuple[Path, Writer]:
 
 
 def open_again(path: Path) -> tuple[Path, Writer] | None:
-    """For a file that was taken away: one of the same name, else of that name in a new folder for
-    temporary files. None where neither can be.
-    """
+    """For a file that was taken away: one of the same name, else in a new temporary folder."""
     with contextlib.suppress(errors.TorchcollError):
         return path, Writer(path)
     with contextlib.suppress(errors.TorchcollError, OSError):

@@ -1,6 +1,5 @@
-"""What a Spec needs before anything starts: the plan of a dry run, and whether a case may begin.
-
-Without torch. The memory that a dry run prints is the memory that rank 0 checks before each case.
+"""What a Spec needs before anything starts: the plan of a dry run, and whether a case may begin, by
+the same memory. Without torch.
 """
 
 from __future__ import annotations
@@ -12,15 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.case import (
-    CHECK_CHUNK_BYTES,
-    NATIVE,
-    Case,
-    NotRun,
-    SizedCase,
-    fingerprint,
-    need_bytes,
-)
+from torchcoll.core.case import NATIVE, Case, NotRun, SizedCase, fingerprint, need_bytes
 from torchcoll.core.collectives import COLLECTIVES, DTYPES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import Spec
@@ -92,8 +83,7 @@ def arguments_differ(
 ) -> UsageError:
     """The error of ranks that were started with different arguments. Collective.
 
-    hellos: ``asked`` and ``argv`` of every rank, on rank 0. If programs made the Specs, they are
-    sent to rank 0 now, and the fields that differ are named.
+    hellos: ``asked`` and ``argv`` of every rank, on rank 0.
     """
     specs: list[dict[str, list[str]]] = []
     if control.decide(not any(hello["argv"] for hello in hellos)):
@@ -135,17 +125,15 @@ def arguments_differ(
 
 def admit(
     sizing: SizedCase,
-    parts: Sequence[Sequence[int]],
+    subgroups: Sequence[Sequence[int]],
     answers: Sequence[Mapping[str, Any]],
     check: bool,
     control: Control,
 ) -> tuple[list[str] | None, NotRun | None]:
     """(arguments of a UsageError, None), (None, why the case cannot run), or two Nones to run it.
 
-    sizing: of the largest of the sub-groups ``parts``.
     answers: of each rank; ``case`` (a hash of it), ``where`` (the device or host with its buffers)
         and ``free`` (bytes there).
-    check: whether the results are verified, which needs memory too.
     """
     hashes = [answer["case"] for answer in answers]
     if len(set(hashes)) > 1:
@@ -156,15 +144,15 @@ def admit(
             "Start all ranks with the same arguments, files and torchcoll version.",
         ]
         return refusal, None
-    for ranks in sorted({len(part) for part in parts}):
+    for ranks in sorted({len(subgroup) for subgroup in subgroups}):
         if refused := impossible(sizing.case, ranks):
             return None, refused
     needs = needs_bytes(sizing, check)
     # With the fake backend this process is the only one of all ranks.
     of_rank = {
         rank: needs[place]
-        for part in parts
-        for place, rank in enumerate(part)
+        for subgroup in subgroups
+        for place, rank in enumerate(subgroup)
         if rank < len(answers)
     }
     text = lacks_memory(of_rank, answers)
@@ -172,10 +160,7 @@ def admit(
 
 
 def lacks_memory(needs: Mapping[int, int], answers: Sequence[Mapping[str, Any]]) -> str:
-    """Why the ranks together need more bytes than they may use; '' if there is enough memory.
-
-    needs: bytes by rank. answers: as of ``admit``.
-    """
+    """Why the ranks together need more bytes (by rank) than they may use; '' if there is enough."""
     ranks_at: defaultdict[str, list[int]] = defaultdict(list)
     for rank in needs:
         ranks_at[answers[rank]["where"]].append(rank)
@@ -191,9 +176,8 @@ def lacks_memory(needs: Mapping[int, int], answers: Sequence[Mapping[str, Any]])
 
 
 def case_limit_s(spec: Spec) -> float | None:
-    """Upper bound of the cold and steady calls of a case; None where calls are counted, not timed.
-
-    It holds while no call takes longer than ``slow_call_s``.
+    """Upper bound of the cold and steady calls of a case while no call takes longer than
+    ``slow_call_s``; None where calls are counted, not timed.
     """
     if spec.iters or spec.warmup or spec.cold > COLD_CALLS:
         return None
@@ -208,8 +192,8 @@ def slow_call_s(spec: Spec) -> float:
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One case. ``need_bytes`` is that of the rank that needs most, ``host_bytes`` the sum over all
-    ranks, on one host; nothing is allocated where ``status`` is not empty.
+    """One case. need_bytes: of the rank that needs most. host_bytes: of all ranks, on one host.
+    status, reason: why nothing is allocated, where that is known without trying.
     """
 
     case: Case
@@ -220,32 +204,14 @@ class PlanRow:
     need_bytes: int
     host_bytes: int
     limit_s: float | None
-    status: str = ""  # skipped or unsupported, where that is known without trying
+    status: str = ""
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class SweepPlan:
-    """The rows in the order in which they run."""
-
-    spec: Spec
-    ranks: int
-    rows: tuple[PlanRow, ...]
-
-    @property
-    def limit_s(self) -> float | None:
-        """The time of all cases; None without a bound."""
-        limits = [row.limit_s for row in self.rows]
-        return None if None in limits else sum(limit for limit in limits if limit is not None)
-
-
-def plan(spec: Spec, ranks: int) -> SweepPlan:
-    """The plan for ``ranks`` ranks on one host.
-
-    Raises UsageError as ``Spec.cases`` does, and for less than one rank.
-    """
+def plan(spec: Spec, ranks: int) -> list[PlanRow]:
+    """The cases on one host in the order in which they run. Raises UsageError."""
     whole_number(ranks, "ranks", 1)
-    return SweepPlan(spec, ranks, tuple(_row(spec, sizing) for sizing in spec.sizings(ranks)))
+    return [_row(spec, sizing) for sizing in spec.sizings(ranks)]
 
 
 def _row(spec: Spec, sizing: SizedCase) -> PlanRow:
@@ -257,22 +223,23 @@ def _row(spec: Spec, sizing: SizedCase) -> PlanRow:
     return PlanRow(*sizes, max(needs), sum(needs), case_limit_s(spec))
 
 
-def plan_lines(plan: SweepPlan) -> list[str]:
+def plan_lines(spec: Spec, ranks: int) -> list[str]:
     """The plan as text, ASCII, 80 columns: what is assumed, a line a case, and the totals."""
-    lines = [line for text in _assumptions(plan) for line in _wrapped(text)]
+    rows = plan(spec, ranks)
+    lines = [line for text in _assumptions(spec, ranks, rows) for line in _wrapped(text)]
     groups: dict[str, list[PlanRow]] = {}
-    for row in plan.rows:
+    for row in rows:
         groups.setdefault(_group(row.case), []).append(row)
-    table = _table(plan.rows, format_size)
+    table = _table(rows, format_size)
     if len(table[0]) > WIDTH:  # odd numbers of terabytes
-        table = _table(plan.rows, format_bytes)
-    text = dict(zip(plan.rows, table[1:], strict=True))
+        table = _table(rows, format_bytes)
+    text = dict(zip(rows, table[1:], strict=True))
     lines += ["", table[0]]
-    for name, rows in groups.items():
-        lines += [name, *(text[row] for row in rows)]
-        for reason in dict.fromkeys(f"{row.status}: {row.reason}" for row in rows if row.status):
+    for name, group in groups.items():
+        lines += [name, *(text[row] for row in group)]
+        for reason in dict.fromkeys(f"{row.status}: {row.reason}" for row in group if row.status):
             lines += _wrapped(reason)
-    return [*lines, "", *_wrapped(_total(plan))]
+    return [*lines, "", *_wrapped(_total(rows))]
 
 
 _HEAD = ("size", "actual", "in", "out", "a rank", "a host", "at most")
@@ -305,54 +272,36 @@ def _group(case: Case) -> str:
     return "  ".join(w for w in (case.collective, case.dtype, case.op, root, place) if w)
 
 
-def _assumptions(plan: SweepPlan) -> list[str]:
-    spec = plan.spec
-    first = plan.rows[0].case if plan.rows else None
+def _assumptions(spec: Spec, ranks: int, rows: Sequence[PlanRow]) -> list[str]:
     lines = ["Dry run: nothing was started, and no device was looked for."]
-    if first:
-        calls = f"{first.mode} calls"
-        calls += f", {spec.coalesce} in a group" if spec.coalesce > 1 else ""
-        ranks = f"{counted(plan.ranks, 'rank')} on one host"
-        lines.append(f"Assumed: {ranks}, {first.backend} on {first.device}, {calls}.")
-    if spec.order != "size":
-        lines.append(f"Order: shown by collective; they run {spec.order}, seed {spec.seed}.")
-    held = "buffers (shared by the calls of a group)" if spec.coalesce > 1 else "buffers"
-    if spec.buffer_reuse == "rotate":
-        held += " of the size of the largest, which the calls walk through,"
-    if spec.check and any(row.case.verifiable for row in plan.rows):
-        held += f" and at most {format_bytes(CHECK_CHUNK_BYTES)} to verify in"
-    uncounted = "what the communication library takes"
-    if spec.buffer_reuse == "flush":
-        uncounted += " and what is written to flush the caches"
-    lines.append(f"Memory: {held}, without {uncounted}.")
+    if rows:
+        first, where = rows[0].case, f"{counted(ranks, 'rank')} on one host"
+        lines.append(f"Assumed: {where}, {first.backend} on {first.device}, {first.mode} calls.")
+    held = "buffers and verification" if spec.check else "buffers"
+    lines.append(f"Memory: {held}, without what the communication library takes.")
     if case_limit_s(spec) is None:
-        counts = [f"{spec.cold} cold"] if spec.cold > COLD_CALLS else []
-        counts += [f"{spec.warmup} warm-up"] if spec.warmup else []
-        counts += [f"{spec.iters} steady"] if spec.iters else []
-        lines.append(
-            f"Time: no bound. {' and '.join(counts)} calls a case take as long as they take; "
-            f"{spec.timeout_s:g} s without progress (--timeout) end the run."
-        )
+        lines.append("Time: no bound, as calls are counted. --timeout ends a run without progress.")
     else:
         steady = f" and {format_duration(PATIENCE * spec.max_time_s)} of steady"
         lines.append(
             f"Time: at most {format_duration(COLD_LIMIT_S)} of cold"
             f"{'' if spec.iters == 0 else steady} calls a case, unless a call takes over "
-            f"{slow_call_s(spec):.3g} s. Start-up and verification come on top."
+            f"{slow_call_s(spec):.3g} s."
         )
     return lines
 
 
-def _total(plan: SweepPlan) -> str:
-    cases = counted(len(plan.rows), "case")
-    refused = sum(1 for row in plan.rows if row.status)
+def _total(rows: Sequence[PlanRow]) -> str:
+    cases = counted(len(rows), "case")
+    refused = sum(1 for row in rows if row.status)
     if refused:
         cases += f" ({refused} cannot run)"
-    limit_s = plan.limit_s
-    time = "no bound in time" if limit_s is None else f"at most {format_duration(limit_s)}"
+    limits = [row.limit_s for row in rows if row.limit_s is not None]
+    bounded = len(limits) == len(rows)
+    time = f"at most {format_duration(sum(limits))}" if bounded else "no bound in time"
     # Buffers are freed between cases.
-    need = format_bytes(max((row.need_bytes for row in plan.rows), default=0))
-    host = format_bytes(max((row.host_bytes for row in plan.rows), default=0))
+    need = format_bytes(max((row.need_bytes for row in rows), default=0))
+    host = format_bytes(max((row.host_bytes for row in rows), default=0))
     return f"Total: {cases}, {time}; the largest needs {need} a rank, {host} a host."
 
 

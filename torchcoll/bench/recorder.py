@@ -35,10 +35,8 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """Builds the Run of rank 0, and passes each record to ``emit`` (for the file).
-
-    Secrets in labels and in texts that may quote an error are masked here. The file, the table and
-    the metrics take these from the Run.
+    """Builds the Run of rank 0, and passes each record to ``emit`` (for the file). Secrets in
+    labels and in texts that may quote an error are masked here.
     """
 
     def __init__(
@@ -125,10 +123,7 @@ def header(session: Session, argv: list[str] | None) -> dict[str, Any]:
         "job_id": session.launch.job_id,
         "connects": connects(entries[0]),
         **several,
-        "environment": {
-            **environment.environment(local.torch, entries),
-            **config,
-        },
+        "environment": {**environment.environment(local.torch, entries), **config},
     }
 
 
@@ -173,11 +168,7 @@ def keep_members(
 
 
 def _keep_traps(session: Session, recorder: Recorder, members: Sequence[Mapping[str, Any]]) -> None:
-    """Record the settings of each host that are traps for the backends of this run.
-
-    Variables that torchcoll has set, in this run or as `torchcoll matrix`, are no traps. Notes are
-    recorded only if a variable is set; `torchcoll doctor` has them all.
-    """
+    """Record the settings of each host that are traps for the backends of this run."""
     from torchcoll.machine.setting_traps import Settings, setting_traps
 
     names = {entry.name for entry in session.entries}
@@ -191,16 +182,7 @@ def _keep_traps(session: Session, recorder: Recorder, members: Sequence[Mapping[
     hosts_of_finding: dict[tuple[str, str], tuple[Finding, list[str]]] = {}
     for host, here in shared_cores.by_host(members).items():
         cores = len(shared_cores.cores_of(here)) or 2 * len(here)  # if unknown: enough
-        settings = Settings(
-            environ,
-            session.launch.launcher,
-            len(here),
-            cores,
-            bindings,
-            str(torch.__version__),
-            gpu_build,
-            kind == "cuda",
-        )
+        settings = Settings(environ, session.launch.launcher, len(here), cores, bindings, gpu_build)
         for finding in setting_traps(settings):
             is_set = any(name in environ for name in finding.variables)
             if finding.severity == "note" and not is_set:
@@ -229,37 +211,36 @@ _NO_RANK = "no rank of the sub-group is there: a fake world has one"
 
 
 def results_of(
-    parts: Sequence[tuple[int, ...]],
+    subgroups: Sequence[tuple[int, ...]],
     sizing: SizedCase,
     gathered: list[dict[str, Any]],
     steady: Sequence[list[dict[str, list[int]]]],
     stops: Sequence[str] = (),
     **facts: Any,
 ) -> list[CaseResult]:
-    """The result of each sub-group; without sub-groups that of the case.
+    """The result of each sub-group; without sub-groups that of the case. steady:
+    [batch][rank][clock].
 
-    gathered: samples of each rank. steady: [batch][rank][clock].
-    stops: why the calls ended, for each sub-group of which a rank is there; () without calls.
-    facts: fields of CaseResult.
+    stops: why the calls ended, for each sub-group of which a rank is there. facts: of CaseResult.
     """
     for rank, facts_of_rank in enumerate(gathered):
         facts_of_rank["time"] = {
             clock: [ns for batch in steady for ns in batch[rank][clock]]
             for clock in (steady[0][rank] if steady else ())
         }
-    if len(parts) == 1:
-        return [_result(sizing, parts[0], gathered, stop="".join(stops), **facts)]
+    if len(subgroups) == 1:
+        return [_result(sizing, subgroups[0], gathered, stop="".join(stops), **facts)]
     results, left = [], iter(stops)
-    for number, part in enumerate(parts):
+    for number, subgroup in enumerate(subgroups):
         case = replace(sizing.case, group=f"{sizing.case.group}/{number}")
-        sized = size_case(case, len(part))
-        there = present(part, len(gathered))
+        sized = size_case(case, len(subgroup))
+        there = present(subgroup, len(gathered))
         if there or facts.get("status", "ok") != "ok":  # a case is refused for all sub-groups
             ranks = [gathered[rank] for rank in there] or [{}]
-            result = _result(sized, part, ranks, stop=next(left, ""), **facts)
+            result = _result(sized, subgroup, ranks, stop=next(left, ""), **facts)
         else:
-            result = _sized(sized, "skipped", len(part), reason=_NO_RANK)
-        result.members = list(part)
+            result = _sized(sized, "skipped", len(subgroup), reason=_NO_RANK)
+        result.members = list(subgroup)
         results.append(result)
     return results
 
@@ -298,8 +279,7 @@ def _result(
                 place, value, expected = of_rank["first_wrong"]
                 result.reason += f"; first on rank {rank}, element {place}: {value} for {expected}"
                 break
-    warnings = [result.kept.note] if result.kept else []
-    warnings += [_UNVERIFIED] if first.get("unverified") else []
+    warnings = [_UNVERIFIED] if first.get("unverified") else []
     if result.steady_after is None:
         warnings.append(f"rank 0 saw no steady state in the first {len(result.cold_ns[0])} calls")
     if result.calls_per_sample > 1:
@@ -363,10 +343,7 @@ State = dict[str, Any]
 
 
 def keep_after(recorder: Recorder, pairs: list[tuple[State, State]], kind: str) -> None:
-    """Record the states of each host after the run.
-
-    pairs: before and after, of each host. kind: of the devices that communicated.
-    """
+    """Record the states of each host after the run. pairs: before and after, of each host."""
     for first, last in pairs:
         recorder.machine(last)
         for text in during(first, last, kind):

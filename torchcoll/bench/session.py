@@ -1,7 +1,6 @@
 """One run from top to bottom: the ranks meet, agree, open device and groups, sweep, and close.
 
-``run`` is the public function. The command (bench/main.py) opens the same Session, runs the same
-Sweep on it, and adds a file and a table.
+The command (bench/main.py) runs the same Sweep as ``run``, and adds a file and a table.
 """
 
 from __future__ import annotations
@@ -38,8 +37,9 @@ if TYPE_CHECKING:
     from torchcoll.machine.host_watch import Watch
 
 _HOSTS_NAMED = 4  # of the ranks that have come, on the terminal
+_MOST_SAMPLES = 32_000_000  # of a case, in the memory and the file of rank 0
 Places = list[tuple[str, str | None]]  # host and card (or device) of each rank
-Parts = tuple[tuple[int, ...], ...]  # ranks of the run in each sub-group
+Subgroups = tuple[tuple[int, ...], ...]  # ranks of the run in each sub-group
 
 
 @dataclass(frozen=True)
@@ -71,16 +71,9 @@ class Rank:
 class SessionOptions:
     """What a program or a command asks of a run.
 
-    spec: what to measure.
-    launch: None for that of the launcher's variables.
     asked: a hash that must be equal on all ranks; '' for that of the spec.
-    argv: arguments of the command, for the file.
-    phases: durations in ns that the caller has measured already.
+    argv, phases: arguments of the command, and durations in ns measured already, for the file.
     earlier: returns rank 0's Spec if it comes from a file that only rank 0 reads.
-    library_log: --library-log.
-    require_idle: refuse to open if others use the machine.
-    recorder: rank 0's, if the caller does more with the records than to keep them in memory. Its
-        run has the path of the result file once the header is written.
     on_exit: called just before the process exits on a signal or an error. Only a command has it:
         then signals are handled, and an error of this rank alone ends the process with a report.
     soak_s: rounds are repeated for so long (bench/soak.py), or until SIGUSR1.
@@ -94,7 +87,6 @@ class SessionOptions:
     phases: Mapping[str, int] = field(default_factory=dict)
     earlier: Callable[[], Spec] | None = None
     library_log: bool = False
-    require_idle: bool = False
     recorder: Recorder | None = None
     on_exit: Callable[[], None] | None = None
     soak_s: float | None = None
@@ -104,11 +96,9 @@ class SessionOptions:
 def run(spec: Spec, on_case: OnCase | None = None) -> Run | None:
     """Measure ``spec`` on all ranks of this run; the Run on rank 0, None elsewhere.
 
-    Uses the default process group when there is one (its backend, or ``spec.backend`` in a new
-    group), else the launcher's variables, else one rank; leaves things as it found them.
-    ``on_case`` is called on rank 0 with each CaseResult as it is ready. A rank that hangs, is lost
-    or leaves by an error of its own (in ``on_case``, Ctrl-C) ends the processes of the others with
-    exit code 5. Raises UsageError and UnavailableError, on all ranks.
+    Uses the default process group when there is one, else the launcher's variables, else one rank.
+    ``on_case`` is called on rank 0 with each CaseResult. A rank that hangs, is lost or leaves by an
+    error of its own ends the others with exit code 5. Raises UsageError and UnavailableError.
     """
     if not isinstance(spec, Spec):
         action = "traffic.spec() makes one of a Traffic."
@@ -123,9 +113,8 @@ def run(spec: Spec, on_case: OnCase | None = None) -> Run | None:
 
 @contextlib.contextmanager
 def opened(torch: Any, options: SessionOptions) -> Iterator[Session]:
-    """The session of a run, closed in any case. A rank that leaves alone raises the alarm.
-
-    The run is complete with exit code 0 unless ``finish`` has recorded another end.
+    """The session of a run, closed in any case. A rank that leaves alone raises the alarm. The run
+    is complete with exit code 0 unless ``finish`` has recorded another end.
     """
     meeting = Rendezvous(torch, options)  # meet; before that there is nobody to tell
     departure = meeting.watchdog.departure
@@ -162,13 +151,8 @@ def opened(torch: Any, options: SessionOptions) -> Iterator[Session]:
 
 
 class Rendezvous:
-    """This rank once it has met the others: it can agree with them and is watched. Rank 0 keeps
-    the account of the run with a ``recorder``.
-
-    Raises TorchcollError if this rank finds no store or can have no threads; nothing is open then.
-
-    undo: what is undone in the end. file: path and run id of rank 0's file, from the header on.
-    code: the run's exit code, from its end on.
+    """This rank once it has met the others: it can agree with them and is watched. Raises
+    TorchcollError if this rank finds no store or can have no threads; nothing is open then.
     """
 
     def __init__(self, torch: Any, options: SessionOptions) -> None:
@@ -276,6 +260,14 @@ class Rendezvous:
             errors.tell(f"torchcoll: error: {text}")
 
 
+def _check_samples(spec: Spec, ranks: int) -> None:
+    """Raises UsageError for more calls of a case than rank 0 has room for."""
+    if (spec.iters or 0) * ranks > _MOST_SAMPLES:
+        most = _MOST_SAMPLES // ranks
+        expected = f"at most {most} on {ranks} ranks, whose times rank 0 gathers"
+        raise errors.UsageError("iters", spec.iters, expected, "--soak measures for hours.")
+
+
 def _launch_of_group(dist: Any) -> Launch:
     """The launch of a rank of the default process group."""
     local_rank, has_local_rank = os.environ.get("LOCAL_RANK"), "LOCAL_RANK" in os.environ
@@ -284,12 +276,9 @@ def _launch_of_group(dist: Any) -> Launch:
 
 
 class Session:
-    """What is open on one rank: the run, its device and its communicators.
+    """What is open on one rank: the run, its device and its communicators. Made collectively.
 
-    ``opened`` makes it, in the steps of ``__init__``, which are collective.
-
-    local: this rank. spec, parts, sizings: rank 0's Spec, its sub-groups and its cases on this run.
-    recorder, run: exist on rank 0 alone.
+    spec, subgroups, sizings: rank 0's Spec, its sub-groups and its cases. recorder, run: rank 0's.
     """
 
     def __init__(self, meeting: Rendezvous, options: SessionOptions) -> None:
@@ -330,11 +319,12 @@ class Session:
         self.watch: Watch | None = None
         state: dict[str, Any] | None = None
         if self.entries[0].communicates:
-            state = self._watch_host(place, options.require_idle)
+            state = self._watch_host(place)
         names = ",".join(entry.name for entry in self.entries)
         self.spec = replace(spec, backend=names, device=device.kind)
-        self.parts: Parts = self.spec.parts(ranks)
-        self.sizings = self.spec.sizings(max(map(len, self.parts)))
+        _check_samples(self.spec, ranks)
+        self.subgroups: Subgroups = self.spec.subgroups(ranks)
+        self.sizings = self.spec.sizings(max(map(len, self.subgroups)))
 
         def write_header(recorder: Recorder) -> None:
             from torchcoll.bench.recorder import header
@@ -349,7 +339,7 @@ class Session:
             meeting.undo.callback(self.library_log.close)
             self.library_log.start(self.local, self.recorder)
         self.communicators = Communicators(
-            self.local, self.spec, self.parts, self.entries, self.found_group
+            self.local, self.spec, self.subgroups, self.entries, self.found_group
         )
         meeting.undo.callback(self.communicators.close)
         self.communicators.open()
@@ -390,9 +380,7 @@ class Session:
         self._meeting.finish("complete", exit_code, reason)
 
     def outcome(self) -> tuple[int, str]:
-        """Exit code and reason of a complete sweep, as the command has them; 0 on ranks other than
-        0, which keep no results.
-        """
+        """Exit code and reason of a complete sweep; 0 on other ranks, which keep no results."""
         if not self.run:
             return ExitCode.OK, ""
         from torchcoll.core.result import stated_shortfall
@@ -431,9 +419,8 @@ class Session:
     def _open_device(
         self, spec: Spec
     ) -> tuple[tuple[backends.BackendEntry, ...], Device, Places, str | None]:
-        """(backends, this rank's device, on rank 0 the card of each rank, this rank's card).
-
-        Raises the error of any rank on all ranks.
+        """(backends, this rank's device, on rank 0 the card of each rank, this rank's card). Raises
+        the error of any rank on all ranks.
         """
         meeting = self._meeting
         torch, control = meeting.torch, meeting.control
@@ -468,13 +455,12 @@ class Session:
         places = [(host, place_of_rank) for host, (place_of_rank, _) in located]
         return entries, device, places, place
 
-    def _watch_host(self, place: str | None, require_idle: bool) -> dict[str, Any] | None:
+    def _watch_host(self, place: str | None) -> dict[str, Any] | None:
         """The state of this host before the run, on its first rank; None on other ranks.
 
-        place: the device of this rank. Collective. With ``require_idle`` raises UnavailableError on
-        all ranks if others use a host.
+        place: the device of this rank. Collective.
         """
-        control, state, busy = self.local.control, None, None
+        control, state = self.local.control, None
         here = [*control.pids]
         places = control.share(place, here)
         if self.local.rank == here[0]:
@@ -483,18 +469,7 @@ class Session:
             devices = [device for device in places if device]
             self.watch = Watch(self.local.device.kind, devices, [*control.pids.values()])
             state = self.watch.before()
-            busy = self.watch.why_busy(state) if require_idle else None
-        # Gathered in any case: no phase may begin with waiting for the ranks that look.
-        reasons = [reason for reason in control.gather(busy) if reason]
-        reason = control.decide([reasons[0], len(reasons)] if reasons else None)
-        if reason:
-            more = f" (and {reason[1] - 1} more)" if reason[1] > 1 else ""
-            raise errors.UnavailableError(
-                "require-idle",
-                f"{reason[0]}{more}",
-                "a machine that nobody else uses",
-                "Wait, end that, or leave --require-idle out.",
-            )
+        control.align()  # no phase may begin with waiting for the ranks that look
         return state
 
     def _exchange_members(self, places: Places, state: dict[str, Any] | None) -> None:
@@ -517,7 +492,6 @@ class Session:
                 **environment.member(torch, self.launch, device),
                 **flushed,
                 "implementation": implementations,
-                "communicators": self.communicators.growth,
                 "variables": environment.variables(),
                 "phases": self.local.progress.phases,
                 "machine": state,

@@ -1,9 +1,7 @@
 """``--soak``: all cases again and again for hours, with checks in every round and a bounded file.
 
-The first round is recorded like any run, sample by sample. The later rounds are recorded in at most
-WINDOWS windows of time: of each case the median, p99 and maximum of its calls, a histogram, and how
-often each rank was the last. The output of a checked call is compared with that of the first round,
-bit by bit, and with that of ranks that should have the same. Loaded if a run asks for it.
+After the first round at most WINDOWS windows of time are recorded. The output of a checked call is
+compared, bit by bit, with the first round and with ranks that should have the same.
 """
 
 from __future__ import annotations
@@ -12,13 +10,11 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core import metrics as metrics_file
 from torchcoll.core.errors import UsageError
-from torchcoll.core.metrics import Metric
 from torchcoll.core.units import counted
 
 if TYPE_CHECKING:
@@ -26,23 +22,19 @@ if TYPE_CHECKING:
     from torchcoll.bench.sweep import Sweep
     from torchcoll.core.case import Case
     from torchcoll.core.result import CaseResult
-    from torchcoll.core.soak_windows import SoakWindow
 
 WINDOWS = 240
 FAULTS = 20  # so many are recorded one by one; the rest are counted
 
 
-def soak(
-    sweep: Sweep, seconds: float, tell: Callable[[str], None] | None, metrics: str | None = None
-) -> str | None:
+def soak(sweep: Sweep, seconds: float, tell: Callable[[str], None] | None) -> str | None:
     """Repeat the cases; returns what makes the exit code 1, or None, on all ranks.
 
-    tell: called on rank 0 with the progress. metrics: a file for metrics, see core/metrics.py. Ends
-    after the case in which the time is over, but not in the first round, or a rank got SIGUSR1.
+    tell: called on rank 0 with the progress. Ends after the case in which the time is over, but not
+    in the first round, or a rank got SIGUSR1.
     """
     session, control, began, number = sweep.session, sweep.local.control, time.monotonic(), 0
-    session.on_rank_0(lambda recorder: metrics_file.check_metrics(metrics) if metrics else None)
-    account = _Account(sweep, seconds, metrics) if session.recorder else None
+    account = _Account(sweep, seconds) if session.recorder else None
     sweep.digested = True
 
     def hold(case: Case, results: Sequence[CaseResult] = ()) -> None:
@@ -100,12 +92,12 @@ class _Gathering:
 class _Account:
     """Rank 0's account of a soak: fills windows, and compares outputs with the first round."""
 
-    def __init__(self, sweep: Sweep, seconds: float, metrics: str | None) -> None:
+    def __init__(self, sweep: Sweep, seconds: float) -> None:
         recorder = sweep.session.recorder
         assert recorder is not None
         self._recorder: Recorder = recorder
         self._window_s = seconds / WINDOWS
-        self._parts = sweep.parts
+        self._subgroups = sweep.subgroups
         self._digests: dict[Case, tuple[int, list[Any]]] = {}  # (round, by rank)
         self._open: dict[Case, _Gathering] = {}
         self._rounds = (0, 0)
@@ -113,7 +105,6 @@ class _Account:
         self._opened = time.monotonic()
         self.faults = self.checked = self.calls = 0
         self._written = (0, 0, 0)  # checked calls, faults and calls of the windows that are written
-        self._metrics = None if metrics is None else metrics_file.metrics_name(metrics)
 
     def first(self, case: Case, gathered: Sequence[dict[str, Any]]) -> None:
         """Add a case of the first round, whose results are in the file."""
@@ -156,26 +147,22 @@ class _Account:
     def _hold(
         self, number: int, case: Case, gathered: Sequence[dict[str, Any]], right: bool
     ) -> None:
-        """Compare the outputs of ranks that should have the same, and those with the first round
-        whose outputs were right.
-        """
+        """Compare the outputs with those of other ranks, and with the first right round."""
         self.calls += gathered[0].get("calls", 0)
         self.checked += gathered[0].get("checked_calls", 0)
         answers = [answer.get("digests") for answer in gathered]
         if not right or not all(answers):
             return
         digests = [list(answer.values()) for answer in answers if answer]
-        for part in self._parts:
-            self._unlike(number, case, {r: digests[r] for r in part if r < len(digests)})
+        for subgroup in self._subgroups:
+            self._unlike(number, case, {r: digests[r] for r in subgroup if r < len(digests)})
         before = self._digests.setdefault(case, (number, digests))
         for rank, (digest, other) in enumerate(zip(digests, before[1], strict=True)):
             if digest != other:
                 self._fault(number, case, f"rank {rank} has other bits than in round {before[0]}")
 
     def _unlike(self, number: int, case: Case, digests: dict[int, Any]) -> None:
-        """Name the ranks of a sub-group whose output differs from that of most ranks that should
-        have the same.
-        """
+        """Name the ranks whose output differs from that of most ranks that should have the same."""
         of_key: dict[str, list[tuple[int, str]]] = {}
         for rank, digest in digests.items():
             of_key.setdefault(digest[0][0], []).append((rank, str(digest)))
@@ -199,7 +186,7 @@ class _Account:
                 case,
                 len(measured.times),
                 statistics.median(measured.times),
-                _p99(measured.times),
+                sorted(measured.times)[math.ceil(0.99 * len(measured.times)) - 1],
                 max(measured.times),
                 dict(Counter(str(int(8 * math.log2(max(ns, 1)))) for ns in measured.times)),
                 {str(rank): calls for rank, calls in sorted(measured.slowest.items())},
@@ -213,20 +200,7 @@ class _Account:
             counts = (now - before for now, before in zip(self._written, written, strict=True))
             window = SoakWindow(*self._rounds, *stamps, tuple(cases), *counts)
             self._recorder.window(window)
-            self._write_metrics(window)
         self._open = {}
-
-    def _write_metrics(self, window: SoakWindow) -> None:
-        if self._metrics is None:
-            return
-        try:
-            labels = metrics_file.run_labels(self._recorder.run)
-            metrics_file.write_metrics(
-                self._metrics, soak_metrics(window, self.checked, self.faults, labels)
-            )
-        except OSError as error:  # no reason to end hours of measuring
-            self._recorder.event("warning", f"metrics {self._metrics}: {error.strerror}")
-            self._metrics = None
 
     def close(self) -> None:
         self.flush()
@@ -238,44 +212,3 @@ class _Account:
             return None
         texts = [e["message"] for e in self._recorder.run.events if e["kind"] == "soak"]
         return f"soak: {counted(self.faults, 'fault')}. First: {texts[0]}"
-
-
-def soak_metrics(
-    window: SoakWindow, checked: int, faults: int, common: Mapping[str, object]
-) -> list[Metric]:
-    """The metrics of the last window, and of all checks since the first round.
-
-    common: the labels of the run, which all metrics have.
-    """
-    from torchcoll.core.summary import P99_CALLS
-
-    labels_of_cases = metrics_file.unique_labels(
-        [{**common, **metrics_file.case_labels(case.case)} for case in window.cases]
-    )
-    cases = [*zip(labels_of_cases, window.cases, strict=True)]
-    medians = [(labels, case.median_ns / 1e9) for labels, case in cases]
-    p99s = [(labels, case.p99_ns / 1e9) for labels, case in cases if case.calls >= P99_CALLS]
-    longest = [(labels, case.max_ns / 1e9) for labels, case in cases]
-    slowest = [
-        (labels, float(max(case.slowest, key=case.slowest.__getitem__)))
-        for labels, case in cases
-        if case.slowest
-    ]
-    of_all: list[tuple[str, str, float]] = [
-        ("round", "The last round of the window.", window.last_round),
-        ("checks", "Calls whose results were checked, since the begin.", checked),
-        ("faults", "Of these, and of comparisons with earlier rounds: faults.", faults),
-        ("timestamp_seconds", "End of the window, since 1970.", window.end_wall_us / 1e6),
-    ]
-    return [
-        *(Metric(f"soak_{name}", text, [(common, value)]) for name, text, value in of_all),
-        Metric("soak_median_seconds", "Of the calls of the window.", medians),
-        Metric("soak_p99_seconds", "Of the calls of the window.", p99s),
-        Metric("soak_max_seconds", "Of the calls of the window.", longest),
-        Metric("soak_slowest_rank", "The rank that was last most often.", slowest),
-    ]
-
-
-def _p99(times: Sequence[int]) -> float:
-    """The shortest time that 99 % of the calls do not exceed."""
-    return sorted(times)[math.ceil(0.99 * len(times)) - 1]

@@ -1,7 +1,5 @@
-"""When a case has been measured enough: rules that only see numbers.
-
-Only rank 0 has them. Clocks differ: ranks with a rule each disagreed 2 times in 60, and a
-disagreement is a hang.
+"""When a case has been measured enough: rules that only see numbers, on rank 0 alone: ranks with a
+rule each disagreed 2 times in 60, and a disagreement is a hang.
 """
 
 from __future__ import annotations
@@ -18,12 +16,10 @@ MIN_CALLS = 20
 MOST_BATCH = 1000  # calls of one batch: its samples wait on every rank until it has ended
 PATIENCE = 10  # slow calls end before MIN_CALLS when so many times the time limit has passed
 
-# Precision is looked at after 40, 60, 80, 120, 180, ... calls: few looks, for each interrupts the
-# calls, and each is one more chance to be lucky.
+# Precision is looked at after 40, 60, 80, 120, 180, ... calls: each look interrupts the calls.
 FIRST_LOOKS = (40, 60, 80)
 LOOKS_GROW = 1.5
-# All calls so far are regrouped into so many equal blocks at each look, so that no call weighs more
-# than another, and blocks outgrow what connects neighbouring calls.
+# At each look all calls are regrouped into so many equal blocks.
 BLOCKS = 20
 # Sum of the squared steps from block to block over that of the deviations (von Neumann 1941): 2 for
 # independent blocks, with a deviation of 0.42 for 20 (Bingham and Nelson 1981), near 0 where blocks
@@ -39,19 +35,12 @@ FIRST_LOOK_AT_MEANS, LOOKS_AT_MEANS_IN_A_ROW = 120, 3
 STILL = 0.1
 
 
-# Samples in one gather (some 20 MB of text), and of one case in the memory and the file of rank 0.
-# Only a number of calls that somebody asked for comes to more: see cap_calls.
-MOST_GATHERED, MOST_SAMPLES = 2_000_000, 8_000_000
+MOST_GATHERED = 2_000_000  # samples in one gather: some 20 MB of text
 
 
-def split_samples(ranks: int, clocks: int, calls: int | None) -> tuple[int, int]:
-    """(most calls of a batch, n if one in n batches is gathered), so that no more samples than
-    MOST_GATHERED and MOST_SAMPLES go to rank 0. The ranks keep the others (core/kept_samples.py).
-
-    calls: those asked for; None if a rule ends them.
-    """
-    most = max(MIN_CALLS, min(MOST_BATCH, MOST_GATHERED // (ranks * clocks)))
-    return most, max(1, math.ceil((calls or 0) * ranks * clocks / MOST_SAMPLES))
+def most_in_batch(ranks: int, clocks: int) -> int:
+    """The most calls of a batch, so that rank 0 gathers no more than MOST_GATHERED at once."""
+    return max(MIN_CALLS, min(MOST_BATCH, MOST_GATHERED // (ranks * clocks)))
 
 
 def cap_calls(ranks: int) -> int:
@@ -60,8 +49,8 @@ def cap_calls(ranks: int) -> int:
 
 
 def times_of_calls(everyone: list[dict[str, list[int]]], back_to_back: bool) -> list[float]:
-    """The time of each call of a batch, [rank][clock]: the maximum over ranks. For calls back to
-    back the periods on the slowest rank: maxima would count one stall several times.
+    """The time of each call of a batch, [rank][clock]: the maximum over ranks, or for calls back to
+    back the periods on the slowest rank.
     """
     samples = [next(iter(clocks.values())) for clocks in everyone]
     return list(slowest(samples)) if back_to_back else over_ranks(samples)
@@ -81,19 +70,11 @@ def next_look(calls: int) -> int:
 class StoppingRule:
     """Batches of calls until a reason to stop; ``reason`` is then count, precision, time or cap.
 
-    ``add`` takes the durations of a batch, ``next_batch`` returns the size of the next one, 0 to
-    stop.
-
     iters: fixes the number of calls (0: none); then a batch has at most ``most_batch`` calls.
-    expected_ns: the likely duration of a call, from the cold calls; 0 if unknown.
-    means: the figure of the case is the mean of the durations (periods of calls back to back), not
-        the median.
+    means: the figure of the case is the mean of the durations (periods of calls back to back).
     precision: the relative half-width that is asked for. The blocks' medians (or means) have the
-        95 % t interval of their mean, inflated by their lag-1 correlation r as in a series of that
-        correlation alone: (1 + r) / (1 - r) in the variance. (Law and Carson 1979 and Fishman 1978
-        grow the blocks until nothing of it is left; the calls of a case are too few.) A median of
-        fewer than 60 calls is never precise, nor a mean of fewer than 260: the second and the third
-        look. tests/benchmarks/precision.py simulates how often the rule is wrong.
+        95 % t interval of their mean, inflated by their lag-1 correlation r: (1 + r) / (1 - r) in
+        the variance (Law and Carson 1979). tests/benchmarks/precision.py simulates it.
     """
 
     def __init__(
@@ -188,27 +169,21 @@ class StoppingRule:
         return width * math.sqrt((1 + correlation) / (1 - correlation))
 
 
-def present(part: Sequence[int], ranks: int) -> list[int]:
+def present(subgroup: Sequence[int], ranks: int) -> list[int]:
     """The ranks of a sub-group that exist: in a fake world only rank 0 does."""
-    return [rank for rank in part if rank < ranks]
+    return [rank for rank in subgroup if rank < ranks]
 
 
 class StoppingRules:
-    """A rule for each sub-group, with the times of its row. Batches go on until all rules stop at
-    the same time; ``reasons`` has their reasons then.
-
-    Sub-groups call at the same time, so none can stop alone. A single rule for the slowest rank of
-    all would call a group precise that it has not looked at.
-
-    parts: the ranks of each sub-group, some of which exist. ranks: of the run, for the cap. The
-    other arguments are those of StoppingRule.
+    """A rule for each sub-group. Batches go on until all rules stop at the same time, because
+    sub-groups call at the same time; ``reasons`` has their reasons then.
     """
 
     def __init__(
-        self, parts: Sequence[Sequence[int]], ranks: int, *options: Any, **more: Any
+        self, subgroups: Sequence[Sequence[int]], ranks: int, *options: Any, **more: Any
     ) -> None:
-        self._parts = parts
-        self._rules = [StoppingRule(ranks, *options, **more) for _ in parts]
+        self._subgroups = subgroups
+        self._rules = [StoppingRule(ranks, *options, **more) for _ in subgroups]
 
     def next_batch(self, elapsed_ns: float) -> int:
         """The smallest batch that a rule asks for, 0 when all stop."""
@@ -217,14 +192,9 @@ class StoppingRules:
 
     def add(self, everyone: list[dict[str, list[int]]], back_to_back: bool, calls: int) -> None:
         """Add a batch of ``calls`` calls. everyone: its samples, [rank][clock]."""
-        for part, rule in zip(self._parts, self._rules, strict=True):
-            times_of_group = [everyone[rank] for rank in present(part, len(everyone))]
+        for subgroup, rule in zip(self._subgroups, self._rules, strict=True):
+            times_of_group = [everyone[rank] for rank in present(subgroup, len(everyone))]
             rule.add(times_of_calls(times_of_group, back_to_back), calls)
-
-    def skip(self, calls: int) -> None:
-        """Count a batch whose samples the ranks keep; the number of calls is fixed then."""
-        for rule in self._rules:
-            rule.calls += calls
 
     @property
     def reasons(self) -> list[str]:
@@ -236,10 +206,9 @@ class StoppingRules:
 
 
 class SteadyStateRule:
-    """Cold calls go on until two in a row are within 1.5 of the smallest so far.
-
-    At least ``least`` calls, at most 20 (or ``least``, if that is more) and 5 s.
-    ``steady_after`` is the number of calls after which the rule held, None if it never did.
+    """Cold calls go on until two in a row are within 1.5 of the smallest so far: at least
+    ``least``, at most 20 and 5 s. ``steady_after``: after how many calls the rule held; None if it
+    never did.
     """
 
     WITHIN = 1.5

@@ -10,15 +10,14 @@ from torchcoll.bench.measure import measure_case
 from torchcoll.core.backends import backend_of
 from torchcoll.core.case import Case, NotRun, SizedCase, fingerprint, size_case
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import TorchcollError, UsageError
+from torchcoll.core.errors import UsageError
 from torchcoll.machine import environment
 from torchcoll.machine.devices import Call, cost_of_measuring
 
 if TYPE_CHECKING:
     from torchcoll.bench.communicators import Communicators
     from torchcoll.bench.recorder import Recorder
-    from torchcoll.bench.session import Parts, Rank, Session
-    from torchcoll.core.kept_samples import KeptSamples
+    from torchcoll.bench.session import Rank, Session, Subgroups
     from torchcoll.core.result import CaseResult
     from torchcoll.core.spec import Spec
 
@@ -28,14 +27,14 @@ OnCase = Callable[["CaseResult"], None]
 class Sweep:
     """The cases that run on an open session.
 
-    spec, parts: None for those of the session. on_case: called on rank 0 with each result.
+    spec, subgroups: None for those of the session. on_case: called on rank 0 with each result.
     """
 
     def __init__(
         self,
         session: Session,
         spec: Spec | None = None,
-        parts: Parts | None = None,
+        subgroups: Subgroups | None = None,
         on_case: OnCase | None = None,
     ) -> None:
         self.session = session
@@ -43,15 +42,16 @@ class Sweep:
         self.communicators: Communicators = session.communicators
         self.library_log = session.library_log
         self.spec: Spec = spec or session.spec
-        self.parts: Parts = parts or session.parts
-        self.part: tuple[int, ...] = next(part for part in self.parts if self.local.rank in part)
+        self.subgroups: Subgroups = subgroups or session.subgroups
+        self.subgroup: tuple[int, ...] = next(
+            subgroup for subgroup in self.subgroups if self.local.rank in subgroup
+        )
         # Nothing is communicated: one rank, or the fake backend.
         self.alone: bool = self.local.ranks == 1 or not session.entries[0].communicates
         self.has_called = False  # some case has made all of its calls
         self.digested = False  # --soak: the output of every checked call has a digest
         self.gathered: list[dict[str, Any]] = []  # rank 0: samples of each rank for the last case
         self._cost_known = False
-        self._kept: KeptSamples | None = None
         self._on_case = on_case
         self._flush: Call | None = None
         self._weights = ""  # hash of the weights of uneven blocks
@@ -59,38 +59,11 @@ class Sweep:
             from torchcoll.core.splits import split_rules, split_weights
 
             rule = split_rules(self.spec.splits)[0]
-            weights = split_weights(rule, max(map(len, self.parts)))
+            weights = split_weights(rule, max(map(len, self.subgroups)))
             self._weights = fingerprint([list(row) for row in weights.rows])
 
-    @property
-    def keeps(self) -> bool:
-        """Whether ranks may keep samples on their own disks: the run has a result file, and they
-        are looked for in its folder. A soak keeps no samples.
-        """
-        return self.session.file is not None and self.session.soak_s is None
-
-    def kept_samples(self) -> KeptSamples:
-        """This rank's file of samples, in which a case begins. Collective. Raises TorchcollError
-        if some rank has none.
-        """
-
-        def open_file() -> None:
-            if self._kept is None:
-                from torchcoll.core.kept_samples import KeptSamples
-
-                assert self.session.file
-                self._kept = KeptSamples(*self.session.file, self.local.rank)
-
-        if failed := self.local.control.attempt(open_file, TorchcollError):
-            raise TorchcollError("{}: {}".format(*failed))
-        assert self._kept
-        self._kept.cases += 1
-        return self._kept
-
     def flush(self) -> Call:
-        """Overwrites the caches of this rank's device, for --buffer-reuse flush. Raises torch's
-        out-of-memory error.
-        """
+        """Overwrites the caches, for --buffer-reuse flush. Raises torch's out-of-memory error."""
         if self._flush is None:
             from torchcoll.bench.buffers import flush_call
 
@@ -107,8 +80,6 @@ class Sweep:
 
     def finish(self, look: bool = True) -> None:
         """After the last case: record the library's own timings and the state of the machine."""
-        if self._kept:
-            self._kept.close()
         session, local = self.session, self.local
         if session.library_log:
             session.library_log.keep_timings(session)
@@ -157,7 +128,7 @@ class Sweep:
         start_ns, wall_us = time.perf_counter_ns(), time.time_ns() // 1000
         self.local.progress.step(case.describe())
         not_run = self.agree_on_case(asked) or self._cannot_run(case)
-        sizing = size_case(case, len(self.part), span_bytes=asked.span_bytes)
+        sizing = size_case(case, len(self.subgroup), span_bytes=asked.span_bytes)
         if not_run:
             results = self.gather_results(sizing, {}, **not_run._asdict())
         else:
@@ -174,7 +145,7 @@ class Sweep:
 
     def agree_on_case(self, sizing: SizedCase) -> NotRun | None:
         """None to run the case, or why not; rank 0 decides for all. Raises UsageError if the ranks
-        are not about to run the same one.
+        are about to run different ones.
         """
         control = self.local.control
         seen = fingerprint([sizing.case.to_json(), sizing.count, self._weights])
@@ -183,16 +154,14 @@ class Sweep:
         if self.session.recorder:
             from torchcoll.bench.plan import admit
 
-            decision = admit(sizing, self.parts, answers, self.spec.check, control)
+            decision = admit(sizing, self.subgroups, answers, self.spec.check, control)
         refusal, reason = control.decide(decision)
         if refusal:
             raise UsageError(*refusal)
         return NotRun(*reason) if reason else None
 
     def _cannot_run(self, case: Case) -> NotRun | None:
-        """What torch has no way to do, and what a backend that never connected cannot do; equal on
-        all ranks.
-        """
+        """What torch or the backend cannot do; equal on all ranks."""
         local, backend = self.local, backend_of(case.backend)
         if reason := self.communicators.unusable.get(backend.name):
             return NotRun("failed", reason)
@@ -201,9 +170,6 @@ class Sweep:
             reason = f"torch {local.torch.__version__} captures no graphs on {local.device.kind}"
         elif case.mode == "graph" and not COLLECTIVES[case.collective].has_data:
             reason = f"a {case.collective} waits on the host, which no graph can capture"
-        elif case.mode == "graph" and "rotating:" in (case.splits or ""):
-            moving = "the blocks of rotating: move on from call to call"
-            reason = f"a graph replays one call, but {moving}"
         elif case.buffers != "default" and not backend.buffers:
             reason = f"{backend.name} has no {case.buffers} buffers"
         elif self.spec.concurrent_collective and case.device in backend.one_at_a_time:
@@ -230,7 +196,7 @@ class Sweep:
             return []
         from torchcoll.bench.recorder import results_of
 
-        return results_of(self.parts, sizing, self.gathered, steady, **facts)
+        return results_of(self.subgroups, sizing, self.gathered, steady, **facts)
 
     def _record_cost_of_measuring(self, backend: str) -> None:
         """Called after the first case that ran: a barrier before it would pay for connecting."""

@@ -1,13 +1,8 @@
-"""Buffers, the patterns in them, and whether the output of a call is right.
+"""Buffers, the patterns in them, and whether the output of a call is right. Every type holds the
+patterns exactly, and wrong elements are counted.
 
-Every type holds the patterns exactly, and wrong elements are counted.
-
-A check is worth what it would find. No rank's own input equals the result, so an element that the
-library did not write is wrong. Every contribution counts (`Values` says how, and what no pattern
-can show). Every input repeats a table of prime length, so every expected output is one too, for any
-size. Rejected: tables of period 3 for sums and 2**k for moves, which cannot fail if the ranks are a
-multiple of 3 or a block is off by a multiple of the period; and sums of -1, 0 and 1, which missed a
-quarter of the elements that were not written.
+No rank's own input equals the result, so an element that the library did not write is wrong. Every
+contribution counts (`Values` says how). Every input repeats a table of prime length.
 """
 
 from __future__ import annotations
@@ -52,9 +47,7 @@ class Buffers:
 def allocate(
     torch: Any, sizing: SizedCase, rank: int, device: str, empty: Callable[..., Any] | None = None
 ) -> Buffers:
-    """The buffers of this rank, by torch's ``empty`` or another. Raises torch's or Python's
-    out-of-memory error.
-    """
+    """The buffers of this rank, by torch's ``empty`` or another. Raises an out-of-memory error."""
     case, make = sizing.case, empty or torch.empty
     skipped = case.misalign_bytes // case.itemsize  # elements before a buffer
 
@@ -63,7 +56,7 @@ def allocate(
 
     dtype = getattr(torch, case.dtype) if case.dtype else torch.uint8
     sizes = sizing.buffer_elements(rank)
-    sent, received = sizes if sizing.positions > 1 else sizing.elements(rank)
+    sent, received = sizing.elements(rank)
     if case.in_place:
         room = buffer(max(sizes), dtype, device)
         rooms = (room, room)
@@ -105,9 +98,7 @@ class Pattern:
         return self._repeated[start : start + self.length]
 
     def chunks(self, buffer: Any, shift: int, most: int) -> Iterator[tuple[Any, Any]]:
-        """(part of the buffer, pattern that broadcasts over it), parts of at most ``most`` elements
-        or one row.
-        """
+        """(part of the buffer of at most ``most`` elements or a row, pattern that broadcasts)."""
         row = self.row(shift)
         step = max(1, most // self.length) * self.length
         for start in range(0, len(buffer), step):
@@ -160,10 +151,8 @@ FIRST_TURN = 1
 
 @cache
 def _places(torch: Any, period: int = _REDUCED_PERIOD) -> tuple[Any, Any]:
-    """i**3 and i**5 modulo the period: two numbers for each element.
-
-    They neither repeat nor mirror. The difference of two elements at a fixed distance is no
-    constant, so that nothing shifted or swapped equals itself, modulo any number.
+    """i**3 and i**5 modulo the period: they neither repeat nor mirror, and the difference of two
+    elements at a fixed distance is no constant, so that nothing shifted or swapped equals itself.
     """
     i = torch.arange(period, dtype=torch.int64)
     square = i * i % period
@@ -172,10 +161,8 @@ def _places(torch: Any, period: int = _REDUCED_PERIOD) -> tuple[Any, Any]:
 
 @cache
 def _steps(count: int, total: int) -> tuple[int, ...]:
-    """``count`` steps of 1 and -1, in random order, whose sum is ``total``.
-
-    Steps in a row sum to at most 4, so that a ring or a tree adds exactly in any type. Rejected: 1
-    and -1 in turn, because every other one of these sum to half the count.
+    """``count`` steps of 1 and -1, in random order, whose sum is ``total``. Steps in a row sum to
+    at most 4, so that a ring or a tree adds exactly in any type.
     """
     draw, height = random.Random(count), 0
     low, high = _STEPS_BETWEEN
@@ -211,16 +198,14 @@ def _terms(op: str, ranks: int) -> tuple[int, ...]:
 class Values:
     """Inputs and result of a reduction, for one period of elements.
 
-    With two ranks or more, no element of a rank's own input is the result, and each contribution
-    counts: without it, or with it twice, the result would differ. max and min cannot have that in
-    one call, because the rank that wins already holds the result. So they are checked twice, and
-    another rank wins in the second call. For band and bor a doubled contribution changes nothing,
-    and an element has fewer bits than there may be ranks, so some ranks contribute to each element.
+    No element of a rank's own input is the result, and without a contribution, or with it twice,
+    the result would differ. max and min are checked twice, because the rank that wins already holds
+    the result: another rank wins in the second call. For band and bor a doubled contribution
+    changes nothing, and some ranks contribute to each element.
 
     Which rank has which part changes from element to element. Sums of bounded terms are exact in
     any type. Products are powers with these sums as exponents: of 2, or for whole numbers, which
-    wrap round, of 3, which has an inverse modulo 2**bits. avg of whole numbers divides the sum and
-    drops the rest.
+    wrap round, of 3, which has an inverse modulo 2**bits. avg of whole numbers drops the rest.
     """
 
     def __init__(self, torch: Any, case: Case, ranks: int, turn: int = 0) -> None:
@@ -334,9 +319,8 @@ class Values:
 
 
 def moved_values(torch: Any, case: Case) -> Any:
-    """One period; element i of rank r's input is ``values[(move_shift(r, turn) + i) mod period]``.
-
-    None is 0, whose sign a comparison may not see, nor the poison of whole numbers.
+    """One period; element i of rank r's input is ``values[(move_shift(r, turn) + i) mod period]``,
+    never 0, whose sign a comparison may not see, nor the poison of whole numbers.
     """
     dtype = DTYPES[case.dtype or "uint8"]
     if dtype.kind == "uint":
@@ -395,19 +379,14 @@ class Checker:
         self._sizing, self._case = sizing, sizing.case
         self._rank = rank
         self._buffers = buffers
-        self.check_at(0)
+        layout = sizing.layout(rank)
+        self._segments = COLLECTIVES[self._case.collective].segments(layout)
         self._first = input_of(torch, sizing, rank, buffers.send)  # needed before every batch
         self._moved = None if self._case.op else self._first[0]
         self._turn = 0
         self._now = self._first
         self._expected: Pattern | None = None  # of a reduction in this turn, once it is needed
         self.turns = turns_of(self._case)
-
-    def check_at(self, position: int) -> None:
-        """Expect the output of the blocks of this position; 0 if blocks do not move on."""
-        sizing = self._sizing.at(position) if position else self._sizing
-        layout = sizing.layout(self._rank)
-        self._segments = COLLECTIVES[self._case.collective].segments(layout)
 
     def _input(self, turn: int) -> tuple[Pattern, int]:
         if self._moved:
@@ -486,9 +465,7 @@ class Checker:
         return None
 
     def digest(self) -> tuple[str, int]:
-        """(hash of the expected output, equal for ranks that expect the same; sum of the actual
-        output's bits as whole numbers, which any changed bit changes).
-        """
+        """(hash of the expected output; sum of the actual output's bits as whole numbers)."""
         torch, total = self._torch, 0
         bits = getattr(torch, _BITS[self._buffers.recv.element_size()])
         for segment in self._segments:
@@ -513,9 +490,7 @@ class Checker:
         return count
 
     def _allowed(self) -> float:
-        """The error allowed in avg: ``tolerance_ulp`` ulp of the largest partial average. Partial
-        sums are at most 4, and at most the number of ranks that add 1.
-        """
+        """The error allowed in avg: ``tolerance_ulp`` ulp of the largest partial average."""
         ranks = self._sizing.ranks
         ulp = tolerance_ulp(self._case, ranks)
         if not ulp:

@@ -1,8 +1,6 @@
 """Watches this rank from a thread of its own: its progress, what its measuring thread does, pauses
-of its process, and signals.
-
-The thread reads counters in memory four times a second, and asks the store only if nothing moved:
-the measurement does not notice it. Where something is wrong bench/departure.py ends this rank.
+of its process, and signals. It reads counters in memory four times a second, and asks the store
+only if nothing moved. Where something is wrong bench/departure.py ends this rank.
 """
 
 from __future__ import annotations
@@ -46,12 +44,11 @@ class Progress:
 
     doing: str = "start-up"
     steps: int = 0  # how many are done
-    # The list that the running loop appends to. Only its length is read, so that the timed loop
-    # pays nothing for being watched.
+    # Only its length is read, so that the timed loop pays nothing for being watched.
     samples: Sized = field(default_factory=list)
     beats: int = 0  # signs of life within a step, which differ from rank to rank
     groups: Sequence[Any] = ()  # the process groups of the case: torch counts their calls
-    part: int = 0  # the first rank of this rank's sub-group
+    subgroup: int = 0  # the first rank of this rank's sub-group
     begun: int | None = None  # calls of the first group when the case began
     halted: bool = False  # this rank is leaving: nothing new is begun
     on_progress: Callable[[str], None] = no_progress  # called with the description of each step
@@ -98,8 +95,8 @@ class Progress:
         return self.doing + calls
 
     def status(self) -> dict[str, Any]:
-        """steps, doing, part and calls of this rank's Status (bench/culprit.py)."""
-        status = {"steps": self.done, "doing": self.stated(), "part": self.part}
+        """steps, doing, subgroup and calls of this rank's Status (bench/culprit.py)."""
+        status = {"steps": self.done, "doing": self.stated(), "subgroup": self.subgroup}
         with contextlib.suppress(AttributeError, RuntimeError, TypeError):  # backends without
             counts = [int(group._get_sequence_number_for_group()) for group in self.groups]
             status["calls"] = sum(counts) if counts else None
@@ -133,8 +130,7 @@ class _Stall:
     def _how(self) -> str:
         """``sleeps``, ``spins`` or ``waits``; '' if the kernel has no states.
 
-        A thread that holds Python's lock is always seen waiting for it, because the sampler has the
-        lock then. Only its CPU time shows that it spins.
+        A thread that holds Python's lock is always seen waiting for it: its CPU time shows it.
         """
         looks, used = self.looks.total(), None
         if self.cpu_s is not None and self.began_cpu_s is not None and self.seconds:
@@ -147,13 +143,9 @@ class _Stall:
 
 
 class StackSampler:
-    """Samples what the thread that made it does while there is no progress.
-
-    A rank that sleeps in a user's code, one that spins and one that waits inside the collective
-    have made the same number of steps. Their Python stacks differ, and their states in the kernel.
-    Samples are taken while nothing moves, not afterwards: a late rank may have come meanwhile.
-
-    ``look`` and ``moved`` are called by one other thread.
+    """Samples what the thread that made it does while there is no progress: a late rank may have
+    come afterwards. Ranks that sleep, spin or wait in the collective differ in their Python stacks
+    and in their states in the kernel. ``look`` and ``moved`` are called by one other thread.
     """
 
     def __init__(self) -> None:
@@ -180,7 +172,7 @@ class StackSampler:
 
     def stated(self, within_s: float) -> dict[str, Any]:
         """place, text, how and s of the present stall, or of a longer one that ended less than
-        ``within_s`` ago; {} without a sample. See Status in bench/culprit.py.
+        ``within_s`` ago; {} without a sample.
         """
         if not self._now.looks:
             self.look()
@@ -205,9 +197,8 @@ class StackSampler:
 
 
 def place_of(frame: Any) -> tuple[str, str] | None:
-    """(kind of place, description) of the innermost frame that says where a thread is.
-
-    Frames of the standard library do not. None if this thread is about to end this rank.
+    """(kind of place, description) of the innermost frame that says where a thread is; None if this
+    thread is about to end this rank.
     """
     while frame:
         module = str(frame.f_globals.get("__name__", ""))
@@ -245,10 +236,8 @@ def _in_torch(frame: Any) -> tuple[str, str]:
 
 
 def last_calls(group: str, begun: int) -> list[str]:
-    """The buffers of this process's last three calls on ``group`` after call number ``begun``.
-
-    torch's Flight Recorder has them, for gloo alone. Barriers, which align the timed calls, do not
-    count. [] if this torch has no recorder. For 2,000 calls this takes some 0.1 s.
+    """The buffers of this process's last three calls on ``group`` after call number ``begun``,
+    barriers aside, by torch's Flight Recorder, for gloo alone. Takes some 0.1 s.
     """
     with contextlib.suppress(Exception):  # an inner function of torch, in the last seconds of a run
         from torch._C import _distributed_c10d as c10d
@@ -287,9 +276,7 @@ class Pauses:
         self._late_s: deque[float] = deque(maxlen=_LATENESSES)
 
     def look(self) -> float:
-        """How long ago any thread of this process looked before. The longest such pause is kept
-        until there is progress that is not its aftermath.
-        """
+        """How long ago any thread of this process looked before."""
         now = time.monotonic()
         pause_s, self._looked = now - self._looked, now
         if pause_s > self._longest_s:
@@ -301,9 +288,7 @@ class Pauses:
             self._longest_s = 0.0
 
     def all_started(self) -> None:
-        """All ranks have met since this one began to look, so that none has left because of its
-        start-up, however long that took.
-        """
+        """All ranks have met since this one began to look: its start-up is no pause."""
         if self._ended == self._began:
             self._longest_s = 0.0
 
@@ -326,11 +311,8 @@ class Pauses:
 class Watchdog:
     """Watches ``progress`` of this rank, from the thread that makes it; ``close`` ends it.
 
-    departure: ends this rank, with ``final_report``.
-    signals: handle the signals that end a run, except those that are ignored. A command does; in a
-        user's program they are not torchcoll's.
-    stops: handle SIGUSR1 too, with which Slurm warns (--signal). Then ``asked_to_stop`` is True. A
-        run that has not ended STOP_S later is ended as by SIGTERM.
+    signals: handle the signals that end a run, except those that are ignored. A command does.
+    stops: handle SIGUSR1 too, with which Slurm warns: STOP_S later the run is ended.
     start_up_s: how long nobody has looked before.
 
     Raises RuntimeError if this process can have no more threads.
@@ -353,13 +335,7 @@ class Watchdog:
         # Many ranks that wait for a long call must not keep the store busy with their questions.
         ask_every_s = control.ranks / _MOST_QUESTIONS if control.ranks > ALL_ASK else 0.0
         self.departure = Departure(
-            control,
-            store,
-            final_report,
-            progress,
-            self._sampler,
-            self.pauses,
-            ask_every_s,
+            control, store, final_report, progress, self._sampler, self.pauses, ask_every_s
         )
         self._closed = False
         self._read, self._write = os.pipe()
@@ -441,9 +417,7 @@ class Watchdog:
 
 
 def print_error(line: str, rank: int, speaks: bool) -> None:
-    """Print the error of a command on the rank that ``speaks``, and write it where torchrun looks
-    for it. Secrets are masked in both.
-    """
+    """Print the error on the rank that ``speaks``, and write it for torchrun, masked."""
     line = masked(line)
     if speaks:
         with contextlib.suppress(OSError):  # a terminal that is gone
@@ -452,12 +426,8 @@ def print_error(line: str, rank: int, speaks: bool) -> None:
 
 
 def write_error_file(message: str, rank: int) -> None:
-    """Write the message for torchrun, which repeats it last, below its own report.
-
-    torchrun shows the failure with the earliest time as the root cause, and of equal ones the first
-    that it sees end (torch/distributed/elastic/multiprocessing/api.py). Rank 0 is to be that one:
-    the others wait half a second for it (bench/main.py), which in whole seconds can be one; with
-    two their time is later than any that it writes before they leave.
+    """Write the message for torchrun, which shows the failure with the earliest time last: that of
+    rank 0, as the times of other ranks are two seconds later.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:

@@ -1,8 +1,5 @@
-"""What a command answers, as data, and the grammar that renders it.
-
-An answer is one sentence about one subject, how sure it is, what to do next, and the details
-behind it. Every display (terminal, Markdown, page, notebook, JSON, JUnit, metrics) renders the same
-fields.
+"""What a command answers, as data that every display renders (text, page, JSON, JUnit, metrics):
+one sentence about one subject, how sure it is, the next step, and the details behind it.
 """
 
 from __future__ import annotations
@@ -48,9 +45,7 @@ class Caveat(str):
         return caveat
 
     def once(self, printed: set[str]) -> str:
-        """The line, where its text is among those that a page has printed: shortened, or '' if it
-        is one of the runs. Adds it.
-        """
+        """The line; shortened or '' if its text is in ``printed``, to which it is added."""
         if len(self.text) < _LONG and not self.of_runs:
             return str(self)
         if self.text in printed and self.of_runs:
@@ -100,10 +95,9 @@ class Answer:
     - verb: in the third person singular, ``is late``; ``{}`` in it stands for the size, which
       otherwise follows: ``is {} slower``.
     - many: whether the subject is a plural.
-    - size: how much, in ``unit``: ``x``, ``%`` (a share: 0.12), ``ns``, ``B`` or as written.
+    - size: how much, in ``unit``: see format_quantity.
     - scope: where, when, how often: ``in 18 of 19 steps``; or a list: ``: 4M 1.3x, 8M 2.0x``.
-    - certainty: ``certain``, ``probably`` or ``cannot tell``; '' for a statement of what was
-      measured.
+    - certainty: ``certain``, ``probably``, ``cannot tell``, or '' for what was measured.
     - next_step: what to do now, as an imperative: ``record about 60 steps``.
     - detectable: if nothing was found, the smallest size that would have been found, as a share.
     - before: what stands before the sentence, such as the title of its table.
@@ -194,7 +188,6 @@ def nothing_found(
 ) -> Answer:
     """The answer where nothing was found: 'good' only if what a user acts on would have been found.
 
-    - subject, verb: what was looked for, in the singular: ``rank``, ``is slow``.
     - detectable: the smallest share that would have been found; None if it is not known.
     - act_from: the share from which on a user acts, such as power.ACT_ON_ALL.
     - next_step: what would decide, if it cannot be told.
@@ -202,27 +195,20 @@ def nothing_found(
     """
     noticed = "" if detectable is None else f"a {what} of {format_quantity(detectable, '%')}{of}"
     if detectable is not None and detectable <= act_from:
-        return Answer(
-            f"no {subject}",
-            "good",
-            counts or {},
-            details=details,
-            verb=verb,
-            scope=f"{scope} ({noticed} would have been found)".lstrip(),
-            certainty=CERTAIN,
-            detectable=detectable,
-        )
-    limit = (
-        f"only {noticed} or more would have been found" if noticed else f"no {what} can be excluded"
-    )
+        article, level, certainty, next_step = "no", "good", CERTAIN, ""
+        limit = f"{noticed} would have been found"
+    else:
+        article, level, certainty = "a", "doubt", CANNOT_TELL
+        limit = f"no {what} can be excluded"
+        limit = f"only {noticed} or more would have been found" if noticed else limit
     return Answer(
-        f"a {subject}",
-        "doubt",
+        f"{article} {subject}",
+        level,
         counts or {},
         details=details,
         verb=verb,
         scope=f"{scope} ({limit})".lstrip(),
-        certainty=CANNOT_TELL,
+        certainty=certainty,
         next_step=next_step,
         detectable=detectable,
     )

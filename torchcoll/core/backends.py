@@ -1,15 +1,12 @@
-"""The table of backends. To add a backend, add an entry: no other file names one.
+"""The table of backends: to add one, add an entry. No other file names a backend.
 
-An entry says what a backend is and what it can do, and other files look that up. Functions that
-need torch take it as an argument, so that commands that only read files can import this module on a
-machine without torch.
+Functions that need torch take it as an argument, so that this module works without torch.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import os
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -29,9 +26,7 @@ class Lack:
     """Something that a backend does not support: cases whose ``field`` is one of ``values``.
 
     what: what is missing, in the user's words; ``{}`` stands for the value.
-    device: the device type on which it is missing; '' means all.
-    reductions: True if it is missing only for collectives that reduce.
-    grouped: True if it is missing only for calls in one group (--coalesce).
+    device, reductions, grouped: only there, for collectives that reduce, in one group (--coalesce).
     """
 
     field: str
@@ -60,11 +55,8 @@ class BackendEntry:
 
     devices: device types whose tensors it accepts, the preferred one first.
     family: the family of libraries behind it (a package of libraries/), or ''.
-    communicates: whether it sends anything between ranks.
-    promised: False if torch has the backend but torchcoll was never tested with it.
     connects: when the ranks connect: ``init_process_group``, or ``first call`` (lazy).
-    eager: whether --init eager can connect the ranks earlier, in the phase ``communicator``. All
-    backends of torch have the method, but only NCCL's does anything.
+    eager: whether --init eager can connect the ranks earlier.
     options: the class in torch.distributed whose Options can request a lazy connection.
     guesses_device: its barrier derives the device from the rank unless device_ids is given.
     buffers: whether buffers can be registered with it (--buffers).
@@ -76,27 +68,23 @@ class BackendEntry:
     forced: False if no variable of NCCL or oneCCL has an effect on it.
     interfaces: the environment variable that selects its network interfaces.
     module: the module that has to be imported to register the backend with torch.
-    store: (module, class) of the store that it requires. Importing the module registers the
-    backend.
+    store: (module, class) of the store that it requires, whose import registers the backend.
     library: how the file name of its shared library begins (machine/provenance.py).
     absent: what to do if this torch does not have the backend.
     since: the build of torch that has it, if there are builds for its device without it.
-    lacks: what it does not support. Cases are tried anyway, since a newer release may support them:
-    this only explains a refused call if the error itself explains nothing (``map::at``).
+    lacks: what it does not support; explains a refused call whose error does not (``map::at``).
     groups_alone: device types on which calls are grouped (--coalesce) without giving torch's
-    coalescing manager a device. torch itself then groups fewer collectives.
+    coalescing manager a device.
     workers: how many calls of a group it runs at the same time.
-    barrier_rethrows: its barrier first waits for the calls of the group that still run, and raises
-    the error of such a call as its own.
-    one_at_a_time: device types on which a process runs one call at a time: a call holds a lock of
-    the backend until it ends, so a call of another thread waits for it, in any group.
+    barrier_rethrows: its barrier raises the error of calls of the group that still run.
+    one_at_a_time: device types on which a process runs one call at a time: it holds a lock, in any
+    group, until it ends.
     """
 
     name: str
     devices: tuple[str, ...]
     family: str = ""
     communicates: bool = True
-    promised: bool = True
     connects: str = "first call"
     eager: bool = False
     options: str = ""
@@ -194,9 +182,6 @@ BACKENDS: dict[str, BackendEntry] = {
             groups_alone=("cpu",),
             one_at_a_time=("cpu",),
         ),
-        # The devices are those of torch's own table (Backend.backend_capability).
-        BackendEntry("mpi", ("cpu", "cuda"), promised=False, on_host=True, forced=False),
-        BackendEntry("ucc", ("cpu", "cuda"), promised=False),
         BackendEntry(
             "fake",
             ("cpu", "cuda", "xpu"),
@@ -216,10 +201,7 @@ DEFAULT = "gloo"
 
 
 def backend_of(name: str) -> BackendEntry:
-    """The entry of a backend by its name in a file or in torch.
-
-    A name that is not in the table gets an entry that lacks nothing.
-    """
+    """The entry of a backend by its name; an unknown one gets an entry that lacks nothing."""
     if name not in BACKENDS and is_nccl(name):
         return replace(BACKENDS["nccl"], name=name)
     return BACKENDS.get(name) or BackendEntry(name, _KINDS)
@@ -244,18 +226,15 @@ def only_device(name: str | None) -> str | None:
 def choose_backends(
     torch: Any, names: str | None, device: str | None
 ) -> tuple[tuple[BackendEntry, ...], str]:
-    """Choose the backends, and the device type that all of them support.
+    """Choose the backends, and the device type that all of them support: the first usable one.
 
     names: separated by commas; a name that is not in the table is passed on to torch. None chooses
-    the backend that suits the machine.
-    device: the device type, or None for the first that is usable.
-    Raises UnavailableError, which says what to do, and UsageError.
+    the backend that suits the machine. Raises UnavailableError and UsageError.
     """
     if not torch.distributed.is_available():
         raise UnavailableError(
             "torch", f"{torch.__version__} without torch.distributed", "a build that has it"
         )
-    _check_torchcomms(torch)
     kind = device
     if kind and ":" in kind:
         raise UsageError("device", device, "cpu, cuda or xpu", "Rank l of a host takes device l.")
@@ -321,8 +300,6 @@ def _entry(torch: Any, name: str) -> BackendEntry:
             if is_nccl(name):
                 return replace(BACKENDS["nccl"], name=name, devices=devices)
             return BackendEntry(name, devices)
-        if name == TORCHCOMMS:
-            raise UnavailableError("backend", name, *_torchcomms(torch))
         usable = [n for n in BACKENDS if _built(torch, n)]
         expected = f"one that this torch has: {', '.join(usable)}"
         raise UnavailableError("backend", name, expected, did_you_mean(name, usable))
@@ -333,35 +310,6 @@ def _entry(torch: Any, name: str) -> BackendEntry:
             "backend", name, f"one that torch {torch.__version__} was built with", entry.absent
         )
     return entry
-
-
-# torchcomms is not a backend of torch.distributed. From torch 2.13 on it provides nccl and gloo if
-# this variable is set; if the package is not installed, torch ignores the variable.
-TORCHCOMMS, _BY_TORCHCOMMS = "torchcomms", "TORCH_DISTRIBUTED_USE_TORCHCOMMS"
-_INSTALL_TORCHCOMMS = (
-    "pip install torchcomms --index-url https://download.pytorch.org/whl/cu128 (on Linux, with a "
-    "CUDA build of torch; PyPI's torchcomms is empty)"
-)
-
-
-def _torchcomms(torch: Any) -> tuple[str, str]:
-    """(expected, action) of the error for ``--backend torchcomms``."""
-    expected = f"a backend that it makes, such as nccl, under {_BY_TORCHCOMMS}=1"
-    if not hasattr(torch.distributed.distributed_c10d, "_TORCHCOMM_AVAILABLE"):
-        return expected, f"torch {torch.__version__} cannot use it: 2.13 or newer can."
-    is_installed = torch.distributed.distributed_c10d._TORCHCOMM_AVAILABLE
-    return expected, "" if is_installed else f"It is not installed: {_INSTALL_TORCHCOMMS}."
-
-
-def _check_torchcomms(torch: Any) -> None:
-    """Raise UnavailableError if torchcomms is requested and torch would silently ignore that."""
-    asked = os.environ.get(_BY_TORCHCOMMS, "0")
-    if asked in ("", "0"):
-        return
-    if not getattr(torch.distributed.distributed_c10d, "_TORCHCOMM_AVAILABLE", False):
-        _, action = _torchcomms(torch)
-        expected = f"{TORCHCOMMS} next to torch, which would go on without it"
-        raise UnavailableError(_BY_TORCHCOMMS, asked, expected, action)
 
 
 def _built(torch: Any, name: str) -> bool:
@@ -412,10 +360,7 @@ def minor_version(version: str) -> str:
 def bindings_advice(entry: BackendEntry, error: str, version: str | None, torch: str) -> str:
     """What to do if the module of a backend cannot be imported, or registers nothing.
 
-    error: the error of the import.
-    version: the version of the module, or None; torch-ccl's README names one version of torch for
-    each release.
-    torch: the version of torch.
+    error: of the import. version: of the module, or None. torch: version of torch.
     """
     advice = []
     if missing := re.search(r"(\S+): cannot open shared object file", error):
@@ -428,13 +373,10 @@ def bindings_advice(entry: BackendEntry, error: str, version: str | None, torch:
 
 
 def current_backend(torch: Any, kind: str | None) -> str | None:
-    """The backend that the existing default process group uses for a device type.
+    """The backend of the default process group for a device type; None if it has none.
 
-    kind: the device type, or None for the accelerator's backend if the group has one, else the
-    CPU's. Returns None if the group has no such backend.
-    ``get_backend`` is no help: it answers "undefined" for torch's default configuration, and the
-    ``name`` of the backend may differ from the one it was requested by (nccl is nccl2 in torch
-    2.15).
+    kind: the device type, or None for the accelerator's backend, else the CPU's. ``get_backend`` is
+    no help: it answers "undefined" for torch's default configuration.
     """
     config = torch.distributed.get_backend_config()  # cpu:gloo,cuda:nccl
     backends = dict(pair.split(":", 1) for pair in config.split(",") if ":" in pair)

@@ -1,10 +1,7 @@
-"""Limits on the memory and time that reading a file may take.
+"""Limits on the memory and time that reading a file may take, whatever the file contains.
 
-A file of a few bytes must not exhaust the machine: whatever it contains, reading it takes at most
-about 1 GB and a few seconds. Files that are large on disk may take more in proportion to their
-size, since a result file of 400 MB is a real measurement. So the memory of a reader is limited by
-the size of the file on disk, and so is what a compressed file may decompress to. The other limits
-are numbers that real files do not come near.
+A small file takes at most about 1 GB and a few seconds. A large one may take more in proportion to
+its size on disk, also if it is compressed.
 """
 
 from __future__ import annotations
@@ -27,16 +24,12 @@ MOST_PROBLEMS = 1000  # reported problems of one file
 _HELD_BYTES = 1_000_000_000
 _HELD_RATIO = 16  # an uncompressed file of whole numbers takes 5 to 9 times its size
 _RECORD_BYTES = 2000  # the object that a record becomes
-# A call of a traffic file becomes an object of numbers and short texts: 473 bytes measured with 6
-# values after the first, 781 with 16. Counted as an ordinary record it would be 3 to 5 KB.
+# A call of a traffic file is an object of numbers and short texts: 473 to 781 bytes measured.
 _CALL_BYTES = 300
-# Events of real traces have 200 to 400 bytes, 8 to 30 if compressed. With a limit of 2 bytes per
-# event no compressed trace is refused, even if all of its events are kept. Nor is an uncompressed
-# one, because the shortest event that is kept has 30 bytes.
+# Events of real traces have 200 to 400 bytes, 8 to 30 if compressed: no real trace is refused.
 _EVENTS, _EVENT_BYTES = 300_000, 2
 _KEPT = 3  # reading one event that is kept takes as long as skipping this many
-# A communicator of a real log has at least 30 lines, and the shortest possible line has 40 bytes. A
-# compressed log with only the lines of its start and end has 25 bytes per communicator.
+# A communicator of a real log has at least 30 lines of 40 bytes; compressed it may have 25 bytes.
 _COMMUNICATORS, _COMMUNICATOR_BYTES = 1 << 16, 40
 GZIP = b"\x1f\x8b"  # the first bytes of a gzip file
 _UNPACKED_BYTES = 256 << 20
@@ -81,17 +74,13 @@ class ByteBudget:
                 self._what,
                 self._path,
                 "records that fit into 1 GB of memory, or into 16 times the size of the file",
-                f"{'Unpack it, which then may take more' if self._packed else 'Split it'}.",
+                "Split it; a compressed file may take more once it is unpacked.",
             )
 
-    @property
-    def _packed(self) -> bool:
-        # Only a regular file can be opened again: a pipe has been read already.
-        with contextlib.suppress(OSError):
-            if os.path.isfile(self._path):
-                with open(self._path, "rb") as file:
-                    return file.read(2) == GZIP
-        return False
+
+def _no_real_file(what: str, path: object, expected: str) -> UnreadableError:
+    action = "Where it is no bomb: gunzip it, and name the plain file."
+    return UnreadableError(what, path, expected, action)
 
 
 class UnpackBudget:
@@ -102,20 +91,17 @@ class UnpackBudget:
         self._size_bytes = 0
 
     def add(self, unpacked: int, packed: int, lines: int = 0) -> None:
-        """Add decompressed data.
+        """Raises UnreadableError if the file decompresses to more than any real file does.
 
-        unpacked: bytes that were decompressed since the last call.
-        packed: bytes of the compressed file that have been read so far, in total.
-        lines: number of lines in the decompressed bytes.
-        Raises UnreadableError if the file decompresses to more than any real file does.
+        unpacked: bytes decompressed since the last call, with so many ``lines``.
+        packed: bytes of the compressed file that have been read so far.
         """
         self._size_bytes += unpacked + _LINE_BYTES * lines
         if self._size_bytes > _UNPACKED_BYTES + _UNPACKED_RATIO * packed:
-            raise UnreadableError(
+            raise _no_real_file(
                 self._what,
                 self._path,
                 "a .gz that unpacks to at most 256 MiB, or to 200 times its size",
-                "Where it is no bomb: gunzip it, and name the plain file.",
             )
 
 
@@ -127,18 +113,11 @@ class EventBudget:
         self._left = _EVENTS + _size_bytes(path) // _EVENT_BYTES
 
     def add(self, kept: int, left: int) -> None:
-        """Add so many kept and skipped events.
-
-        Raises UnreadableError if there are more events for the file's size than in real traces.
-        """
+        """Raises UnreadableError if the file has more events for its size than real traces."""
         self._left -= _KEPT * kept + left
         if self._left < 0:
-            raise UnreadableError(
-                "trace",
-                self._path,
-                "a .gz with fewer events for its size, as real traces have",
-                "Where it is no bomb: gunzip it, and name the plain file.",
-            )
+            expected = "a .gz with fewer events for its size, as real traces have"
+            raise _no_real_file("trace", self._path, expected)
 
 
 class CommunicatorBudget:
@@ -152,12 +131,8 @@ class CommunicatorBudget:
         """Add one. Raises UnreadableError if the log has more for its size than real logs have."""
         self._left -= 1
         if self._left < 0:
-            raise UnreadableError(
-                "log",
-                self._path,
-                f"at most {self._most} communicators for its size, each rank's counted",
-                "Where it is no bomb: gunzip it, and name the plain file.",
-            )
+            expected = f"at most {self._most} communicators for its size, each rank's counted"
+            raise _no_real_file("log", self._path, expected)
 
 
 class Problems:

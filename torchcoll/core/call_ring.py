@@ -58,12 +58,9 @@ class RingCall:
     """One call of a ring.
 
     serial: its number among all calls of the process, from 1.
-    number: among the calls of its group, from 1, as torch counts them; send and recv are counted
-    for each peer.
+    number: among the calls of its group (send and recv: with its peer), from 1.
     ended_ns: None if it has not ended.
-    failed: whether it ended with an exception.
-    certain: whether a call that has not ended was really pending. If not, it may have ended without
-    having been noticed yet.
+    certain: False if a call that has not ended may have ended without having been noticed yet.
     """
 
     serial: int
@@ -84,11 +81,9 @@ class RingCall:
 
 @dataclass
 class CallRing:
-    """The content of a ring file.
+    """The content of a ring file; ``calls`` are in the order of issue.
 
-    calls: in the order of issue.
     errors: serial number of a call -> the exception that it raised.
-    alive_ns: when the process was last seen alive.
     end: ``status``, ``reason`` and ``text``; {} if the capture did not end.
     """
 

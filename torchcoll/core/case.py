@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from torchcoll.core.backends import communicates
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     from torchcoll.core.splits import Division, Weights
 
 NATIVE = "own"  # value of ``implementation``: the backend's own collective
-# Values of ``implementation`` that call the backend through another API of torch than
-# torch.distributed's functions.
+# Values of ``implementation`` that call the backend through another API of torch.
 APIS = FUNCTIONAL, DTENSOR = ("functional", "dtensor")
 
 MODES = ("synchronized", "back-to-back", "blocking", "graph")
@@ -32,13 +30,11 @@ QUEUED = ("back-to-back", "graph")
 BLOCKING = "blocking"  # nccl-tests' -z 2
 ORDERS = ("size", "shuffled", "interleaved")
 
-# The memory that verification takes besides the buffers, temporaries included: it works in chunks
-# of this size. Each element counts as two float64 and a comparison, which is what avg needs (most).
+# The memory of verification besides the buffers: chunks of this size, and for each element two
+# float64 and a comparison, as avg needs.
 CHECK_CHUNK_BYTES = 64 << 20
 CHECK_ELEMENT_BYTES = 24
 # Slots of a rotated buffer begin at multiples of this: a cache line of a GPU, or two of a CPU.
-# torchcoll does not round counts to 16 bytes as nccl-tests does, so without this some calls would
-# be slow only because their addresses are not aligned.
 SLOT_BYTES = 128
 
 
@@ -55,10 +51,7 @@ def known_fields(cls: Any, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat_dict(record: Any) -> dict[str, Any]:
-    """``dataclasses.asdict`` without recursion, for flat dataclasses.
-
-    It is ten times as fast, which matters for files of other tools with a million cases.
-    """
+    """``dataclasses.asdict`` for flat dataclasses, ten times as fast."""
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
@@ -66,11 +59,10 @@ def flat_dict(record: Any) -> dict[str, Any]:
 class Field:
     """A field of a Spec, and its option on the command line of the ranks.
 
-    name: of the field. One that ends with ``_bytes`` is read as a size: ``1K``.
-    help: of the option; ``{default}`` stands for the default of the field.
+    name: one that ends with ``_bytes`` is read as a size: ``1K``.
+    help: ``{default}`` stands for the default of the field.
     kind: the type of a value. An option of kind bool takes no value, unless there are ``texts``.
-    least: the smallest number that is allowed.
-    choices: all values that are allowed; () if any other check decides.
+    least: the smallest number that is allowed. choices: all allowed values; () for another check.
     texts: the texts that the option takes, and their values; {} for any text.
     metavar: what the help calls the value; '' for the name of the option.
     short: the short flag. option: the long flag, if it is not the name: ``--min-bytes``.
@@ -103,12 +95,10 @@ class Field:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting(Field):
-    """A field that every case of the Spec has too, under the same name: cases differ in it.
+    """A field that every case of the Spec has too, under the same name. Rows, files and tables get
+    it, and runs that differ in it are kept apart.
 
-    Spec, Case and Row get it, the result file records it, tables have its column, and runs that
-    differ in it are kept apart. Its kind is str, int or bool.
-
-    default: its value unless asked for.
+    default: its value unless asked for. Its kind is str, int or bool.
     head: the two lines of the heading of its column.
     compared: sides that have no value in common are compared all the same, with a footnote.
     title: how JUnit names a value that is not the default; '' if it does not.
@@ -117,23 +107,17 @@ class Setting(Field):
 
     default: Any
     head: tuple[str, str]
-    compared: bool = False
+    compared: bool = True
     title: str = "{name} {value}"
     label: str = ""
 
 
-# The options of a Spec, in the order of the help: what to measure, and how. An entry that is a
-# Setting is also a field of each case; the others decide which cases there are, and how they run.
+# The options of a Spec, in the order of the help. A Setting is also a field of each case.
 WHAT = (
     Field("collectives", f"all, or several of {', '.join(COLLECTIVES)}"),
     Field("min_bytes", "smallest size ({default})", int, short="-b"),
     Field("max_bytes", "largest size ({default})", int, short="-e"),
-    Field(
-        "factor",
-        "each size is the one before times this: 2, 4, 1.15 ({default})",
-        float,
-        short="-f",
-    ),
+    Field("factor", "from one size to the next: 2, 1.15 ({default})", float, short="-f"),
     Field("step_bytes", "step between sizes in bytes, in place of a factor", int, short="-i"),
     Field("sizes", "a list of sizes in place of a range: 1K,1M,25M"),
     Field("dtypes", f"all, or of {', '.join(DTYPES)} ({{default}})", short="-d", option="--dtype"),
@@ -147,75 +131,48 @@ WHAT = (
         texts={"0": False, "1": True, "both": "both"},
     ),
     Field(
-        "splits",
-        "of uneven blocks: balanced, zipf:S, hot:K, rotating:K, seed:N, weights 1,2,4 or a "
-        "matrix file; combine: or pair: may stand before it ({default})",
+        "splits", "of uneven blocks: balanced, zipf:S, hot:K, seed:N, 1,2,4 or a file ({default})"
     ),
     Field(
         "backend",
-        "nccl, xccl, ccl, gloo, fake or another backend of torch; several, "
-        "separated by commas, alternate (default: what the machine has)",
+        "of torch: nccl, gloo, ...; several, with commas, alternate (default: the machine's)",
     ),
     Field("device", "cpu, cuda or xpu (default: what the backend uses)"),
-    Field(
-        "groups", "run in several sub-groups at once: mod:2, div:4, or 0,1;2,3 (default: one group)"
-    ),
+    Field("groups", "sub-groups that run at once: mod:2, div:4 or 0,1;2,3 (default: one group)"),
 )
 HOW = (
     Field(
         "mode",
-        "synchronized: a barrier before every call; back-to-back: no barrier; blocking: each "
-        "rank waits until a call is complete, without a barrier; graph: captured once and "
-        "replayed (default: synchronized on CPU, else back-to-back)",
+        "synchronized (a barrier before each call; the default on CPU), back-to-back (else the "
+        "default), blocking (each rank waits for the call before) or graph (replayed)",
         choices=(None, *MODES),
     ),
-    Field(
-        "iters",
-        "number of steady calls per case; 0: only cold calls (default: as "
-        "--precision and --max-time decide)",
-        int,
-        least=0,
-        short="-n",
-    ),
+    Field("iters", "steady calls; 0 is none (default: as --precision decides)", int, 0, short="-n"),
     Field("warmup", "timed calls between cold and steady ({default})", int, 0, short="-w"),
     Field("cold", "at least so many cold calls ({default})", int, 1),
-    Field(
-        "precision",
-        "without -n, end a case once its median is known to this share: 0.05 is +- 5 %% "
-        "({default})",
-        float,
-    ),
-    Field(
-        "max_time_s",
-        "without -n, end a case after so many seconds of steady calls ({default})",
-        float,
-    ),
+    Field("precision", "without -n, know the median to +- this share ({default})", float),
+    Field("max_time_s", "without -n, at most so many seconds of steady calls ({default})", float),
     Field("fresh_group", "make a new communicator for every case", bool),
     Field("init", "lazy or eager: when to connect ({default})", choices=("lazy", "eager")),
     Field(
         "communicator_config",
-        "fields of the configuration of communicators that this torch has for nccl, with "
-        "commas: cta_policy=zero, split_share=1, max_ctas=8, ...",
+        "of nccl's communicators, with commas: cta_policy=zero,split_share=1,max_ctas=8",
         metavar="NAME=VALUE",
     ),
     Setting(
         "buffers",
-        "kind of memory: default, or on nccl registered (with the communicator)"
-        " or symmetric (mapped by all GPUs) (default)",
+        "memory: default, or on nccl registered or symmetric (mapped by all GPUs)",
         choices=("default", "registered", "symmetric"),
         default="default",
         head=("buffers", ""),
-        compared=True,
         title="{value} buffers",
     ),
     Setting(
         "buffer_reuse",
-        "same buffers in every call, rotate through the largest of the sweep, or flush: the "
-        "same buffers, after the caches were overwritten ({default})",
+        "same in every call, rotate through the largest, or flush the caches ({default})",
         choices=("same", "rotate", "flush"),
         default="same",
         head=("buffer", "reuse"),
-        compared=True,
         title="",
     ),
     Setting(
@@ -225,16 +182,13 @@ HOW = (
         metavar="BYTES",
         default=0,
         head=("misaligned", "bytes"),
-        compared=True,
         title="misaligned by {value}",
         option="--misalign",
     ),
     Field(
         "implementation",
-        "what makes the calls: own (the backend, or its name), the backend through torch's "
-        "functional collectives (functional) or DTensor (dtensor), or kernels of torch's symmetric "
-        "memory: one_shot, two_shot, multimem, multimem_one_shot; several: each case by each "
-        "({default})",
+        "what makes the calls: own (the backend), functional or dtensor (torch's APIs), or kernels "
+        "of symmetric memory: one_shot, two_shot, multimem, multimem_one_shot ({default})",
     ),
     Setting(
         "asynchronous",
@@ -242,7 +196,6 @@ HOW = (
         bool,
         default=False,
         head=("async", ""),
-        compared=True,
         title="async",
         label="async_op",
         option="--async",
@@ -254,37 +207,17 @@ HOW = (
         least=1,
         default=1,
         head=("calls in", "a group"),
+        compared=False,
     ),
-    Field(
-        "rehearse",
-        "try a command for several GPUs on one: the nccl ranks share it, so times mean nothing",
-        bool,
-    ),
+    Field("rehearse", "nccl ranks share one GPU, to try a command: times mean nothing", bool),
     Field(
         "concurrent",
-        "measure each case alone, the work alone, and both together; work: "
-        "matmul, copy or both, with :SIZE, or COLLECTIVE:GROUPS; "
-        "background:LABEL only records that other work ran",
+        "measure each case alone, the work alone, and both: matmul, copy or both, with :SIZE, or "
+        "COLLECTIVE:GROUPS; background:LABEL only records that other work ran",
         metavar="WORK",
     ),
-    Field(
-        "mesh",
-        "measure each case in columns of B ranks, once alone and once with the rows running too",
-        metavar="AxB",
-    ),
-    Field(
-        "offset",
-        "with --concurrent COLLECTIVE:GROUPS or --mesh: start the other "
-        "collective this long after each call (2ms)",
-        metavar="TIME",
-    ),
-    Field(
-        "check",
-        "verify the results, 0 or 1 ({default})",
-        bool,
-        texts={"0": False, "1": True},
-        short="-c",
-    ),
+    Field("offset", "start the concurrent collective this long after each call", metavar="TIME"),
+    Field("check", "verify results ({default})", bool, texts={"0": False, "1": True}, short="-c"),
     Field("order", f"{' or '.join(ORDERS)} ({{default}})", choices=ORDERS),
     Field("seed", "of --order shuffled ({default})", int, 0),
     Field("timeout_s", "seconds without progress that are a hang ({default})", float, short="-T"),
@@ -332,30 +265,12 @@ def with_settings(cls: type[_T]) -> type[_T]:
 class Case:
     """One point of the sweep: hashable, equal on all ranks, the grouping key of every analysis.
 
-    collective: name of the collective.
+    A field that an imported file does not state is None, or ``unknown``. FIELDS explains them.
+
     size_bytes: the requested size S; the CaseResult has the actual size.
-    dtype, op, root: None if the collective has none, or an imported file does not state it.
-    in_place: None if an imported file does not state it.
-    mode: how steady calls follow each other: ``synchronized`` (a barrier before each call),
-    ``back-to-back``, ``blocking`` (each call waits for the one before, without a barrier),
-    ``graph`` (captured and replayed) or ``unknown``.
-    backend: its name in torch, or what takes its place in imported files (``mpi``).
-    device: ``cpu``, ``cuda``, ``xpu`` or ``unknown``.
-    splits: the split rule of a collective with uneven blocks (``has_splits``).
-    group: the rule of the sub-groups (``mod:2``), in results with the number of the sub-group
-    (``mod:2/0``).
-    buffers: ``default``, ``registered`` with the communicator, or ``symmetric``.
-    asynchronous: the calls use async_op and wait for the work, as DDP does.
-    coalesce: number of calls in one group, which are timed together (nccl-tests' -m); size_bytes is
-    the size of one of them.
+    group: the rule of the sub-groups (``mod:2``), in results with their number (``mod:2/0``).
+    coalesce: calls in one group, timed together (nccl-tests' -m); size_bytes is that of one.
     rehearsal: several ranks shared one GPU, so there is no bandwidth.
-    buffer_reuse: ``same`` buffers for every call, ``rotate``, ``flush`` or ``unknown``. With
-    ``rotate`` each call uses the next slot of buffers as large as the largest size of the sweep, as
-    in nccl-tests, but slots begin at multiples of 128 bytes. The calls of one group share a slot.
-    With ``flush`` the caches are overwritten before each call.
-    implementation: ``own`` for the backend's collective, ``functional`` or ``dtensor`` for the same
-    collective through that API, or the name of one of core/implementations.py.
-    misalign_bytes: the buffers begin so many bytes after an aligned address (nccl-tests' -u).
     """
 
     collective: str
@@ -382,13 +297,8 @@ class Case:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Case:
-        """Read a case. Unknown fields are ignored, so that files of later versions stay readable.
-
-        Raises ValueError or TypeError for an invalid value, so that nothing fails later.
-        """
+        """Read a case; unknown fields are ignored. Raises ValueError for an unknown collective."""
         case = cls(**known_fields(cls, data))
-        if any(type(getattr(case, name)) not in types for name, types in _TYPES_OF_FIELDS):
-            raise TypeError("a case has a field of another type")
         if case.collective not in COLLECTIVES:
             raise ValueError(f"unknown collective {case.collective}")
         return case
@@ -410,10 +320,7 @@ class Case:
 
     @property
     def through_api(self) -> bool:
-        """True if the backend is called through functional collectives or DTensor.
-
-        Each call then allocates its result.
-        """
+        """True if functional collectives or DTensor call the backend, and allocate each result."""
         return self.implementation in APIS
 
     @property
@@ -433,10 +340,7 @@ class Case:
 
     @property
     def verifiable(self) -> bool:
-        """False if the calls of a group reduce the same buffer in place.
-
-        The result then depends on the order of the calls.
-        """
+        """False if the calls of a group reduce one buffer in place, in any order."""
         return not (self.coalesce > 1 and self.in_place and self.op)
 
     def describe(self) -> str:
@@ -447,12 +351,6 @@ class Case:
         maker += f" by {self.implementation}" if self.implementation != NATIVE else ""
         parts = (self.collective, size, self.dtype, self.op, root, maker)
         return " ".join(w for w in parts if w)
-
-
-_TYPES = {"str": str, "int": int, "bool": bool, "None": NoneType}
-_TYPES_OF_FIELDS = [
-    (f.name, [_TYPES[text] for text in str(f.type).split(" | ")]) for f in dataclasses.fields(Case)
-]
 
 
 @dataclass(frozen=True)
@@ -477,20 +375,8 @@ class SizedCase:
         """The layout of the buffers of a rank."""
         return Layout(rank, self.ranks, self.count, self.case.root or 0, self.division)
 
-    @property
-    def positions(self) -> int:
-        """Number of different divisions into uneven blocks that calls go through in turn."""
-        return self.division.positions if self.division else 1
-
-    def at(self, position: int) -> SizedCase:
-        """The same case with the blocks of call number ``position``, from 0."""
-        assert self.division
-        return dataclasses.replace(self, division=self.division.at(position))
-
     def elements(self, rank: int) -> tuple[int, int]:
-        """Elements of the send and of the receive buffer of a rank, for one call; if the blocks
-        move on, of the call that this sizing is ``at``.
-        """
+        """Elements of the send and of the receive buffer of a rank, for one call."""
         return COLLECTIVES[self.case.collective].elements(self.layout(rank))
 
     def _widest(self, side: int) -> int:
@@ -525,11 +411,7 @@ class SizedCase:
 
     @cached_property
     def stride(self) -> int:
-        """Elements from one slot of a rotated buffer to the next.
-
-        It is the same on all ranks and in both buffers, as in nccl-tests (common.cu, startColl):
-        the larger of the two buffers of a call, rounded up to ``SLOT_BYTES``.
-        """
+        """Elements from one slot of a rotated buffer to the next: the larger buffer, rounded up."""
         largest = max(self.bytes_in, self.bytes_out)
         return -(-largest // SLOT_BYTES) * SLOT_BYTES // self.case.itemsize
 
@@ -540,12 +422,8 @@ class SizedCase:
         return max(1, self.span_bytes // stride_bytes) if stride_bytes else 1
 
     def buffer_elements(self, rank: int) -> tuple[int, int]:
-        """Elements of the send and of the receive buffer of a rank, with all slots, and for the
-        largest blocks if they move on.
-        """
+        """Elements of the send and of the receive buffer of a rank, with all slots."""
         sent, received = self.elements(rank)
-        if self.positions > 1:
-            return self.bytes_in // self.case.itemsize, self.bytes_out // self.case.itemsize
         if not self.span_bytes or self.slots == 1:
             return sent, received
         total = self.slots * self.stride
@@ -562,14 +440,8 @@ class SizedCase:
 def size_case(
     case: Case, ranks: int, weights: Weights | None = None, span_bytes: int = 0
 ) -> SizedCase:
-    """Compute the element counts of a case on so many ranks.
-
-    weights: how uneven blocks are divided; None reads the rule of ``case.splits``.
-    span_bytes: see SizedCase.
-
-    count = max(1, S // (itemsize * parts)); it is not rounded to 16 bytes as in nccl-tests. With
-    uneven blocks S is the most that any rank sends or receives, as nccl-tests defines the size of
-    alltoallv.
+    """Compute the element counts of a case. With uneven blocks S is the most that any rank sends or
+    receives, as in nccl-tests' alltoallv. weights: None reads the rule of ``case.splits``.
     """
     entry = COLLECTIVES[case.collective]
     if not entry.has_data:
@@ -589,13 +461,7 @@ def size_case(
 
 
 def need_bytes(sizing: SizedCase, rank: int, check: bool) -> int:
-    """Bytes that a rank needs for a case: its buffers, and a chunk for verification if ``check``.
-
-    Functional collectives and DTensor need an output per call as well. Verification reads the
-    output, and out of place the input too. Coalesced calls share the
-    buffers. Torch's nccl and xccl do not copy coalesced tensors either: each passes the buffer of
-    each call to its library (ProcessGroupNCCL.cpp and ProcessGroupXCCL.cpp, collectiveCoalesced).
-    """
+    """Bytes of a rank for a case: its buffers, and a chunk for verification if ``check``."""
     buffers = sizing.buffer_bytes(rank)
     case = sizing.case
     if case.through_api:
@@ -610,10 +476,7 @@ def need_bytes(sizing: SizedCase, rank: int, check: bool) -> int:
 
 
 def split_batch(calls: int, each: int) -> list[int]:
-    """Split a batch of calls into samples. Returns the number of calls in each sample.
-
-    Each sample is the mean of ``each`` calls; the last one covers the remaining calls.
-    """
+    """The number of calls in each sample of a batch: ``each``, and what remains in the last."""
     return [each] * (calls // each) + ([calls % each] if calls % each else [])
 
 
@@ -628,11 +491,8 @@ def fingerprint(data: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-# Sub-groups that run the collective at the same time, as in data- and tensor-parallel meshes.
-#
-# ``mod:2``: ranks with the same r mod 2 (NCCL_TESTS_SPLIT's "mod"). ``div:4``: ranks with the same
-# r div 4. ``0,1;2,3``: a list that contains every rank once. The ranks of a sub-group are in
-# ascending order, as in torch's groups.
+# Sub-groups that run the collective at the same time, their ranks in ascending order. ``mod:2``:
+# ranks with the same r mod 2. ``div:4``: with the same r div 4. ``0,1;2,3``: every rank once.
 
 _EXPECTED = "mod:N, div:N, or a list of ranks such as 0,1;2,3"
 _LONGEST_LIST = 40  # characters: a longer list is written as a rule if there is one for it
@@ -680,14 +540,9 @@ def partitions(
 ) -> list[tuple[Ranks, ...]]:
     """Find the partitions of all ranks that the groups of a job belong to.
 
-    groups: the groups that the job used.
-    ranks: number of ranks.
-    seen: the ranks whose calls were recorded.
-    Returns partitions, each of which has its groups at the same time.
-
     A group of a mesh (every s-th rank, k of them) belongs to the dimension with this s and k. Other
-    groups are combined if they share no rank. A rank of ``seen`` that is in no group of a partition
-    is alone in it; ranks that were not recorded are assumed to be in the groups of the mesh.
+    groups are combined if they share no rank. A rank of ``seen`` (whose calls were recorded) in no
+    group is alone; others are assumed to be in the groups of the mesh.
     """
     meshes: dict[tuple[Ranks, ...], list[Ranks]] = {}
     loose: list[list[Ranks]] = []
@@ -696,11 +551,7 @@ def partitions(
         if mesh:
             meshes.setdefault(mesh, []).append(group)
             continue
-        fitting = (
-            division
-            for division in loose
-            if not any(set(group) & set(subgroup) for subgroup in division)
-        )
+        fitting = (d for d in loose if set(group).isdisjoint(itertools.chain(*d)))
         division = next(fitting, None)
         if division is None:
             loose.append([group])

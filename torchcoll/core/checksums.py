@@ -1,10 +1,8 @@
 """Check sums of lines, with which a reader detects damaged, lost, repeated and foreign lines.
 
-Each line of torchcoll's files ends with ``,"line":N,"crc":"XXXXXXXX"}``. ``line`` is the number of
-the line, from 1. ``crc`` is the CRC-32 (zlib's) of the bytes of the line before ``,"crc"``, in
-eight hexadecimal digits. The CRC of the header starts from 0, those of the other lines start from
-the CRC of the header, so that a line of another file does not match. A file whose header has no
-check sum (written by hand or by another program) is read without checks.
+Each line ends with ``,"line":N,"crc":"XXXXXXXX"}``: the CRC-32 of the bytes before ``,"crc"``, from
+that of the header on, so that a line of another file does not match. A file whose header has no
+check sum is read without checks.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from bisect import bisect
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +47,7 @@ class LineWriter:
 
 
 class CheckSums:
-    """Compares the lines of a file, in order, with their check sums.
-
-    header_problem: what is wrong with the header, or ''.
-    """
+    """Compares the lines of a file with their check sums. header_problem: of the header, or ''."""
 
     def __init__(self, header: bytes) -> None:
         self.header_problem = ""
@@ -67,8 +61,7 @@ class CheckSums:
                 self.header_problem = "changed or damaged: it does not match its check sum"
         self._next = 2
         self._unread = 0  # lines since the last readable one
-        self._gaps: list[range] = []  # numbers that were skipped
-        self._late: set[int] = set()  # skipped numbers that came later
+        self._seen = {1}  # numbers of readable lines
 
     def check(self, line: bytes) -> str:
         """Describe what is wrong before this line, or ''. Raises ValueError for an invalid line."""
@@ -91,28 +84,23 @@ class CheckSums:
 
     def _place(self, number: int) -> str:
         """Compare the number of a line with the lines before it, as ``check`` does."""
-        if number >= self._next:
-            gap, unread = range(self._next, number), self._unread - 1
-            self._next, self._unread = number + 1, 0
-            if not gap:
-                return ""
-            self._gaps.append(gap)
-            names = f"lines {gap[0]} to {gap[-1]} are" if len(gap) > 1 else f"line {gap[0]} is"
-            return f"{names} missing before it" if len(gap) > unread else ""
-        self._unread -= 1
-        index = bisect(self._gaps, number, key=lambda gap: gap.start) - 1
-        if index < 0 or number not in self._gaps[index] or number in self._late:
+        is_late = number < self._next
+        self._unread -= is_late
+        if number in self._seen:
             raise ValueError(f"line {number} a second time")
-        self._late.add(number)
-        return f"line {number} comes after line {self._next - 1}"
+        self._seen.add(number)
+        if is_late:
+            return f"line {number} comes after line {self._next - 1}"
+        gap, unread = range(self._next, number), self._unread - 1
+        self._next, self._unread = number + 1, 0
+        if len(gap) <= unread:
+            return ""
+        names = f"lines {gap[0]} to {gap[-1]} are" if len(gap) > 1 else f"line {gap[0]} is"
+        return f"{names} missing before it"
 
 
 def starts_another_file(line: bytes) -> bool:
-    """Whether an invalid line is or ends with the header of another file.
-
-    It ends with one if a line of this file was truncated before that file was appended. The check
-    sum does not decide, because files of other programs have none.
-    """
+    """Whether an invalid line is the header of another file, or ends with it if truncated."""
     match = _HEADER.search(line)
     try:
         return match is not None and isinstance(json.loads(line[match.start() :]), dict)

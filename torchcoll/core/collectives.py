@@ -1,17 +1,11 @@
 """The table of collectives, with their reductions and element types.
 
-To add a collective, add an entry and a stub ``torchcoll/<module>.py``.
+To add a collective, add an entry and a stub ``torchcoll/<module>.py``. ``prepare`` takes
+``torch.distributed``, so that this module works without torch. If the call is a single torch
+function, it returns a ``functools.partial`` of it, to which async_op can be added.
 
-An entry says what one rank holds, what its output must be (``segments``), and how torch is called
-(``prepare``). ``prepare`` takes ``torch.distributed`` as an argument, so that this module can be
-imported without torch. If the call is a single torch function, ``prepare`` returns a
-``functools.partial`` of it, to which async_op can be added. Each rank has two flat buffers, one to
-send from and one to receive into.
-
-Sizes, bus factors, algbw and busbw follow nccl-tests (doc/PERFORMANCE.md, and ``*GetBw`` and
-``*GetCollByteCount`` of each src/*.cu), with one difference: nccl-tests rounds the count per rank
-down to 16 bytes. torchcoll does not, so a requested size that divides evenly is measured as it is.
-GB = 10**9 bytes, so bytes per nanosecond are GB/s.
+Sizes, bus factors, algbw and busbw are those of nccl-tests, but counts are not rounded down to 16
+bytes. Bytes per nanosecond are GB/s.
 """
 
 from __future__ import annotations
@@ -20,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.backends import backend_of
@@ -34,11 +29,9 @@ OPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
 
 @dataclass(frozen=True)
 class Layout:
-    """What determines the buffers of one rank in one case.
+    """What determines the buffers of one rank in one case. rank, ranks, root: within the group.
 
-    rank, ranks, root: numbers within the group.
-    count: the count argument of the call, in elements.
-    division: the counts of all pairs of ranks, for uneven blocks (``has_splits``).
+    count: the count argument of the call, in elements. division: for uneven blocks.
     """
 
     rank: int
@@ -49,7 +42,6 @@ class Layout:
 
     @property
     def blocks(self) -> Division:
-        """The division of a collective that ``has_splits``."""
         assert self.division is not None
         return self.division
 
@@ -58,8 +50,7 @@ class Layout:
 class Segment:
     """``length`` elements of the output, from ``offset`` on, and where their values come from.
 
-    source: the rank whose input is copied; None means the reduction of the inputs of all ranks.
-    source_offset: the first element of that input.
+    source: the rank whose input is copied; None means the reduction of all inputs.
     """
 
     offset: int
@@ -73,7 +64,7 @@ Call = Callable[[], object]
 SENT, RECEIVED, BOTH = "sent", "received", "both"
 
 
-# Each bus factor as a formula, and its reason (derivations: nccl-tests' doc/PERFORMANCE.md).
+# Each bus factor as a formula, and its reason.
 _TWICE = (
     "2 (n - 1) / n",
     "each rank sends n - 1 of the n blocks of S once to be reduced, and n - 1 once as results; "
@@ -83,46 +74,36 @@ _OTHERS = (
     "(n - 1) / n",
     "of the n blocks of S a rank, or the root, has one already: n - 1 pass its links",
 )
-_ALL_OF_IT = ("1", "all of S passes a link of one rank once")
 
 
 @dataclass(frozen=True)
 class Collective:
     """One entry of the table. n is the number of ranks, S the size of a call in bytes.
 
-    ``elements(layout)``: elements of the send and of the receive buffer of a rank.
     ``segments(layout)``: what the output of a rank must be.
     ``prepare(dist, layout, send, recv, op, group)``: returns the call.
+    ``elements(layout)``: elements of the send and of the receive buffer of a rank.
     ``parts(n)``: S is divided into so many parts of ``count`` elements.
-    ``bus_factor(n)``: busbw / algbw. For uneven blocks (``has_splits``) it is only what nccl-tests
-    uses, which takes the blocks as even.
-    ``factor``: the same as a formula, and its reason.
+    ``bus_factor(n)``: busbw / algbw; for uneven blocks as if they were even.
     ``placements``: False is out of place, True is in place; the first is the default.
     ``overlap(layout)``: in place, the element of the larger buffer where the smaller one begins.
     ``moved(n)``: the share of S that algbw counts; 1 except for hypercube.
-    ``divide(weights, elements)``: divides at most so many elements into uneven blocks; None for
-    even blocks.
-    ``even``: for uneven blocks, the name of the same collective with even blocks.
-    ``blocks``: for uneven blocks, the side of torch's call that takes a tensor per block (``SENT``,
-    ``RECEIVED`` or ``BOTH``).
-    ``kept(layout)``: for uneven blocks, the elements that a rank neither sends nor receives.
+    ``divide(weights, elements)``: divides at most so many elements into uneven blocks.
+    ``even``, ``blocks``, ``kept(layout)``: for uneven blocks, the same collective with even blocks,
+    the side of torch's call that takes a tensor per block, and the elements that stay on a rank.
     ``crossing(hosts, per_host, root)``: the least that the busiest host must send or receive,
-    divided by S, given the host of each rank, the number of ranks of each host and the root. None
-    if it is unknown.
-    has_data: False for a barrier, which has no size, dtype or bandwidth.
-    rooted_output: only the root receives.
+    divided by S, given the host of each rank and the number of ranks of each host.
     by_switch: with a switch that reduces and copies, each rank sends and receives S only once.
-    collected: torch's coalescing manager merges several calls into one by itself. It leaves other
-    collectives to the backend, which groups them if the manager is given the device.
+    collected: torch's coalescing manager merges several calls into one by itself.
     """
 
     name: str
-    elements: Callable[[Layout], tuple[int, int]]
     segments: Callable[[Layout], Sequence[Segment]]
     prepare: Callable[..., Call]
+    elements: Callable[[Layout], tuple[int, int]] = lambda x: (x.count, x.count)
     parts: Callable[[int], int] = lambda n: 1
     bus_factor: Callable[[int], float] = lambda n: 1.0
-    factor: tuple[str, str] = _ALL_OF_IT
+    factor: tuple[str, str] = ("1", "all of S passes a link of one rank once")
     placements: tuple[bool, ...] = (False,)
     overlap: Callable[[Layout], int] = lambda layout: 0
     moved: Callable[[int], float] = lambda n: 1.0
@@ -148,7 +129,6 @@ class Collective:
 
     @property
     def has_splits(self) -> bool:
-        """Whether blocks are uneven."""
         return self.divide is not None
 
 
@@ -159,10 +139,6 @@ def _global_rank(dist: Any, group: Any, rank: int) -> int:
 def _renamed(dist: Any, new: str, old: str) -> Any:
     # torch 2.13 renamed some functions and warns about the old names, the only ones in torch 2.6.
     return getattr(dist, new, None) or getattr(dist, old)
-
-
-def _n(n: int) -> int:
-    return n
 
 
 def _share_of_others(n: int) -> float:
@@ -178,8 +154,7 @@ def _own_block(x: Layout) -> int:
 
 
 def _root_block(x: Layout) -> int:
-    # Ranks other than the root have only one buffer: the offset of the empty one does not matter.
-    return _own_block(x) if x.rank == x.root else 0
+    return _own_block(x) if x.rank == x.root else 0  # others have only one buffer
 
 
 def _all_reduce(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
@@ -203,8 +178,6 @@ def _all_to_all(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any)
 def _all_to_all_v(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     sent = [x.blocks.pair(x.rank, peer) for peer in range(x.ranks)]
     received = [x.blocks.pair(peer, x.rank) for peer in range(x.ranks)]
-    # The buffers are larger than the blocks of this call if blocks move on from call to call.
-    send, recv = send.narrow(0, 0, sum(sent)), recv.narrow(0, 0, sum(received))
     return partial(dist.all_to_all_single, recv, send, received, sent, group=group)
 
 
@@ -218,13 +191,13 @@ def _segments_v(x: Layout) -> list[Segment]:
 
 
 def _pairs(weights: Weights, elements: int) -> Division:
-    from torchcoll.core.splits import Division  # imported here to keep the start of ranks fast
+    from torchcoll.core.splits import Division  # only here, to keep the start of ranks fast
 
     return Division(weights, elements)
 
 
 def _block_of_each(weights: Weights, elements: int) -> Division:
-    """Divide into one block per rank, in proportion to the sum of the rank's column of weights."""
+    """Divide into one block per rank, in proportion to its column of weights."""
     from torchcoll.core.splits import Division, Weights
 
     columns = weights.received
@@ -245,11 +218,9 @@ def _all_gather_v(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: An
 
 
 def _gathered_v(x: Layout) -> list[Segment]:
-    segments, offset = [], 0
-    for source, length in enumerate(_lengths(x)):
-        segments.append(Segment(offset, length, source, 0))
-        offset += length
-    return segments
+    lengths = _lengths(x)
+    starts = [*accumulate(lengths, initial=0)]
+    return [Segment(starts[rank], length, rank, 0) for rank, length in enumerate(lengths)]
 
 
 def _broadcast(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
@@ -278,43 +249,28 @@ def _scatter(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) ->
 def _sendrecv(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     after = _global_rank(dist, group, (x.rank + 1) % x.ranks)
     before = _global_rank(dist, group, (x.rank - 1) % x.ranks)
-    pair = [
-        dist.P2POp(dist.isend, send, after, group),
-        dist.P2POp(dist.irecv, recv, before, group),
-    ]
+    sent = dist.P2POp(dist.isend, send, after, group)
+    pair = [sent, dist.P2POp(dist.irecv, recv, before, group)]
+    return lambda: _exchange(dist, pair)
 
-    def call() -> None:
-        for work in dist.batch_isend_irecv(pair):
-            work.wait()
 
-    return call
+def _exchange(dist: Any, pair: list[Any]) -> None:
+    for work in dist.batch_isend_irecv(pair):
+        work.wait()
 
 
 def _hypercube(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     # Recursive doubling as in nccl-tests' hypercube.cu: step k exchanges the 2**k blocks gathered
-    # so far. Out of place, the rank's own block is copied first, which nccl-tests times as well.
+    # so far. Out of place, the rank's own block is copied first.
     block = recv.narrow(0, x.rank * x.count, x.count)
     steps, width = [], 1
     while width < x.ranks:
         peer = x.rank ^ width
-        first_sent, first_received = x.rank & -width, peer & -width
-        peer_rank = _global_rank(dist, group, peer)
-        steps.append(
-            [
-                dist.P2POp(
-                    dist.isend,
-                    recv.narrow(0, first_sent * x.count, width * x.count),
-                    peer_rank,
-                    group,
-                ),
-                dist.P2POp(
-                    dist.irecv,
-                    recv.narrow(0, first_received * x.count, width * x.count),
-                    peer_rank,
-                    group,
-                ),
-            ]
-        )
+        peer_rank, size = _global_rank(dist, group, peer), width * x.count
+        sent = recv.narrow(0, (x.rank & -width) * x.count, size)
+        received = recv.narrow(0, (peer & -width) * x.count, size)
+        send_op = dist.P2POp(dist.isend, sent, peer_rank, group)
+        steps.append([send_op, dist.P2POp(dist.irecv, received, peer_rank, group)])
         width *= 2
     copy = send.data_ptr() != block.data_ptr()
 
@@ -322,8 +278,7 @@ def _hypercube(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) 
         if copy:
             block.copy_(send)
         for pair in steps:
-            for work in dist.batch_isend_irecv(pair):
-                work.wait()
+            _exchange(dist, pair)
 
     return call
 
@@ -334,30 +289,22 @@ def _barrier(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) ->
     return partial(dist.barrier, group, **ids)
 
 
-# Lower bounds of what must cross between hosts, over S. They assume that transfers within a host
-# are free and that switches may reduce and copy, so no algorithm moves less.
+# Lower bounds of what must cross between hosts, over S, if transfers within a host are free and
+# switches may reduce and copy.
 
 
 def _once(hosts: Sequence[str], per_host: Counter[str], root: int) -> float:
-    """S crosses once: the partial sum of each host leaves it, or the result reaches it.
-
-    For all_reduce on h hosts a ring of rings moves 2 (h - 1) / h S, and SHARP S (Graham et al.,
-    COMHPC 2016). For broadcast S leaves the root's host and reaches each other host.
-    """
+    """A partial sum leaves each host, or the result reaches it."""
     return 1.0
 
 
 def _of_others(hosts: Sequence[str], per_host: Counter[str], root: int) -> float:
-    """The blocks of the other hosts come in and those of this host go out, or the reverse.
-
-    These are the lower bounds of Thakur, Rabenseifner and Gropp (2005), for hosts instead of
-    processes.
-    """
+    """Blocks of other hosts come in, and those of this host go out (Thakur et al. 2005)."""
     return max(max(len(hosts) - n, n) for n in per_host.values()) / len(hosts)
 
 
 def _beyond_root(hosts: Sequence[str], per_host: Counter[str], root: int) -> float:
-    """The blocks of all ranks on other hosts pass the interfaces of the root's host."""
+    """The blocks of ranks on other hosts pass the interfaces of the root's host."""
     return (len(hosts) - per_host[hosts[root]]) / len(hosts)
 
 
@@ -374,6 +321,10 @@ def _to_neighbours(hosts: Sequence[str], per_host: Counter[str], root: int) -> f
     return float(max(*out.values(), *into.values()))
 
 
+# S has a block for each rank, of which a rank, or the root, has one already.
+_of_blocks = partial(Collective, parts=int, bus_factor=_share_of_others, factor=_OTHERS)
+_of_uneven_blocks = partial(Collective, bus_factor=_share_of_others, factor=_OTHERS)
+
 COLLECTIVES: dict[str, Collective] = {
     c.name: c
     for c in (
@@ -381,7 +332,6 @@ COLLECTIVES: dict[str, Collective] = {
             "all_reduce",
             bus_factor=lambda n: 2 * (n - 1) / n,
             factor=_TWICE,
-            elements=lambda x: (x.count, x.count),
             segments=lambda x: [Segment(0, x.count, None, 0)],
             prepare=_all_reduce,
             placements=(True,),
@@ -390,11 +340,8 @@ COLLECTIVES: dict[str, Collective] = {
             by_switch=True,
             collected=True,
         ),
-        Collective(
+        _of_blocks(
             "all_gather",
-            parts=_n,
-            bus_factor=_share_of_others,
-            factor=_OTHERS,
             elements=lambda x: (x.count, x.count * x.ranks),
             segments=_blocks_of_all,
             prepare=_all_gather,
@@ -404,11 +351,8 @@ COLLECTIVES: dict[str, Collective] = {
             crossing=_of_others,
             collected=True,
         ),
-        Collective(
+        _of_blocks(
             "reduce_scatter",
-            parts=_n,
-            bus_factor=_share_of_others,
-            factor=_OTHERS,
             elements=lambda x: (x.count * x.ranks, x.count),
             segments=lambda x: [Segment(0, x.count, None, _own_block(x))],
             prepare=_reduce_scatter,
@@ -419,11 +363,8 @@ COLLECTIVES: dict[str, Collective] = {
             crossing=_of_others,
             collected=True,
         ),
-        Collective(
+        _of_blocks(
             "all_to_all",
-            parts=_n,
-            bus_factor=_share_of_others,
-            factor=_OTHERS,
             elements=lambda x: (x.count * x.ranks, x.count * x.ranks),
             segments=lambda x: [
                 Segment(s * x.count, x.count, s, _own_block(x)) for s in range(x.ranks)
@@ -432,26 +373,22 @@ COLLECTIVES: dict[str, Collective] = {
             aliases=("all_to_all_single",),
             crossing=_to_all_others,
         ),
-        Collective(
+        _of_uneven_blocks(
             "all_to_all_v",
             divide=_pairs,
             even="all_to_all",
             blocks=BOTH,
             kept=lambda x: x.blocks.pair(x.rank, x.rank),
-            bus_factor=_share_of_others,
-            factor=_OTHERS,
             elements=lambda x: (x.blocks.sent[x.rank], x.blocks.received[x.rank]),
             segments=_segments_v,
             prepare=_all_to_all_v,
         ),
-        Collective(
+        _of_uneven_blocks(
             "reduce_scatter_v",
             divide=_block_of_each,
             even="reduce_scatter",
             blocks=SENT,
             kept=lambda x: x.blocks.pair(0, x.rank),
-            bus_factor=_share_of_others,
-            factor=_OTHERS,
             elements=lambda x: (x.blocks.sent[0], x.blocks.received[x.rank]),
             segments=lambda x: [
                 Segment(0, x.blocks.received[x.rank], None, sum(_lengths(x)[: x.rank]))
@@ -459,21 +396,18 @@ COLLECTIVES: dict[str, Collective] = {
             prepare=_reduce_scatter_v,
             has_op=True,
         ),
-        Collective(
+        _of_uneven_blocks(
             "all_gather_v",
             divide=_block_of_each,
             even="all_gather",
             blocks=RECEIVED,
             kept=lambda x: x.blocks.pair(0, x.rank),
-            bus_factor=_share_of_others,
-            factor=_OTHERS,
             elements=lambda x: (x.blocks.received[x.rank], x.blocks.sent[0]),
             segments=_gathered_v,
             prepare=_all_gather_v,
         ),
         Collective(
             "broadcast",
-            elements=lambda x: (x.count, x.count),
             segments=lambda x: [Segment(0, x.count, x.root, 0)],
             prepare=_broadcast,
             placements=(True,),
@@ -483,7 +417,6 @@ COLLECTIVES: dict[str, Collective] = {
         ),
         Collective(
             "reduce",
-            elements=lambda x: (x.count, x.count),
             segments=lambda x: [Segment(0, x.count, None, 0)] if x.rank == x.root else [],
             prepare=_reduce,
             placements=(True,),
@@ -492,11 +425,8 @@ COLLECTIVES: dict[str, Collective] = {
             crossing=_once,
             rooted_output=True,
         ),
-        Collective(
+        _of_blocks(
             "gather",
-            parts=_n,
-            bus_factor=_share_of_others,
-            factor=_OTHERS,
             elements=lambda x: (x.count, x.count * x.ranks if x.rank == x.root else 0),
             segments=lambda x: _blocks_of_all(x) if x.rank == x.root else [],
             prepare=_gather,
@@ -506,11 +436,8 @@ COLLECTIVES: dict[str, Collective] = {
             crossing=_beyond_root,
             rooted_output=True,
         ),
-        Collective(
+        _of_blocks(
             "scatter",
-            parts=_n,
-            bus_factor=_share_of_others,
-            factor=_OTHERS,
             elements=lambda x: (x.count * x.ranks if x.rank == x.root else 0, x.count),
             segments=lambda x: [Segment(0, x.count, x.root, _own_block(x))],
             prepare=_scatter,
@@ -521,7 +448,6 @@ COLLECTIVES: dict[str, Collective] = {
         ),
         Collective(
             "sendrecv",
-            elements=lambda x: (x.count, x.count),
             segments=lambda x: [Segment(0, x.count, (x.rank - 1) % x.ranks, 0)],
             prepare=_sendrecv,
             min_ranks=2,
@@ -530,7 +456,7 @@ COLLECTIVES: dict[str, Collective] = {
         ),
         Collective(
             "hypercube",
-            parts=_n,
+            parts=int,
             moved=_share_of_others,
             elements=lambda x: (x.count, x.count * x.ranks),
             segments=_blocks_of_all,
@@ -568,21 +494,13 @@ def has_splits(name: str) -> bool:
 
 
 def exchange_with_splits(name: str) -> str:
-    """The uneven variant of an exchange that torch makes with the same function; '' if none.
-
-    all_to_all_single makes an uneven exchange if it is given split sizes.
-    """
+    """The uneven variant of an exchange that torch makes by the same function; '' if none."""
     twin = _UNEVEN.get(name)
     return twin if twin and COLLECTIVES[twin].blocks == BOTH else ""
 
 
 def uneven(name: str, sent: Sequence[int], received: Sequence[int]) -> str:
-    """The collective that torch's call ``name`` makes with tensors of these sizes.
-
-    sent, received: elements or bytes of each tensor of a side.
-    Returns the uneven variant if the tensors of a list differ, or, for an exchange with one tensor
-    on each side, if these two differ; otherwise ``name``.
-    """
+    """The uneven variant of the collective if the sizes of a side differ, else ``name``."""
     twin = _UNEVEN.get(name)
     if twin is None:
         return name
@@ -614,9 +532,8 @@ def find_op(name: str) -> str:
 class Dtype:
     """One element type.
 
-    exact: the largest n for which the type represents all of 0, 1, ..., n exactly; verification
-    patterns stay below it. Sources: IEEE 754 for floats (2**(mantissa bits + 1)); OCP 8-bit
-    floating point specification 1.0 for float8 (3 mantissa bits in e4m3: 16; 2 in e5m2: 8).
+    exact: the largest n for which the type represents all of 0, 1, ..., n exactly.
+    common: every backend has it. ``--dtype all`` means these types.
     """
 
     name: str
@@ -624,6 +541,7 @@ class Dtype:
     kind: str  # 'float', 'int' or 'uint'
     exact: int
     aliases: tuple[str, ...] = ()
+    common: bool = True
 
 
 DTYPES: dict[str, Dtype] = {
@@ -635,31 +553,21 @@ DTYPES: dict[str, Dtype] = {
         Dtype("bfloat16", 2, "float", 1 << 8, ("bf16",)),
         Dtype("int8", 1, "int", 127, ("char",)),
         Dtype("uint8", 1, "uint", 255, ()),
-        Dtype("int16", 2, "int", (1 << 15) - 1, ("short",)),
+        Dtype("int16", 2, "int", (1 << 15) - 1, ("short",), common=False),
         Dtype("int32", 4, "int", (1 << 31) - 1, ("int",)),
         Dtype("int64", 8, "int", (1 << 63) - 1, ("long",)),
-        Dtype("float8_e4m3fn", 1, "float", 16, ("f8e4m3", "fp8_e4m3")),
-        Dtype("float8_e5m2", 1, "float", 8, ("f8e5m2", "fp8_e5m2")),
+        Dtype("float8_e4m3fn", 1, "float", 16, ("f8e4m3", "fp8_e4m3"), common=False),
+        Dtype("float8_e5m2", 1, "float", 8, ("f8e5m2", "fp8_e5m2"), common=False),
     )
 }
 
-# What `--dtype all` means: the types that every backend has. Others have to be named.
-COMMON_DTYPES = (
-    "float32",
-    "float64",
-    "float16",
-    "bfloat16",
-    "int8",
-    "uint8",
-    "int32",
-    "int64",
-)
+COMMON_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype.common)
 
 _DTYPE_BY_ALIAS = {alias: d for d in DTYPES.values() for alias in (d.name, *d.aliases)}
 
 
 def find_dtype(name: str) -> Dtype:
-    """Find a type by its name in torch or nccl-tests, or a short name. Raises UsageError."""
+    """Find a type by its name in torch or nccl-tests. Raises UsageError."""
     dtype = _DTYPE_BY_ALIAS.get(str(name).removeprefix("torch.").lower())
     if dtype is None:
         raise unknown("dtype", name, DTYPES)
@@ -667,11 +575,7 @@ def find_dtype(name: str) -> Dtype:
 
 
 def algbw_gbps(collective: str, size_bytes: int, ranks: int, time_ns: float) -> float | None:
-    """Algorithm bandwidth S / t in GB/s; None for one rank, without data or without a time.
-
-    size_bytes: the actual size S of the case, not what one rank holds. hypercube counts (n - 1) / n
-    of S, as in nccl-tests.
-    """
+    """Algorithm bandwidth S / t in GB/s; None for one rank, without data or without a time."""
     entry = COLLECTIVES[collective]
     if ranks < 2 or size_bytes == 0 or time_ns <= 0 or not entry.has_data:
         return None
@@ -684,22 +588,9 @@ def busbw_gbps(
     """Bus bandwidth in GB/s: algbw times the bus factor; None as for ``algbw_gbps``.
 
     busiest_bytes: for uneven blocks, the most that one rank sends to the others or receives from
-    them. busbw is then ``busiest_bytes`` / t, or None if that is unknown. nccl-tests prints
-    (n - 1) / n of S instead, which is true only of an even exchange: with uneven blocks a rank may
-    keep nearly nothing or nearly all of its data.
+    them: busbw is this / t, as nccl-tests' (n - 1) / n of S is true only of even blocks.
     """
     algbw = algbw_gbps(collective, size_bytes, ranks, time_ns)
-    return busbw_of(collective, algbw, ranks, time_ns, busiest_bytes)
-
-
-def busbw_of(
-    collective: str,
-    algbw: float | None,
-    ranks: int,
-    time_ns: float,
-    busiest_bytes: int | None = None,
-) -> float | None:
-    """``busbw_gbps`` of a case whose ``algbw_gbps`` is known."""
     if algbw is None:
         return None
     entry = COLLECTIVES[collective]

@@ -16,10 +16,7 @@ _LONGEST_TEXT = 60  # of one value in it
 
 
 class OneLine:
-    """A dataclass whose repr is one short line: a result may have millions of samples.
-
-    The dataclass must be made with ``repr=False``, or its repr has all of them.
-    """
+    """A dataclass, made with ``repr=False``, whose repr is one short line."""
 
     __slots__ = ()
 
@@ -60,7 +57,6 @@ class Displayed(OneLine):
         return answer
 
     def _ipython_display_(self) -> None:
-        # By name, as below.
         importlib.import_module("torchcoll.questions.page.notebook").display(self)
 
     def _repr_html_(self) -> str:

@@ -1,8 +1,6 @@
 """The exceptions of torchcoll and the exit codes that they become.
 
-Every message has one form, so that people and scripts read it alike::
-
-    WHAT: got VALUE, expected SET. NEXT ACTION
+Every message has one form: ``WHAT: got VALUE, expected SET. NEXT ACTION``.
 """
 
 from __future__ import annotations
@@ -75,8 +73,7 @@ def unknown(
 ) -> UsageError:
     """The error for a name that is not among ``choices``.
 
-    expected: what is expected; {} stands for all choices, and other text that is not known in
-    advance must be written by ``literal``.
+    expected: {} stands for all choices; ``literal`` escapes a text that is not known in advance.
     """
     names = [str(each) for each in choices]
     hint = f"{did_you_mean(value, names)} {action}".strip()
@@ -135,29 +132,14 @@ def nearest_option(message: str, options: Collection[str], help: str) -> str:
 
 
 def nearest_file(path: object) -> str:
-    """``Did you mean runs/a.jsonl?``: the most similar path that exists and differs in one name, of
-    the file or of a folder; '' if there is none.
-    """
-    folder, name, below = *os.path.split(str(path)), ""
-    while folder and not os.path.isdir(folder):
-        if os.path.dirname(folder) == folder:
-            return ""
-        below = os.path.join(name, below) if below else name
-        folder, name = os.path.split(folder)
-    if len(name) < _LEAST_LETTERS:
-        return ""
+    """``Did you mean runs/a.jsonl?``: the most similar name in the folder; '' if there is none."""
+    folder, name = os.path.split(str(path))
     try:
         inside = sorted(os.listdir(folder or "."))[:_MOST_FILES]
     except OSError:
         return ""
-    names = [each for each in inside if each != name]
-    if below:
-        names = [each for each in names if os.path.exists(os.path.join(folder, each, below))]
-    alike = nearest_names(name, names, _LIKE)
-    if not alike:
-        return ""
-    nearest = os.path.join(folder, alike[0], below)
-    return f"Did you mean {nearest.rstrip(os.sep)}?"
+    similar = did_you_mean(name, inside, _LIKE, before=os.path.join(folder, ""))
+    return similar if len(name) >= _LEAST_LETTERS else ""
 
 
 _LIKE = 0.75  # endings are similar anyway
@@ -201,18 +183,12 @@ class UnreadableError(TorchcollError):
 
 
 class DiskFullError(TorchcollError):
-    """A disk or a quota that refuses to take more (exit code 1).
-
-    It is no UsageError, because the same command succeeds once there is room.
-    """
+    """A disk or a quota that refuses to take more (exit code 1)."""
 
 
 class UnusableError(UsageError):
-    """An input without anything that the command can use: no case with a time, no pair, no model
-    type that torchcoll can plan.
-
-    The exit code is 3, as for any file that a command cannot use. In Python it is a ValueError,
-    because a Run or a dictionary can be passed in place of a file.
+    """An input without anything that the command can use: no case with a time, no pair (exit code
+    3, as for a file). A ValueError in Python, where a Run can be passed in place of a file.
     """
 
     exit_code = ExitCode.UNREADABLE

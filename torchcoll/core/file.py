@@ -14,7 +14,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +23,7 @@ from torchcoll.core.checksums import LineWriter
 from torchcoll.core.jsonl import TRUNCATED, UNUSABLE, lines_of, parse_line, read_records
 from torchcoll.core.opening import MAKE_ROOM, files_in, not_written, open_to_read, open_to_write
 from torchcoll.core.result import (
+    BOUND,
     CaseResult,
     Run,
     case_from_json,
@@ -45,9 +46,8 @@ _LONGEST_NAME = 60  # characters of the name of a variable that is refused
 class Writer:
     """Appends records to a new file; rank 0 has one. Refuses a file that exists.
 
-    otherwise: what to do if the file cannot be written.
+    otherwise: what to do if the file cannot be written. when_full: the same for a full disk.
     further: append to an existing file instead.
-    when_full: what to do if the disk is full.
     """
 
     def __init__(
@@ -117,9 +117,7 @@ class Writer:
             raise
 
     def _check_size(self) -> os.stat_result:
-        """Notice that another process has truncated the file. The next write would hide that: it
-        leaves a hole and makes the file as long as before.
-        """
+        """Notice that another process has truncated the file, which the next write would hide."""
         state = os.fstat(self._file.fileno())
         self._truncated = self._truncated or state.st_size < self._file.tell()
         return state
@@ -144,9 +142,7 @@ class Writer:
         self._file.close()
 
     def write_all(self, records: Iterable[tuple[str, dict[str, Any]]]) -> None:
-        """Write all records of a file, and close it. If the disk refuses one, the file is removed:
-        its source still exists, and the same command needs the name again.
-        """
+        """Write all records of a file, and close it. Removes it if the disk refuses one."""
         try:
             for record, data in records:
                 self.write(record, data)
@@ -161,8 +157,7 @@ def append_end(path: Path, run_id: str, event: dict[str, Any], end: dict[str, An
     """End the file of a rank 0 that is gone, from another rank that reaches it.
 
     Returns whether the event and the end were written. They are not if the file belongs to another
-    run, cannot be reached from here, or already has its end; nor if the rank that writes it still
-    lives, and only this rank has lost its connection.
+    run or already has its end, nor if the rank that writes it still lives.
     """
     try:
         import fcntl
@@ -234,9 +229,7 @@ def save(run: Run, path: str | os.PathLike[str]) -> None:
 
 
 def load_own(path: str | os.PathLike[str]) -> Run:
-    """Load a result file of torchcoll, as ``load`` does. Raises UnreadableError for any other file:
-    commands that continue or judge a run take no other.
-    """
+    """Load a result file of torchcoll. Raises UnreadableError for any other file."""
     path, *continuations = files_of_run(path)
     run = _read_file(path)
     for further in continuations:
@@ -258,8 +251,7 @@ def truncated_text(run: Run) -> str:
 
 def is_ours(path: str | os.PathLike[str]) -> bool:
     """Whether the first line is that of a file of torchcoll, also of a damaged one. True for a path
-    without a file, so that a result file is reported as missing; False for ``-``, because stdin has
-    the output of other tools.
+    without a file; False for ``-``.
     """
     if not os.path.isfile(path):
         return os.fspath(path) != "-"
@@ -348,37 +340,12 @@ def _read_file(path: Path) -> Run:
     with uncollected():
         read_records(path, run.problems, "result file", SCHEMA, header, take)
     run.lost = max(0, (run.end or {}).get("cases", 0) - len(run.results))
-    run.problems += _backward_stamps(run)
     return run
-
-
-def _backward_stamps(run: Run) -> Iterator[str]:
-    """Yield a line for each clock with stamps that are earlier than those before them. A monotonic
-    clock shows that the file is damaged, a wall clock that somebody set it.
-    """
-    clocks = (
-        ("monotonic", "start_ns", "batch_start_ns", "the file is damaged, or of two runs"),
-        ("wall", "start_wall_us", "batch_start_wall_us", "the clock was set meanwhile"),
-    )
-    for clock, start, batches, why in clocks:
-        last = None
-        for result in run.results:
-            began = getattr(result, start)
-            stamps = [stamp for stamp in (last, began) if stamp is not None]
-            # Sub-groups run their batches at the same time: only the starts are in order.
-            within = [began, *getattr(result, batches)] if began is not None else []
-            if stamps != sorted(stamps) or within != sorted(within):
-                case = result.case.describe()
-                yield f"{run.path}: {clock} stamps run backwards at {case}: {why}"
-                break
-            last = began if began is not None else last
 
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable the collector of reference cycles, which records do not have. It would visit all that
-    was read again and again, which is half of the time of a file of 100 000 cases.
-    """
+    """Disable the collector of reference cycles, which takes half of the time of a large file."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -388,15 +355,10 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-# The types of the fields that reports read: of the header, and of its spec. A field of texts is a
-# dict.
-_HEADER_TYPES = {
-    "source": dict,
-    "run_id": str,
-    "start_utc": str,
-    "torchcoll": str,
-    "connects": str,
-    "connects_of": dict,
+# The types of the fields that reports read: of the header, and of its spec.
+_HEADER_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("run_id", "start_utc", "torchcoll", "connects"), (str,)),
+    **dict.fromkeys(("source", "connects_of"), (dict,)),
 }
 _SPEC_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("factor", "precision", "max_time_s"), (int, float)),
@@ -420,44 +382,31 @@ def _header(header: dict[str, Any], path: Path, problems: list[str]) -> dict[str
 
 
 def _unusable_fields(header: dict[str, Any]) -> Iterator[str]:
-    """Remove the fields that no report can read, and yield their names. A file is not refused for
-    them, because its cases are worth more than a field.
-    """
+    """Remove the fields that no report can read, and yield their names."""
     spec, environment = header.get("spec") or {}, header.get("environment") or {}
-    for name, kind in _HEADER_TYPES.items():
-        yield from _remove(header, name, (kind,))
-        if kind is dict:
-            yield from _remove_non_texts(header.get(name))
-    for name, types in _SPEC_TYPES.items():
-        yield from _remove(spec, name, types)
-    for name in list(environment):
-        allowed = (dict,) if name in ("libraries", "variables") else (str, int, float)
-        yield from _remove(environment, name, allowed)
+    of_environment: dict[str, tuple[type, ...]] = dict.fromkeys(environment, (str, int, float))
+    of_environment |= dict.fromkeys(("libraries", "variables"), (dict,))
+    yield from _remove(header, _HEADER_TYPES)
+    yield from _remove(spec, _SPEC_TYPES)
+    yield from _remove(environment, of_environment)
     variables = environment.get("variables") or {}
-    for texts in (spec.get("labels"), environment.get("libraries"), variables):
-        yield from _remove_non_texts(texts)
+    of_texts = (header.get("source"), header.get("connects_of"), spec.get("labels"))
+    for texts in (*of_texts, environment.get("libraries"), variables):
+        yield from _remove(texts or {}, dict.fromkeys(texts or {}, (str,)))
     # A shell would not take these as names of variables, and might run them as commands.
     for name in [name for name in variables if not is_name(name)]:
         del variables[name]
         yield f"variables: {errors.one_line(name)[:_LONGEST_NAME]}"
 
 
-def _remove_non_texts(texts: dict[str, Any] | None) -> Iterator[str]:
-    for name in list(texts or {}):
-        yield from _remove(texts or {}, name, (str,))
-
-
-def _remove(fields: dict[str, Any], name: str, types: tuple[type, ...]) -> Iterator[str]:
-    """Remove a field of any other type, and yield its name."""
-    value = fields.get(name)
-    try:
-        if value is not None and type(value) not in types:
-            raise TypeError
-        if type(value) is int:
-            check_whole(value)
-    except TypeError:
-        del fields[name]
-        yield name
+def _remove(fields: dict[str, Any], types: Mapping[str, tuple[type, ...]]) -> Iterator[str]:
+    """Remove the fields of other types, and yield their names."""
+    for name in types.keys() & fields.keys():
+        value = fields[name]
+        too_large = type(value) is int and abs(value) >= BOUND
+        if too_large or (value is not None and type(value) not in types[name]):
+            del fields[name]
+            yield name
 
 
 def _ranks(run: Run, data: dict[str, Any]) -> None:
@@ -482,9 +431,7 @@ def _machine(run: Run, data: dict[str, Any]) -> None:
 
 
 def _stated(run: Run, case: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a case, with the default of a version that did not record ``buffer_reuse``: it
-    always used the same buffers. For an imported file, which has a source, it is unknown.
-    """
+    """The fields of a case; without ``buffer_reuse`` an old file used the same buffers."""
     return {"buffer_reuse": "unknown" if run.source else "same", **case}
 
 

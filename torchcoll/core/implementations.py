@@ -1,11 +1,8 @@
-"""The table of implementations of collectives other than the backend's own.
+"""The table of implementations of collectives other than the backend's own: kernels of torch's
+symmetric memory, and the backend through other APIs of torch.
 
-``own`` is the backend's, and ``functional`` and ``dtensor`` call it through other APIs of torch
-(API_CALLS, bench/calls.py). The others are kernels of torch's symmetric
-memory, which read and write the memory of all GPUs of the group directly. Inference engines call
-them instead of NCCL for small messages (vllm PR 24111, 24532). The table follows torch's
-CUDASymmetricMemoryOps.cu and has not been tested on hardware. ``lacking`` asks torch whether a
-kernel can run; other reasons show up as a refused first call.
+Inference engines call these kernels instead of NCCL for small messages (vllm PR 24111, 24532). The
+table follows torch's CUDASymmetricMemoryOps.cu.
 """
 
 from __future__ import annotations
@@ -44,25 +41,21 @@ class Kernel:
     multicast: bool = False
 
 
+def _reduced_into(send: Any, recv: Any, group: str) -> tuple[Any, ...]:
+    return send, _REDUCES, group, recv
+
+
+def _reduced_in_place(send: Any, recv: Any, group: str) -> tuple[Any, ...]:
+    return recv, _REDUCES, group
+
+
 # Implementation -> collective -> kernel. ``one_shot``: each rank reads the whole input of every
 # other rank. ``two_shot``: each rank reduces one block (which already is a reduce_scatter), then
 # all ranks exchange the blocks.
 IMPLEMENTATIONS: dict[str, dict[str, Kernel]] = {
-    "one_shot": {
-        "all_reduce": Kernel(
-            "one_shot_all_reduce_out",
-            False,
-            "send",
-            lambda send, recv, group: (send, _REDUCES, group, recv),
-        ),
-    },
+    "one_shot": {"all_reduce": Kernel("one_shot_all_reduce_out", False, "send", _reduced_into)},
     "two_shot": {
-        "all_reduce": Kernel(
-            "two_shot_all_reduce_",
-            True,
-            "recv",
-            lambda send, recv, group: (recv, _REDUCES, group),
-        ),
+        "all_reduce": Kernel("two_shot_all_reduce_", True, "recv", _reduced_in_place),
         "reduce_scatter": Kernel(
             "reduce_scatter_out",
             False,
@@ -71,29 +64,17 @@ IMPLEMENTATIONS: dict[str, dict[str, Kernel]] = {
         ),
     },
     "multimem": {
-        "all_reduce": Kernel(
-            "multimem_all_reduce_",
-            True,
-            "recv",
-            lambda send, recv, group: (recv, _REDUCES, group),
-            multicast=True,
-        ),
+        "all_reduce": Kernel("multimem_all_reduce_", True, "recv", _reduced_in_place, True),
         "all_gather": Kernel(
             "multimem_all_gather_out",
             False,
             "recv",
             lambda send, recv, group: (send, group, recv),
-            multicast=True,
+            True,
         ),
     },
     "multimem_one_shot": {
-        "all_reduce": Kernel(
-            "multimem_one_shot_all_reduce_out",
-            False,
-            "send",
-            lambda send, recv, group: (send, _REDUCES, group, recv),
-            multicast=True,
-        ),
+        "all_reduce": Kernel("multimem_one_shot_all_reduce_out", False, "send", _reduced_into, True)
     },
 }
 
@@ -102,8 +83,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Kernel]] = {
 class ApiCall:
     """A collective as functional collectives and DTensor make it.
 
-    functions: names in torch.distributed._functional_collectives, the newest first: torch 2.13
-    renamed some, and warns about the old names, the only ones in torch 2.6.
+    functions: names in torch.distributed._functional_collectives, the newest first.
     arguments: a function of (op, received, sent, group), which returns the arguments after the
     tensor. ``received`` and ``sent`` are the elements of each block, None if all are even.
     placements: the placements of a DTensor before and after; None if no redistribution of one
@@ -120,9 +100,7 @@ _EXCHANGE = ApiCall(
 )
 API_CALLS: dict[str, ApiCall] = {
     "all_reduce": ApiCall(
-        ("all_reduce",),
-        lambda op, received, sent, group: (op, group),
-        ("Partial", "Replicate"),
+        ("all_reduce",), lambda op, received, sent, group: (op, group), ("Partial", "Replicate")
     ),
     "all_gather": ApiCall(
         ("all_gather_single", "all_gather_tensor"),
@@ -142,8 +120,8 @@ API_CALLS: dict[str, ApiCall] = {
 def find_implementations(text: str, backend: str | None) -> tuple[tuple[str, ...], str | None]:
     """Read a list of implementations such as ``nccl,one_shot``. Raises UsageError.
 
-    Returns the names, with ``own`` for the name of a backend, and the backend. If ``backend`` is
-    None, the backend is the one that the list names, or None.
+    Returns the names, with ``own`` for the name of a backend, and the backend: ``backend``, or else
+    the one that the list names.
     """
     names: list[str] = []
     for name in (name.strip().lower() for name in text.split(",")):
@@ -179,19 +157,22 @@ def refusal(case: Case) -> str:
     if name == NATIVE:
         return ""
     if case.through_api:
-        return _api_refusal(case)
-    if not communicates(case.backend):
+        able = [c for c, call in API_CALLS.items() if call.placements or name != DTENSOR]
+        if case.collective not in able:
+            return f"{name} is measured for {', '.join(able)} only"
+        if case.in_place:
+            return f"{name} returns a new tensor, so no call is in place"
+    elif not communicates(case.backend):
         return f"{case.backend} communicates nothing, and {name} does"
-    kernel = kernel_of(case)
-    if kernel is None:
+    elif (kernel := kernel_of(case)) is None:
         able = [other for other, kernels in IMPLEMENTATIONS.items() if case.collective in kernels]
         verb = plural(len(able), "has", "have")
         alternatives = f", {' and '.join(able)} {verb}" if able else ""
         return f"{name} has no {case.collective}{alternatives}"
-    if case.in_place != kernel.in_place:
+    elif case.in_place != kernel.in_place:
         only = "in place" if kernel.in_place else "out of place"
         return f"{name} has {case.collective} {only} only"
-    if case.op not in (None, _REDUCES):
+    elif case.op not in (None, _REDUCES):
         return f"{name} has no {case.op}, it sums"
     if case.asynchronous:
         return f"{name} has no async_op"
@@ -201,24 +182,6 @@ def refusal(case: Case) -> str:
         return f"{name} makes buffers of its own, not {case.buffers} ones"
     if case.misalign_bytes:
         return f"{name} is measured with aligned buffers only"
-    return ""
-
-
-def _api_refusal(case: Case) -> str:
-    name = case.implementation
-    collectives = [c for c, call in API_CALLS.items() if call.placements or name != DTENSOR]
-    if case.collective not in collectives:
-        return f"{name} is measured for {', '.join(collectives)} only"
-    if case.in_place:
-        return f"{name} returns a new tensor, so no call is in place"
-    if case.asynchronous:
-        return f"{name} has no async_op: every call returns early, and is then waited for"
-    if case.coalesce > 1:
-        return f"{name} has no group of calls"
-    if case.buffers != "default":
-        return f"{name} allocates its results, which are not {case.buffers} buffers"
-    if case.misalign_bytes:
-        return f"{name} allocates its results, which are aligned"
     return ""
 
 

@@ -36,13 +36,8 @@ def lines_of(
     """Yield the lines of a file, compressed or not. A truncated .gz yields the lines up to the cut.
 
     problems: gets a line for each thing that is wrong.
-    what: the kind of file, for messages.
-    longest: a longer line, in bytes, is cut there.
+    longest: a longer line, in bytes, is cut there. A piece is at most as long.
     Raises UnreadableError if the file cannot be read, or decompresses to more than real files do.
-
-    A log has millions of lines, and a Python call for each took as long as all other processing, so
-    lines are split from larger pieces at C speed. A piece is at most ``longest`` bytes, so only a
-    line that spans pieces can be too long.
     """
     number, begun, size_bytes = 1, list[bytes](), 0
     cut = False  # True while skipping the remainder of a line that is too long
@@ -92,7 +87,6 @@ def _pieces(
     """Yield an iterator over the decompressed file, in pieces of at most ``most_bytes``.
 
     lined: whether the lines of a compressed file count towards its limit.
-    At the end of a truncated file the block of the ``with`` statement ends.
     """
     # Small pieces: the piece in which a .gz turns out to be damaged is lost.
     most_packed = min(most_bytes, io.DEFAULT_BUFFER_SIZE) if lined else most_bytes
@@ -130,13 +124,9 @@ def read_records(
     take: Callable[[str, dict[str, Any], bytes], None],
 ) -> None:
     """Read a file of records: calls ``header`` with the first and ``take`` with each other record.
+    If these raise one of UNUSABLE, the file is refused, or the line becomes a problem.
 
-    problems: gets a line for each unusable record, including those that fail their check sum.
-    what: the kind of file, for messages.
     schema: the schema of this version, such as ``torchcoll/2``.
-    header(fields): if it raises one of UNUSABLE, the file is refused.
-    take(name, fields, line): gets the name of the record, its fields and the line as it is. If it
-    raises one of UNUSABLE, the line becomes a problem.
     Raises UnreadableError for a file that is missing, empty, of another kind or another major
     schema, and for two files in one.
     """
@@ -188,9 +178,8 @@ def read_records(
 
 
 def read_objects(path: Path, what: str) -> Iterator[dict[str, Any]]:
-    """Yield the JSON object of each line of a file. Raises UnreadableError as ``lines_of`` does.
-
-    A line that is damaged or not an object is skipped, except that the first one yields {}.
+    """Yield the JSON object of each line of a file, {} for a broken first line; skips other broken
+    lines. Raises UnreadableError as ``lines_of`` does.
     """
     sums = CheckSums(b"")
     for number, line in enumerate(lines_of(path, [], what), 1):
@@ -228,10 +217,7 @@ _RENAMED = {
 
 
 def rename_old_keys(data: dict[str, Any]) -> None:
-    """Rename the keys of a record of an earlier version, in place, and the prefix ``external:``.
-
-    Nested records are renamed only if torchcoll chose their keys.
-    """
+    """Rename the keys of a record of an earlier version, in place, and the prefix ``external:``."""
     nested = ("labels", "limits", "source", "spec", "spent_ns", "versus")
     for name in nested:
         if isinstance(data.get(name), dict):
@@ -288,8 +274,7 @@ def _finite(text: str) -> float:
     return number if math.isfinite(number) else _refuse(text)
 
 
-# orjson would save a sixth of the time to load a file, but cannot read traces in pieces, and turns
-# whole numbers beyond 64 bits silently into floats: results/benchmarks/libraries-2026-11-22.txt.
+# orjson would save a sixth of the time, but turns whole numbers beyond 64 bits into floats.
 _DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse)
 
 

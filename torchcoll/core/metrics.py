@@ -78,12 +78,7 @@ def metrics_text(metrics: Sequence[Metric]) -> str:
 
 
 def run_labels(run: Run) -> dict[str, object]:
-    """``job``, ``host``, ``node``, ``gpu``, ``world_size`` and ``slurm_job_id``, as far as the run
-    has them. They are for figures of all ranks together.
-
-    A run on several hosts has no host, and no node unless a label names it. Only a run of one rank
-    has a gpu; ``rank_labels`` has those of several ranks.
-    """
+    """The labels of figures of all ranks: several hosts have no host, several ranks no gpu."""
     hosts = host_names(run.members) or host_names([run.environment])
     labels = {
         "job": run.labels.get("job") or JOB,

@@ -11,11 +11,9 @@ class NvlinkGeneration:
 
     capability: the lowest compute capability of the generation.
     links: of the generation's largest part; smaller parts (PCIe cards, A800, H20) have fewer.
-    nccl_gbps: the speed that NCCL assumes (ncclTopoNVLinkBw of its src/graph/topo.h: 20.6 for 9.0
-    since 2.20, 40.1 for 10.0 since 2.27), about four fifths of the wire's rate; a measured ring
-    comes close (about 370 GB/s of busbw on eight H100, NVIDIA/nccl-tests#212).
-    wire_gbps: the signalling rate (NVIDIA's product pages give both directions of all links: 300,
-    600, 900, 1800 GB/s); None if no table here needs it.
+    nccl_gbps: the speed that NCCL assumes (ncclTopoNVLinkBw of its src/graph/topo.h), about four
+    fifths of the wire's rate; a measured ring comes close (NVIDIA/nccl-tests#212).
+    wire_gbps: the signalling rate (NVIDIA's product pages); None if no table here needs it.
     """
 
     capability: int

@@ -1,9 +1,4 @@
-"""Opens files safely: writing follows no link, and reading neither waits nor goes on for ever.
-
-Somebody else may be able to write to the folder that a command works in. Through a link there,
-under a name that torchcoll is about to open, torchcoll would truncate or extend any file of the
-user. And a FIFO or a device on the command line would make a reader wait, or read, without an end.
-"""
+"""Opens files safely: writing follows no link, and reading neither waits nor goes on for ever."""
 
 from __future__ import annotations
 
@@ -35,8 +30,7 @@ _KINDS = {
 }
 
 
-# Errors of a disk that takes no more: it is full, a quota is reached, a file is as long as it may
-# be, the disk is broken.
+# Errors of a disk that takes no more: full, over a quota or a file's limit, or broken.
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 MAKE_ROOM = "Make room, then run the same command again."
 
@@ -48,9 +42,7 @@ _PACKED_BYTES = 1 << 16  # of a compressed file, that are read at once
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Delay signals that end a command until the end of the block. The block makes a temporary file
-    and arranges that it will be removed.
-    """
+    """Delay signals that end a command until a temporary file will surely be removed."""
     earlier = signal.pthread_sigmask(
         signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     )
@@ -64,9 +56,7 @@ def not_written(
     what: str, path: object, error: OSError, expected: str = "a file that can be written"
 ) -> TorchcollError:
     """The error for a file that cannot be written: DiskFullError if the disk refuses it, otherwise
-    UsageError.
-
-    what: the option that names the path. expected: what was expected; the reason is added to it.
+    UsageError. what: the option that names the path.
     """
     if error.errno in DISK_REFUSES:
         return DiskFullError(what, path, f"room for it on the disk ({error.strerror})", MAKE_ROOM)
@@ -85,9 +75,8 @@ def open_to_write(
 ) -> IO[Any]:
     """``open`` for writing, of a regular file or a new one, without following a link.
 
-    folder: the folder that the user named, by default the one that ``path`` is in. A link on the
-    way to it is followed, one below it is not. Raises OSError; NotRegularError for a link and for
-    anything else that is not a regular file.
+    folder: the folder that the user named, by default the one that ``path`` is in; links on the way
+    to it are followed. Raises OSError; NotRegularError for what is not a regular file.
     """
     with _opened_parent(Path(path), folder) as (parent, name):
 
@@ -144,8 +133,8 @@ def unpack(
     """Yield what a gzip file unpacks to, in pieces of at most 1 MiB.
 
     begun: what was read of it already. lined: whether its lines count towards the budget.
-    Raises zlib.error for a damaged file, and EOFError at the end of one that was cut off; each
-    after what comes before. Raises UnreadableError for more than real files unpack to.
+    Raises zlib.error for a damaged file, EOFError at the end of one that was cut off, and
+    UnreadableError for more than real files unpack to.
     """
     unpacker, packed = zlib.decompressobj(31), 0  # with gzip's header
     while data := begun or file.read(_PACKED_BYTES):
@@ -166,18 +155,15 @@ _DESCRIPTOR = re.compile(r"/dev/(?:stdin|fd/\d+)|/proc/(?:self|\d+)/fd/\d+")
 
 
 def is_descriptor(path: object) -> bool:
-    """Whether the path is that of an open file, such as a shell makes for ``<(zcat run.gz)``.
-
-    Its other end is open, so that opening it does not wait.
-    """
+    """Whether the path is that of an open file, such as a shell makes for ``<(zcat run.gz)``."""
     return isinstance(path, str | os.PathLike) and bool(_DESCRIPTOR.fullmatch(os.fspath(path)))
 
 
 def replace_file(path: Path, data: bytes, only_new: bool = False) -> None:
     """Write a file in one step, so that a reader has the earlier content or the new one.
 
-    A link of that name is replaced, not followed. What is no file, such as /dev/null, is written to
-    as it is. only_new: refuse a name that is taken. Raises OSError, and then leaves nothing behind.
+    A link of that name is replaced. What is no file, such as /dev/null, is written to as it is.
+    only_new: refuse a name that is taken. Raises OSError, and then leaves nothing behind.
     """
     with contextlib.suppress(FileNotFoundError):
         mode = path.lstat().st_mode

@@ -1,30 +1,32 @@
 """The parts of torchcoll: what plugs into the kernel, which names none of them.
 
 A part is a folder of ``torchcoll/parts``, or a package that an entry point of the group
-``torchcoll.parts`` names. Its module ``part`` has a ``PART``, a table of what the part adds. It
-names modules of its package, and functions as ``module:function``: nothing is imported before it is
-needed.
+``torchcoll.parts`` names. Its module ``part`` has a ``PART``, which names modules of its package
+and functions as ``module:function``: nothing is imported before it is needed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import importlib
+import itertools
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
+from torchcoll.core.commands import Listed
 from torchcoll.core.errors import one_line, tell
 
 GROUP = "torchcoll.parts"
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """What a part adds.
 
-    - commands: modules whose ``COMMANDS`` are commands of ``torchcoll``; () for a part without any.
+    - commands: the commands that it adds to ``torchcoll``.
     - on_ranks: names of commands that a launcher starts on every rank (no other part extends them).
     - public: public name of ``torchcoll`` -> the module that defines it.
     - options: command of the kernel -> ``function(parser)``, which adds options to it.
@@ -43,20 +45,19 @@ class Part:
       ``cells(folder)``: the names of the sides that a folder holds.
     """
 
-    commands: Sequence[str] = ("command",)
+    commands: Mapping[str, Listed] = {}
     on_ranks: Sequence[str] = ()
-    public: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, str] = field(default_factory=dict)
-    extends: Mapping[str, str] = field(default_factory=dict)
-    sections: Mapping[str, str] = field(default_factory=dict)
-    shows: Mapping[str, str] = field(default_factory=dict)
-    answers: Mapping[str, str] = field(default_factory=dict)
+    public: Mapping[str, str] = {}
+    options: Mapping[str, str] = {}
+    extends: Mapping[str, str] = {}
+    sections: Mapping[str, str] = {}
+    shows: Mapping[str, str] = {}
+    answers: Mapping[str, str] = {}
 
 
 def parts() -> Iterator[tuple[str, Part]]:
-    """Yield (package, its part): the parts of torchcoll by name, then installed ones. A rank that
-    needs a part of torchcoll stops before these, because finding them reads a file of each
-    distribution.
+    """Yield (package, its part): the parts of torchcoll by name, then installed ones, which are
+    found by reading a file of each distribution.
     """
     yield from _own_parts().items()
     yield from _installed_parts().items()
@@ -69,8 +70,22 @@ def _own_parts() -> dict[str, Part]:
     return {name: importlib.import_module(f"{name}.part").PART for name in names}
 
 
+def _any_installed() -> bool:
+    """Whether a distribution has an entry point of the group, which spares most commands the import
+    of importlib.metadata: it takes as long as all else of --help.
+    """
+    patterns = (f"{glob.escape(folder)}/*-info/entry_points.txt" for folder in sys.path)
+    for path in itertools.chain.from_iterable(map(glob.glob, patterns)):
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            if f"[{GROUP}]" in file.read():
+                return True
+    return False
+
+
 @cache
 def _installed_parts() -> dict[str, Part]:
+    if not _any_installed():
+        return {}
     from importlib import metadata
 
     installed = {}

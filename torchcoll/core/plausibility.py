@@ -23,10 +23,7 @@ from torchcoll.core.run_facts import host_names
 from torchcoll.core.summary import Row, libraries_of, summarise
 from torchcoll.core.units import plural
 
-# Upper bounds of what a device can transfer, by its generation; they are not what to expect.
-#
-# Links: all NVLinks of one GPU in one direction (core/nvlink.py). Memory: the bandwidth of the data
-# sheet; a copy within the device reads and writes, so its bandwidth is half of it.
+# Upper bounds of what a device can transfer: all its NVLinks in one direction, and its memory.
 
 
 @dataclass(frozen=True)
@@ -64,8 +61,7 @@ _ALIASES = {"A800": "A100", "H800": "H100", "H20": "H100", "GH200": "H200", "GB2
 def device_named(name: str) -> DeviceLimits | None:
     """Find the limits of a device by its full name (``NVIDIA A100-SXM4-80GB``); None if unknown.
 
-    A product that shares the bounds of another (H20 those of H100) keeps its own name, because the
-    measurements of the other are not expected of it.
+    A product that shares the bounds of another (H20 those of H100) keeps its own name.
     """
     tokens = set(re.split(r"[^A-Z0-9]+", name.upper()))
     for token in tokens:
@@ -77,10 +73,7 @@ def device_named(name: str) -> DeviceLimits | None:
 
 
 def device_of(run: Run) -> DeviceLimits | None:
-    """The limits of the devices of a run, if all are of one known kind; otherwise None.
-
-    The name comes from the ranks, or for an imported run from the label ``gpu``.
-    """
+    """The limits of the devices of a run, if all are of one known kind; otherwise None."""
     names = {str(m["device_name"]) for m in run.members if m.get("device_name")}
     if not names and run.labels.get("gpu"):
         names = {run.labels["gpu"]}
@@ -91,8 +84,7 @@ def device_of(run: Run) -> DeviceLimits | None:
 IMPLAUSIBLE = "implausible"
 LIKELY = ": likely "  # between a reason and its causes
 SLACK = 1.05  # for inaccurate clocks, and data sheets that round down
-# In less time no kernel can have been launched and awaited: in NCCL's own model no all_reduce takes
-# less than 6.6 us (src/graph/tuning.cc, baseLat of the LL protocol).
+# In less time no kernel can have been launched and awaited: NCCL's own model has at least 6.6 us.
 LEAST_CALL_NS = 1500
 _COPY = (0.75, 1.02)  # bandwidth of a copy within the device / half the memory bandwidth
 _COPIED_BYTES = 1 << 20  # for smaller sizes the latency hides the bandwidth
@@ -103,9 +95,7 @@ _MEETS_NOBODY = (
     "one rank: busbw is 0, for nothing was communicated. If there were to be more: {tool} built "
     "without MPI (build it with MPI=1) starts tests that never meet, or -g is missing"
 )
-# GPUs whose links connect several hosts (GB200 NVL72, GH200 NVL32, Vera Rubin NVL144, MI450 in a
-# Helios rack): their traffic may bypass the network interfaces, and ranks do not record how far the
-# links reach.
+# GPUs whose links may connect several hosts (GB200 NVL72): traffic may bypass the interfaces.
 _RACK = re.compile(r"\bG[BH][23]00\b|\bVR\d00\b|\bRUBIN\b|\bMI4\d\d")
 # The fields of a Row that are equal in cases that differ only in the size.
 SWEEP = (
@@ -143,14 +133,10 @@ def doubted(row: Row, reason: str) -> Row:
 
 
 def doubts_of(run: Run, rows: Sequence[Row] | None = None) -> list[str]:
-    """Why each result of a run is impossible, with likely causes; '' for possible ones.
+    """Why each result of a run is impossible, with likely causes; '' for possible ones. The bounds
+    are all links of a rank in one direction, and between hosts the label ``link_gbps``.
 
-    rows: the rows of all results (maximum over ranks, default clock) if they are computed already,
-    which takes time for many samples.
-
-    The bounds are the bandwidth of all links of a rank in one direction, if the generation of the
-    device is known, and for what must cross between hosts the label ``link_gbps``: a rank's share
-    of the interfaces of its host.
+    rows: the rows of all results (maximum over ranks, default clock) if they are computed already.
     """
     device, link_gbps = device_of(run), None if link_unused(run) else stated_link_gbps(run)
     numbers = [
@@ -195,10 +181,8 @@ def doubts_of(run: Run, rows: Sequence[Row] | None = None) -> list[str]:
 
 @lru_cache(maxsize=256)  # the rows of a run have few different arguments
 def ceiling_gbps(collective: str, ranks: int, link_gbps: float, multicast: bool) -> float:
-    """The largest busbw in GB/s that links of ``link_gbps`` in one direction allow.
-
-    multicast: a switch reduces and copies, so each rank sends and receives S only once. The link
-    then limits algbw, and the limit of busbw is larger by the bus factor.
+    """The largest busbw in GB/s that links of ``link_gbps`` in one direction allow. With multicast
+    a switch reduces and copies, and the link limits algbw.
     """
     entry = COLLECTIVES[collective]
     reduced = multicast and entry.by_switch
@@ -206,10 +190,7 @@ def ceiling_gbps(collective: str, ranks: int, link_gbps: float, multicast: bool)
 
 
 def stated_link_gbps(run: Run) -> float | None:
-    """The label ``link_gbps``; None without a valid one.
-
-    It is a rank's share of the bandwidth between hosts, in GB/s in one direction.
-    """
+    """The label ``link_gbps``, in GB/s in one direction; None without a valid one."""
     try:
         number = float(run.labels.get("link_gbps", ""))
     except (TypeError, ValueError):
@@ -307,10 +288,9 @@ def _sweeps(timed: Sequence[tuple[int, Row]]) -> list[list[tuple[int, Row]]]:
 
 
 def _law(rows: Sequence[Row]) -> tuple[float, float] | None:
-    """Fit (latency in ns, algbw in GB/s) by least squares of the relative error.
+    """Fit (latency in ns, algbw in GB/s) by least squares of the relative error, without numpy.
 
-    None if the time does not grow with the size. In plain Python, because `show` and ranks do not
-    load numpy.
+    None if the time does not grow with the size.
     """
     ww = wv = vv = w1 = v1 = 0.0
     for row in rows:
@@ -330,7 +310,7 @@ def _copy_text(rows: Sequence[Row], device: DeviceLimits) -> str:
     if not low <= bandwidth <= high:
         return ""
     ranks = rows[0].ranks
-    ring = device.ring_gbps / COLLECTIVES[rows[0].collective].bus_factor(ranks)
+    ring = device.nvlink.ring_gbps / COLLECTIVES[rows[0].collective].bus_factor(ranks)
     return (
         f"{len(rows)} sizes follow {latency / 1000:.1f} us + S / {bandwidth:.0f} GB/s, as a copy "
         f"within one {device.name} does (memory of {device.memory_gbps:g} GB/s), "

@@ -8,9 +8,10 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.case import Case, flat_dict, known_fields
@@ -21,14 +22,14 @@ from torchcoll.core.units import counted, shorten
 if TYPE_CHECKING:
     from torchcoll.core.soak_windows import SoakWindow
 
-# Status of a case. Only 'ok' and 'wrong' carry steady timings that were completed as planned, and
-# only 'ok' may enter a comparison.
+# Status of a case. Only 'ok' and 'wrong' have all timings, and only 'ok' is compared.
 STATUSES = ("ok", "wrong", "oom", "timeout", "unsupported", "skipped", "failed")
 # These are facts about what was asked, not failures of a run.
 EXPECTED_STATUSES = ("ok", "unsupported", "skipped")
 
 Matrix = Sequence[Sequence[int]]  # [rank][call], nanoseconds
 _WHOLE = {int}
+_Record = TypeVar("_Record")
 BOUND = 1 << 63  # numbers from here on are no measurement, and overflow a float in a product
 
 
@@ -40,16 +41,14 @@ def check_whole(*numbers: object) -> None:
 
 
 def check_ranks(*ranks: object) -> None:
-    """Raises TypeError or ValueError unless all are ranks, or numbers of ranks, of a possible run.
-    Reports make lists of that length.
-    """
+    """Raises TypeError or ValueError unless all are ranks, or numbers of ranks, that can be."""
     check_whole(*ranks)
     if not all(0 <= rank <= MOST_RANKS for rank in ranks):  # type: ignore[operator]
         raise ValueError(f"more than {MOST_RANKS} ranks")
 
 
 def or_none(*numbers: object) -> tuple[object, ...]:
-    """The numbers without None, for check_whole: ``x or 0`` would also take {} and '' for 0."""
+    """The numbers without None, for check_whole."""
     return tuple(number for number in numbers if number is not None)
 
 
@@ -60,9 +59,7 @@ def check_texts(*texts: object) -> None:
 
 
 def check_lists(*lists: object, durations: bool = False) -> None:
-    """Raises TypeError unless all are lists of whole numbers of 63 bits; ValueError for durations
-    below 0.
-    """
+    """Raises TypeError unless all are lists of whole numbers; ValueError for durations below 0."""
     least = 0 if durations else 1 - BOUND
     for numbers in lists:
         if not isinstance(numbers, list | tuple) or not _WHOLE.issuperset(map(type, numbers)):
@@ -73,11 +70,59 @@ def check_lists(*lists: object, durations: bool = False) -> None:
             raise ValueError("a duration below 0")
 
 
-class Packed(array):  # type: ignore[type-arg]  # no array[int] before Python 3.12
-    """The samples of one rank in a case that has many. It reads like the list, and equals it.
+_SCALARS = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
 
-    A list takes 40 bytes a sample and more: 4096 ranks with 240 cases took 1.1 GB.
+
+def _check(kind: str, value: Any, signed: bool) -> None:
+    """Raises TypeError or ValueError unless the value is of this annotation of plain JSON."""
+    if types := _SCALARS.get(kind):
+        if type(value) not in types:
+            raise TypeError(f"not of type {kind}")
+        if int in types and not (1 - BOUND if signed else 0) <= value < BOUND:
+            raise ValueError("a number out of range")
+    elif kind in ("Sequence[int]", "tuple[int, ...]"):
+        check_lists(value, durations=not signed)
+    elif kind == "Sequence[str]":
+        check_texts(*value)
+    elif kind == "Matrix":
+        if not isinstance(value, list | tuple):
+            raise TypeError("samples are not lists by rank")
+        check_lists(*(row for row in value if type(row) is not Packed), durations=not signed)
+    elif kind.startswith("dict[str, "):
+        for each in value.values():
+            _check(kind[len("dict[str, ") : -1], each, signed)
+
+
+@cache
+def _kinds_of(cls: Any) -> list[tuple[str, str, bool, bool]]:
+    """(name, annotation without None, whether it may be None, and below 0) of each field."""
+    kinds = []
+    for f in dataclasses.fields(cls):
+        kind, signed = str(f.type), any(name in f.name for name in ("start", "began", "logged"))
+        kinds.append((f.name, kind.removesuffix(" | None"), kind.endswith(" | None"), signed))
+    return kinds
+
+
+def read_fields(cls: type[_Record], data: Mapping[str, Any]) -> _Record:
+    """The dataclass from a record of a file, checked. Unknown fields are ignored."""
+    record = cls(**known_fields(cls, data))
+    check_fields(record)
+    return record
+
+
+def check_fields(record: Any) -> None:
+    """Raises TypeError or ValueError unless each field has a value of its annotated type. Only
+    stamps may be below 0.
     """
+    cls: Any = type(record)
+    for name, kind, optional, signed in _kinds_of(cls):
+        value = getattr(record, name)
+        if not (optional and value is None):
+            _check(kind, value, signed)
+
+
+class Packed(array):  # type: ignore[type-arg]  # no array[int] before Python 3.12
+    """The samples of one rank in a case that has many: reads like the list, takes a fifth."""
 
     __slots__ = ()
     __hash__ = None
@@ -90,7 +135,9 @@ class Packed(array):  # type: ignore[type-arg]  # no array[int] before Python 3.
 
 
 def _packed(matrix: Matrix, durations: bool) -> Matrix:
-    """The matrix in Packed rows. Raises as ``check_lists`` does, in two thirds of the time."""
+    """The matrix in Packed rows. Raises as ``check_lists`` does, but faster."""
+    if not isinstance(matrix, list | tuple):
+        raise TypeError("samples are not lists by rank")
     for row in matrix:
         if not isinstance(row, list) or not _WHOLE.issuperset(map(type, row)):
             raise TypeError("not a list of whole numbers")
@@ -109,19 +156,18 @@ def _listed(matrix: Matrix) -> Matrix:
 
 
 def case_from_json(data: Mapping[str, Any]) -> Case:
-    """``Case.from_json`` for files, with a check of the numbers. Raises ValueError or TypeError."""
+    """``Case.from_json`` with a check of the numbers. Raises ValueError or TypeError."""
     case = Case.from_json(data)
-    check_whole(case.size_bytes, *or_none(case.root), case.coalesce, case.misalign_bytes)
-    if case.size_bytes < 0 or case.coalesce < 1 or case.misalign_bytes < 0:
-        raise ValueError("a case of negative size")
+    check_fields(case)
+    if case.coalesce < 1:
+        raise ValueError("a group of no call")
     return case
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Outcome of the verification of results.
+    """Outcome of the verification; numbers of elements, over all ranks and calls.
 
-    checked, wrong: numbers of elements, over all ranks and verified calls.
     tolerance_ulp: units in the last place that are allowed; 0 if values must be equal.
     changed: elements of the input that a call out of place has changed.
     """
@@ -137,34 +183,19 @@ class Verification:
         return bool(self.wrong or self.changed)
 
 
-# ``over_ranks`` of ranks that did not begin together. The time of each rank includes its waiting,
-# so the shortest time, of the last rank to arrive, is the time of the call.
+# ``over_ranks`` of ranks that did not begin together: the shortest time is that of the call.
 LAST_TO_ARRIVE = "last to arrive"
-# Fields of Reported that are no floating-point figures.
-_FLAGS = ("derived", "contradictory")
-_NO_FIGURES = {"statistic", "over_ranks", "clock", "calls", "size_bytes", "size_basis", *_FLAGS}
 
 
 @dataclass(slots=True)
 class Reported:
     """The figures of a case in a source without samples; None for a figure that it does not have.
 
-    time_ns: the duration of a call.
-    statistic: how it was computed from the calls (mean, median, ...).
-    over_ranks: how it was computed from the ranks (max, mean, median, rank0, unknown,
-    LAST_TO_ARRIVE).
-    clock: ``host`` (until the call is complete), ``device``, ``issue`` (until the call returned) or
-    ``unknown``.
-    algbw_gbps, busbw_gbps: as the source has them; kept if it has no time, or to be checked against
-    the time.
+    statistic, over_ranks: how the time was computed from the calls, and from the ranks.
+    clock: ``host``, ``device``, ``issue`` (until the call returned) or ``unknown``.
     derived: time_ns was computed from algbw_gbps.
-    contradictory: the time cannot belong to these bandwidths. Tables then show the bandwidths of
-    the source, and never those that would follow from the time.
-    size_bytes, size_basis: the size as the source prints it, if it is not the size S of the case
-    but a size per rank or per peer.
-
-    A row of one call that is the first of its size in the process has ``first_call_ns`` and
-    calls = 1: it is ``one_cold_call``, which is no time of steady calls.
+    contradictory: the time cannot belong to these bandwidths, which tables show as they are.
+    size_bytes, size_basis: the size as the source prints it, per rank or per peer; None for S.
     """
 
     time_ns: float | None
@@ -185,31 +216,14 @@ class Reported:
 
     @property
     def one_cold_call(self) -> bool:
+        """Whether it is the first call of its size in the process, not a time of steady calls."""
         return self.calls == 1 and self.first_call_ns is not None
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Reported:
-        """Unknown fields are ignored. Raises TypeError on a broken one."""
-        reported = cls(**known_fields(cls, data))
-        for name in cls.__dataclass_fields__.keys() - _NO_FIGURES:
-            value = getattr(reported, name)
-            if value is not None and (type(value) not in (int, float) or not 0 <= value < BOUND):
-                raise TypeError(f"{name} is not a number from 0 on")
-        texts = (reported.statistic, reported.over_ranks, reported.clock, reported.size_basis)
-        flags = [getattr(reported, name) for name in _FLAGS]
-        if not all(isinstance(text, str) for text in texts) or {*map(type, flags)} != {bool}:
-            raise TypeError("a given figure has a field of another type")
-        check_whole(*or_none(reported.calls, reported.size_bytes))
-        return reported
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the communication library chose for calls of a case, by its own log.
+    """What the communication library chose for a case: its names for algorithm and protocol.
 
-    algorithm, protocol: names of the library (RING, NVLS, recursive_doubling; LL, LL128, SIMPLE; ''
-    if it has none).
-    channels: the number of channels; None if it is unknown.
     source: ``log`` or ``kernel name``, which is only a hint.
     """
 
@@ -229,34 +243,18 @@ class Choice:
         text = self.label if self.source == "log" else f"{self.label}?"
         return text if self.channels is None else f"{text} {self.channels}ch"
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Choice:
-        """Unknown fields are ignored. Raises KeyError or TypeError on a broken one."""
-        choice = cls(**known_fields(cls, data))
-        if not all(isinstance(t, str) for t in (choice.algorithm, choice.protocol, choice.source)):
-            raise TypeError("not a text")
-        check_whole(*or_none(choice.channels))
-        return choice
-
 
 @dataclass(frozen=True)
 class ConcurrentBlocks:
     """Blocks of calls alone, of work on the same device alone, and of both at once, in turn.
 
-    work: ``matmul:1M`` and the like (core/spec.py).
-    work_bus_bytes: for a collective, the bytes that one repeat counts for busbw; None for other
-    work.
-    threads: CPU threads of a matrix product; None on accelerators.
+    work_bus_bytes: for a collective, the bytes that one repeat counts for busbw.
     calls, repeats: of the collective and of the work in one block, equal on all ranks.
-
-    Each matrix is [rank][block] in ns from the start of the block. alone_ns, work_ns: until the
-    calls, or the work, had ended alone. both_calls_ns, both_work_ns, both_ns: until the calls, the
-    work, and both had ended, when they ran at once.
-
-    offset_ns: None if a block is a sequence of calls during a sequence of work. With ``--offset``
-    the calls of a block are made one by one, each aligned and with one repeat of the work. In the
-    blocks of later_* the work starts so long after the call: later_work_ns is counted from the
-    start of the work, and later_begins_ns is the mean delay of that start.
+    alone_ns, work_ns, both_calls_ns, both_work_ns, both_ns: [rank][block] in ns from the start of
+    the block until the calls, the work, or both had ended.
+    offset_ns: with ``--offset``, the calls of a block are made one by one, each with one repeat of
+    the work that begins so long after it (later_*): later_work_ns from the start of the work, whose
+    mean delay is later_begins_ns.
     """
 
     work: str
@@ -288,9 +286,7 @@ class ConcurrentBlocks:
 
     @property
     def uncovered(self) -> int:
-        """The number of blocks that the work of some rank did not cover to the end. 0 with an
-        offset, where the work is a single call, which may end first.
-        """
+        """The number of blocks that the work of some rank did not cover; 0 with an offset."""
         if self.offset_ns is not None:
             return 0
         by_rank = zip(self.both_ns, self.both_work_ns, strict=True)
@@ -304,19 +300,13 @@ class ConcurrentBlocks:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ConcurrentBlocks:
         """Unknown fields are ignored. Raises KeyError, TypeError or ValueError on a broken one."""
-        blocks = cls(**known_fields(cls, data))
+        blocks = read_fields(cls, data)
         later = blocks.offset_ns is not None
         names = CONCURRENT_BLOCKS + LATER_BLOCKS if later else CONCURRENT_BLOCKS
         matrices = [getattr(blocks, name) for name in names]
-        for matrix in matrices:
-            if not isinstance(matrix, list):
-                raise TypeError("blocks are not lists by rank")
-            check_lists(*matrix, durations=True)
         if len({(len(m), *map(len, m)) for m in matrices}) > 1:
             raise ValueError("blocks of unlike number")
-        unknown = or_none(blocks.threads, blocks.work_bus_bytes, blocks.offset_ns)
-        check_whole(blocks.calls, blocks.repeats, *unknown)
-        if not isinstance(blocks.work, str) or min(blocks.calls, blocks.repeats) < 1:
+        if min(blocks.calls, blocks.repeats) < 1:
             raise ValueError("a block of nothing")
         return blocks
 
@@ -327,82 +317,28 @@ CONCURRENT_BLOCKS = ("alone_ns", "work_ns", "both_calls_ns", "both_work_ns", "bo
 LATER_BLOCKS = ("later_calls_ns", "later_work_ns", "later_ns", "later_begins_ns")
 
 
-@dataclass(frozen=True)
-class KeptBatches:
-    """Batches of calls whose samples are in files of the ranks (core/kept_samples.py), because they
-    are too many for one file.
-
-    case: the number of the case in those files.
-    sizes: calls of each batch of the case, in order.
-    every: the result file has the samples of batches 0, every, 2 every, ...
-    """
-
-    case: int
-    sizes: tuple[int, ...]
-    every: int
-
-    @property
-    def numbers(self) -> list[int]:
-        """The batches that are not in the result file."""
-        return [number for number in range(len(self.sizes)) if number % self.every]
-
-    @property
-    def note(self) -> str:
-        """The footnote of a result file that has only a part of the calls."""
-        calls, kept = sum(self.sizes), sum(self.sizes[number] for number in self.numbers)
-        return (
-            f"{kept} of {calls} steady calls are not in this file: each rank has its own in the "
-            "folder FILE.samples of its host. Beside the file they are read with it"
-        )
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> KeptBatches:
-        check_lists(data["sizes"])
-        check_whole(data["case"], data["every"])
-        if data["every"] < 1:
-            raise ValueError("a result file has one of every so many batches")
-        kept = cls(data["case"], tuple(data["sizes"]), data["every"])
-        if not kept.numbers:
-            raise ValueError("no batch that is kept elsewhere")
-        return kept
-
-
-# Slots, and () for empty fields: a table of another tool has a million rows, each of which would
-# otherwise have a dictionary of 1.2 KB and twelve empty lists of 0.7 KB.
+# Slots, and () for empty fields, save 2 KB a case: a table of another tool has a million.
 @dataclass(slots=True, repr=False, eq=False)
 class CaseResult:
-    """One case as it ran: raw samples of all ranks, nothing derived.
-
-    ranks, count, bytes_in and bytes_out are 0 if an imported file does not have them.
-    reported: the figures of an imported file without samples.
+    """One case as it ran: raw samples of all ranks, nothing derived. ranks, count, bytes_in and
+    bytes_out are 0 if an imported file does not have them.
 
     cold_ns[rank][k]: the first calls in order, host clock, device complete at both stamps.
-    warmup_ns[rank][k]: further calls before the steady ones, same clock.
-    cold_start_ns[rank][k]: when each of the cold calls began, on the monotonic clock of the rank's
-    host. Ranks of one host can be compared with each other, ranks of several hosts cannot.
+    warmup_ns[rank][k]: further calls before the steady ones.
+    cold_start_ns[rank][k]: when each cold call began, on the monotonic clock of the rank's host.
     time_ns[clock][rank][i]: the steady calls; ``batches`` are their batch sizes in order.
-    For a large case of a file the samples of a rank are Packed instead of a list.
-    busiest_bytes: with uneven blocks, the most bytes that one rank sends to other ranks or receives
-    from them; None if unknown.
-    ramp_up_ns[rank][i]: calls that ran before each batch, the same number before each, on the clock
-    that is shown. Any interruption makes the next calls slow, so these are not steady.
+    busiest_bytes: with uneven blocks, the most that one rank sends to others or receives from them.
+    ramp_up_ns[rank][i]: calls before each batch, which are slow after the interruption.
     start_ns, start_wall_us: when the case began on rank 0, by its monotonic clock, and in us since
-    1970 by its wall clock (in ns it would exceed 2^53, and common JSON tools would round it); None
-    if unknown. batch_start_ns, batch_start_wall_us: the same for each batch, before its ramp-up.
-    spent_ns: rank 0's wall time: ``case`` is all of it; ``ramp_up`` (calls), ``barriers`` (aligning
-    steady and ramp-up calls) and ``gathers`` (decisions and samples) are parts of it.
+    1970 by its wall clock. batch_start_ns, batch_start_wall_us: of each batch.
+    spent_ns: rank 0's wall time: ``case``, and of it ``ramp_up``, ``barriers`` and ``gathers``.
     members: ranks of the run whose samples these are, in the order of the sub-group.
-    ordinal: number of calls that torchcoll had made on the communicator before call 0, without the
-    barriers for alignment (0: call 0 had to connect; None: others had used the communicator).
-    steady_after: cold calls before the calls became steady; None if they did not within their
-    limit.
-    choices: algorithms that the log of the communication library has for the case; empty if
-    unknown.
-    concurrent: what --concurrent measured, after the steady calls.
-    expected_ns: the time of a call by the library's own model; None if unknown.
+    ordinal: number of torchcoll's calls on the communicator before call 0, barriers aside (0: call
+    0 had to connect; None: others had used the communicator).
+    steady_after: cold calls before the calls became steady; None if they did not.
+    expected_ns: the time of a call by the library's own model.
     stop: why the steady calls ended: count, precision, time or cap.
-    steady_ns: how long they took on rank 0, with everything between them; None if unknown.
-    kept: the calls whose samples the ranks keep; None if all calls are here.
+    steady_ns: how long they took on rank 0, with everything between them.
     """
 
     case: Case
@@ -439,7 +375,6 @@ class CaseResult:
     choices: Sequence[Choice] = ()
     concurrent: ConcurrentBlocks | None = None
     expected_ns: int | None = None
-    kept: KeptBatches | None = None
 
     def __repr__(self) -> str:
         ranks = counted(self.ranks, "rank")
@@ -453,14 +388,11 @@ class CaseResult:
 
     @property
     def last_to_arrive(self) -> bool:
-        """Whether the time of a call is that of the last rank to arrive."""
         return self.reported is not None and self.reported.over_ranks == LAST_TO_ARRIVE
 
     @property
     def is_right(self) -> bool:
-        """False without a result, or with a wrong one. ``Row.is_right`` is also False for
-        implausible figures, which only the whole run shows.
-        """
+        """False without a result, or with a wrong one; implausible figures do not count here."""
         return self.status == "ok" and not (self.verification and self.verification.failed)
 
     @property
@@ -480,8 +412,6 @@ class CaseResult:
             data["reported"] = flat_dict(self.reported)
             if not self.reported.contradictory:
                 del data["reported"]["contradictory"]
-        if self.kept:
-            data["kept"] = dataclasses.asdict(self.kept)
         if self.concurrent:
             data["concurrent"] = dataclasses.asdict(self.concurrent)
             if self.concurrent.offset_ns is None:
@@ -501,73 +431,36 @@ class CaseResult:
         values = known_fields(cls, data)
         values["case"] = case_from_json(data["case"])
         if values.get("verification") is not None:
-            verification = known_fields(Verification, data["verification"])
-            verification["wrong_ranks"] = tuple(verification.get("wrong_ranks", ()))
-            values["verification"] = Verification(**verification)
+            ranks = tuple(data["verification"].get("wrong_ranks", ()))
+            values["verification"] = read_fields(
+                Verification, {**data["verification"], "wrong_ranks": ranks}
+            )
+            check_ranks(*ranks)
         if values.get("reported") is not None:
-            values["reported"] = Reported.from_json(data["reported"])
-        values["choices"] = [Choice.from_json(choice) for choice in data.get("choices") or ()]
-        if values.get("kept") is not None:
-            values["kept"] = KeptBatches.from_json(data["kept"])
+            values["reported"] = read_fields(Reported, data["reported"])
+        values["choices"] = [read_fields(Choice, choice) for choice in data.get("choices") or ()]
         if values.get("concurrent") is not None:
             values["concurrent"] = ConcurrentBlocks.from_json(data["concurrent"])
         result = cls(**values)
-        result._check_types(large)
+        if large:
+            for name in _MATRICES:
+                setattr(result, name, _packed(getattr(result, name), name != "cold_start_ns"))
+            result.time_ns = {clock: _packed(m, True) for clock, m in result.time_ns.items()}
+        check_fields(result)
+        check_ranks(result.ranks, *result.members)
+        if result.calls_per_sample < 1:
+            raise ValueError("samples of no call")
         return result
-
-    def _check_types(self, large: bool) -> None:
-        """Raises TypeError or ValueError for values that no report could read."""
-
-        def checked(matrix: Any, durations: bool) -> Matrix:
-            if not isinstance(matrix, list | tuple):
-                raise TypeError("samples are not lists by rank")
-            if large:
-                return _packed(matrix, durations)
-            check_lists(*matrix, durations=durations)
-            return matrix
-
-        for name in _MATRICES:
-            setattr(self, name, checked(getattr(self, name), name != "cold_start_ns"))
-        self.time_ns = {clock: checked(matrix, True) for clock, matrix in self.time_ns.items()}
-        check_lists(self.members, self.connect_ns)
-        check_lists(self.batches, durations=True)
-        check_ranks(*self.members)
-        check_lists(self.batch_start_ns, self.batch_start_wall_us)
-        check_lists(list(self.spent_ns.values()), durations=True)
-        check_whole(*(at for at in (self.start_ns, self.start_wall_us) if at is not None))
-        check_whole(self.count, self.size_bytes, self.bytes_in, self.bytes_out)
-        check_ranks(self.ranks)
-        check_whole(*or_none(self.ordinal, self.steady_after), self.calls_per_sample)
-        check_whole(*or_none(self.busiest_bytes, self.steady_ns, self.expected_ns))
-        check_texts(self.reason, self.stop, *self.warnings)
-        if not isinstance(self.status, str) or not isinstance(self.communicator, str):
-            raise TypeError("status and communicator are texts")
-        if min(self.size_bytes, self.busiest_bytes or 0) < 0 or self.calls_per_sample < 1:
-            raise ValueError("a result of negative size")
-        if self.verification:
-            check = self.verification
-            check_whole(check.checked, check.wrong, check.tolerance_ulp, check.changed)
-            check_ranks(*check.wrong_ranks)
 
 
 _SEQUENCES = tuple(f.name for f in dataclasses.fields(CaseResult) if f.default == ())
 # What a record does not have where it is unknown or empty.
-_LEFT_OUT = (
-    "busiest_bytes",
-    "steady_ns",
-    "reported",
-    "choices",
-    "concurrent",
-    "expected_ns",
-    "kept",
-)
+_LEFT_OUT = ("busiest_bytes", "steady_ns", "reported", "choices", "concurrent", "expected_ns")
 _MATRICES = {f.name for f in dataclasses.fields(CaseResult) if f.type == "Matrix"}
 
 
 def shortfall(results: Sequence[CaseResult]) -> tuple[str, CaseResult] | None:
-    """(``1 wrong of 3 cases``, the first of these cases) if a run with these results has failed. It
-    has also failed if no case was measured, whatever the reason. None if it has not failed.
-    """
+    """(``1 wrong of 3 cases``, the first of them) if a run has failed, or measured nothing."""
     bad, lead = [result for result in results if not result.expected], ""
     if not bad and not any(result.status == "ok" for result in results):
         bad, lead = list(results), "nothing was measured: "
@@ -592,16 +485,12 @@ class Run(Displayed):
     """One run, as loaded or as just measured.
 
     header: the first record (run_id, start, argv, environment, ...).
-    members: a dict for each rank.
     phases: set-up phase -> ns per rank.
     machine: the state of each host before and after the run (machine/state.py).
-    events: what happened besides the cases.
     end: the last record; None if the file is truncated.
     in_flight: the case that had started and not ended.
-    problems: a line for each thing that is wrong with the file.
     lost: number of cases that the file had, by its end, and that could not be read.
-    continuations: the runs of --resume, each as in its own file; ``results`` and ``events`` have
-    theirs too.
+    continuations: the runs of --resume; ``results`` and ``events`` have theirs too.
     windows: the windows of --soak.
     """
 
@@ -629,25 +518,15 @@ class Run(Displayed):
         return as_one_line(f"Run {str(where)[-80:]}: {cases}, {ranks}, {ended}")
 
     def plot(self) -> Sequence[Any]:
-        """Interactive charts of the run, which a notebook displays: a sequence of plotly Figures.
-
-        Time and bus bandwidth over sizes, a figure for each collective; first and second calls; the
-        calls in order of the smallest, the middle and the largest size; ranks by sizes.
-        ``torchcoll.plot`` draws a picture into a file. Raises UsageError if no case has a time,
-        UnavailableError without plotly (torchcoll[report]).
-        """
+        """The run as plotly Figures. Raises UsageError without a time, and UnavailableError."""
         figures: Sequence[Any] = import_module("torchcoll.questions.page.notebook").figures_of(self)
         return figures
 
     def frame(self, each: str = "case") -> Any:
-        """The run as a tidy pandas DataFrame, with units in the names of the columns.
+        """The run as a tidy pandas DataFrame: times in ns, bandwidths in GB/s.
 
-        each: ``case``, a row for each case, with the columns of ``torchcoll.table``: times in ns,
-        bandwidths in GB/s. Or ``call``, a row for each case, clock, rank and call, cold calls
-        included: ``rank``, ``clock``, ``kind`` (cold, warmup, ramp_up or steady), ``call`` (its
-        number in the case), ``calls_per_sample`` and ``time_ns``.
-
-        Raises UsageError for another value of ``each``.
+        each: ``case``, with the columns of ``torchcoll.table``; or ``call``, a row for each case,
+        clock, rank and call: ``kind`` is cold, warmup, ramp_up or steady. Raises UsageError.
         """
         return import_module("torchcoll.questions.show.frames").run_frame(self, each)
 
@@ -691,10 +570,9 @@ class Run(Displayed):
     @property
     def way_on(self) -> str:
         """The command that runs the missing cases of a file, as one line; '' if there is none."""
-        if self.path is None or self.complete or self.source:  # another tool's cannot go on
+        # Another tool's run cannot go on, and a soak begins anew.
+        if self.path is None or self.complete or self.source or self.windows:
             return ""
-        if self.windows:
-            return ""  # a soak begins anew
         if any((result.case.group or "").startswith(("pair", "node")) for result in self.results):
             return ""  # pairs are measured in one go
         base = self.path.with_suffix("")  # FILE.2 is resumed as FILE
@@ -711,14 +589,11 @@ class Run(Displayed):
 
     @property
     def labels(self) -> dict[str, str]:
-        labels: dict[str, str] = (self.header.get("spec") or {}).get("labels") or {}
-        return labels
+        return dict((self.header.get("spec") or {}).get("labels") or {})
 
 
 def run_numbers(run: Run) -> list[int]:
     """For each result, the index in ``run.all_runs()`` of the run that measured it."""
-    if not run.continuations:
-        return [0] * len(run.results)
     # The result of a later run replaces the earlier result of the same case.
     of_others = {r.case: n for n, other in enumerate(run.continuations, 1) for r in other.results}
     return [of_others.get(result.case, 0) for result in run.results]

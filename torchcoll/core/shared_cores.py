@@ -13,9 +13,7 @@ _MOST = 1 << 16  # no kernel has higher CPU numbers (Linux: NR_CPUS is at most 8
 def oversubscribed_hosts(members: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Find hosts with more ranks than cores. Returns (host, warning) for each.
 
-    members: ``Run.members``. A host is skipped if one of its ranks has no recorded affinity (other
-    systems than Linux, other tools).
-    The times of such a host include waiting for a core, which has nothing to do with the network.
+    members: ``Run.members``. A host is skipped if one of its ranks has no recorded affinity.
     """
     crowds = []
     for host, local in by_host(members).items():
@@ -44,9 +42,7 @@ def cores_of(members: Iterable[Mapping[str, Any]]) -> set[int]:
 def hosts_with_isolated_gpus(members: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Find hosts on which each rank sees only its own GPU. Returns (host, warning) for each.
 
-    members: ``Run.members``.
-    NCCL must see all GPUs of a host to find their NVLinks. If the cgroup of each task has only one
-    (srun --gpus-per-task), NCCL uses PCIe or host memory without saying so (NVIDIA/nccl#1066).
+    NCCL then uses PCIe or host memory without saying so (NVIDIA/nccl#1066).
     """
     isolated = []
     for host, local in by_host(members).items():
@@ -78,10 +74,8 @@ def device_identity(facts: Mapping[str, Any]) -> str | None:
 
     facts: device (``cuda:1``), device_name, uuid and pci_id, as in the ``ranks`` record.
 
-    The UUID comes before the PCI address, which the partitions of one card share (AMD's DPX, TPX
-    and CPX, NVIDIA's MLOPart, Intel's tiles). AMD's partitions may share the UUID too
-    (ROCm/rocm-systems#3977), so their index is added, as where there is no UUID. MIG slices count
-    as one device: NCCL connects no slices of one GPU.
+    The partitions of one card share its PCI address, and on AMD the UUID too
+    (ROCm/rocm-systems#3977). MIG slices count as one device: NCCL connects no slices of one GPU.
     """
     name = f"{facts.get('device_name') or ''} "
     uuid, pci_id = facts.get("uuid"), facts.get("pci_id")

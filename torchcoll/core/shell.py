@@ -1,7 +1,5 @@
-"""The names of environment variables in shell code that torchcoll prints.
-
-A value is quoted. A name cannot be quoted, so a name from a file that is none would become code:
-``NCCL_X=1; rm -r ~; NCCL_Y``. Whatever prints shell code takes a ``Name``, which mypy enforces.
+"""The names of environment variables in shell code that torchcoll prints: a ``Name``, which mypy
+enforces, as a name cannot be quoted: ``NCCL_X=1; rm -r ~; NCCL_Y`` from a file would become code.
 """
 
 from __future__ import annotations

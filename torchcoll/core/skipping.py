@@ -1,6 +1,5 @@
-"""A command that can read some of its files names and skips the others, and exits with 1.
-
-In Python, outside ``skipping_unreadable``, such a file raises its error.
+"""A command that can read some of its files names and skips the others, and exits with 1. In
+Python, outside ``skipping_unreadable``, such a file raises its error.
 """
 
 from __future__ import annotations

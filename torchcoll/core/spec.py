@@ -1,6 +1,4 @@
-"""What to measure: a Spec is a whole sweep, from which its cases follow. It is a product of sizes,
-types and so on, or a list of exact calls.
-"""
+"""What to measure: a Spec is a whole sweep, a product of sizes, types and so on, or exact calls."""
 
 from __future__ import annotations
 
@@ -86,15 +84,12 @@ def _default(value: Any) -> Any:
 @dataclass(frozen=True)
 @with_settings
 class Spec:
-    """A whole sweep. The fields are the options of the command line; texts are read as there.
-
-    ``python -m torchcoll.suite --help`` says what each option is; core/case.py has their table.
+    """A whole sweep. The fields are the options of the command line, in FIELDS of core/case.py.
 
     collectives, dtypes, ops, sizes, roots: several as a sequence, or as a text with commas.
     step_bytes, in_place, mode, backend, device, iters: None for what the help calls the default.
     labels: what to record in the result file.
-    points: exact calls in place of the product of collectives, dtypes, ops and sizes. These four
-    fields then hold what the points have.
+    points: exact calls in place of the product of collectives, dtypes, ops and sizes.
     Raises UsageError naming the field.
     """
 
@@ -133,7 +128,6 @@ class Spec:
     coalesce: int = 1
     rehearse: bool = False
     concurrent: str | None = None
-    mesh: str | None = None
     offset: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     points: Reads[Iterable[object], tuple[ExactCall, ...]] = _default(())
@@ -165,13 +159,6 @@ class Spec:
             roots = (roots,)
         put("roots", _unique(_number(root, "root", int, 0) for root in roots))
         put("labels", dict(self.labels))
-        if self.mesh is not None:
-            _, columns = _read_mesh(self.mesh)
-            groupings = (f"mod:{columns}", f"{SAME}:div:{columns}")
-            for name, value in zip(("groups", "concurrent"), groupings, strict=True):
-                if getattr(self, name) not in (None, value):
-                    raise UsageError("mesh", f"{self.mesh} with --{name}", "one of them")
-                put(name, value)
         if self.concurrent is not None:
             put("concurrent", read_work(self.concurrent))
             if self.concurrent.startswith(_BACKGROUND):
@@ -180,9 +167,7 @@ class Spec:
             parse_duration(self.offset, "offset")
             if not self.concurrent_collective:
                 offset_text = f"{self.offset} with {self.concurrent or 'nothing'} concurrent"
-                raise UsageError(
-                    "offset", offset_text, "--concurrent COLLECTIVE:GROUPS or --mesh with it"
-                )
+                raise UsageError("offset", offset_text, "--concurrent COLLECTIVE:GROUPS with it")
         if isinstance(self.backend, str):
             put("backend", ",".join(_names(self.backend.lower())))
         if self.implementation != NATIVE:
@@ -265,9 +250,8 @@ class Spec:
             raise UsageError("precision", self.precision, "a number below 1", "5 % is 0.05.")
 
     def size_list(self) -> tuple[int, ...]:
-        """The requested sizes. For a whole factor and for a step the list is nccl-tests' own.
+        """The requested sizes, as nccl-tests has them for a whole factor and for a step.
 
-        A fractional factor multiplies exactly and rounds each size to the nearest byte.
         Raises UsageError beyond 100000 sizes.
         """
         if self.sizes:
@@ -291,10 +275,8 @@ class Spec:
         return _unique(sizes)
 
     def cases(self, ranks: int) -> tuple[Case, ...]:
-        """All cases for ``ranks`` ranks, in the order in which they run. Pure.
-
-        Sizes that become equal after division among ranks are kept once. Raises UsageError for a
-        root that is no rank.
+        """All cases in the order in which they run; equal sizes after division among ranks are kept
+        once. Raises UsageError for a root that is no rank.
         """
         return tuple(sizing.case for sizing in self.sizings(ranks))
 
@@ -323,26 +305,17 @@ class Spec:
         return tuple(sizings)
 
     def _check_splits(self, weights: Mapping[str, Weights]) -> None:
-        """Raises UsageError for splits that the collectives or other fields do not allow."""
-        rotating = any(w.positions > 1 for w in weights.values())
+        """Raises UsageError if both directions of a rule are asked for of a one-way collective."""
         others = [n for n in self.collectives if has_splits(n) and COLLECTIVES[n].blocks != BOTH]
-        if others and (rotating or len(weights) > 1):
+        if others and len(weights) > 1:
             what = f"{self.splits} of {others[0]}"
-            raise UsageError("splits", what, "pair: and rotating: of all_to_all_v alone")
-        if rotating and (self.buffer_reuse == "rotate" or self.concurrent_collective):
-            other = "--buffer-reuse rotate" if self.buffer_reuse == "rotate" else "--concurrent"
-            raise UsageError("splits", f"{self.splits} with {other}", "one of them")
+            raise UsageError("splits", what, "pair: of all_to_all_v alone")
 
-    def parts(self, ranks: int) -> tuple[tuple[int, ...], ...]:
+    def subgroups(self, ranks: int) -> tuple[tuple[int, ...], ...]:
         """The sub-groups of so many ranks; one of all ranks if the Spec has none. Raises UsageError
-        for a rule, a mesh or concurrent work that does not fit the number of ranks.
+        for a rule or concurrent work that does not fit the number of ranks.
         """
-        if self.mesh is not None:
-            rows, columns = _read_mesh(self.mesh)
-            if rows * columns != ranks:
-                value = f"{self.mesh}, which is {rows * columns} ranks"
-                raise UsageError("mesh", value, f"one of {counted(ranks, 'rank')}")
-        elif self.concurrent_collective and ranks > 1:
+        if self.concurrent_collective and ranks > 1:
             _, rule, _ = other_collective(str(self.concurrent)) or ("", "", None)
             if max(map(len, partition(rule, ranks))) == 1:
                 value = f"{self.concurrent}, where each of {ranks} ranks is alone"
@@ -367,9 +340,7 @@ class Spec:
 
     @property
     def connects_early(self) -> bool:
-        """Whether the communicators connect before the first call. Registering buffers and
-        splitting a communicator require a communicator that has connected.
-        """
+        """Whether the communicators connect before the first call, as for registered buffers."""
         early = self.init == "eager" or self.buffers != "default"
         return early or SPLIT_FIELD in self.config_fields
 
@@ -473,8 +444,7 @@ def _default_placement(collective: str, implementation: str) -> bool:
 
 def read_work(text: str) -> str:
     """Check a description of concurrent work: ``matmul:1M`` (a matrix of so many bytes),
-    ``copy:64M``, ``both``; another collective on other groups, see ``other_collective``; or
-    ``background:LABEL``, somebody else's work. Raises UsageError.
+    ``copy:64M``, ``both``, ``background:LABEL``, or see ``other_collective``. Raises UsageError.
     """
     name, colon, rest = str(text).partition(":")
     if f"{name}:" == _BACKGROUND and rest:
@@ -492,8 +462,8 @@ def read_work(text: str) -> str:
 
 def other_collective(text: str) -> tuple[str, str, int | None] | None:
     """Read ``all_gather:mod:2:4M``: (collective, groups, size), of a collective that runs on groups
-    of its own during the calls of a case. ``same:div:2`` is the case's own collective; a size of
-    None is the size of the case. Returns None for other work. Raises UsageError.
+    of its own during the calls of a case; None for other work. ``same`` is the case's own
+    collective, a size of None the size of the case. Raises UsageError.
     """
     name, _, rest = text.partition(":")
     if name in WORKS or f"{name}:" == _BACKGROUND:
@@ -504,13 +474,6 @@ def other_collective(text: str) -> tuple[str, str, int | None] | None:
     if rule.partition(":")[0] not in ("mod", "div") or not rule.partition(":")[2].isdecimal():
         raise UsageError("concurrent", text, f"{name}:mod:N or {name}:div:N, and a size after it")
     return name, rule, parse_size(size, "concurrent") if size else None
-
-
-def _read_mesh(text: str) -> tuple[int, int]:
-    rows, by, columns = text.lower().partition("x")
-    if not (by and rows.isdecimal() and columns.isdecimal() and min(int(rows), int(columns)) > 1):
-        raise UsageError("mesh", text, "ROWSxCOLUMNS of at least 2 each, such as 4x2")
-    return int(rows), int(columns)
 
 
 def _number(value: Any, what: str, kind: type, least: int | None = None) -> Any:
@@ -532,10 +495,7 @@ def _number(value: Any, what: str, kind: type, least: int | None = None) -> Any:
 
 @dataclass(frozen=True)
 class ExactCall:
-    """One call: ``size_bytes`` is its size S as in Case; dtype and op are None where it has none.
-
-    Rooted collectives run from the ``roots`` of the Spec, all from its ``in_place`` and so on.
-    """
+    """One call. dtype and op are None where it has none."""
 
     collective: str
     size_bytes: int
@@ -548,11 +508,8 @@ _EXPECTED = "(collective, size_bytes, dtype, op, asynchronous)"
 
 
 def read_points(points: Any) -> tuple[ExactCall, ...]:
-    """Read exact calls, and keep each once. A point is an ExactCall, a sequence of its fields, or a
-    mapping (from a file's header).
-
-    Names are read as everywhere; a dtype and an op that are left out are float32 and sum. Raises
-    UsageError.
+    """Read exact calls, and keep each once: an ExactCall, a sequence of its fields, or a mapping. A
+    dtype and an op that are left out are float32 and sum. Raises UsageError.
     """
     if isinstance(points, str) or not isinstance(points, Iterable):
         raise UsageError("points", points, f"a list of {_EXPECTED}")

@@ -3,15 +3,12 @@
 The weights are given as one of:
 - ``seed:N``: random weights from 0 to 15; some pairs send nothing.
 - ``1,2,4,1``: a weight for each rank. All ranks send in these proportions, so receivers differ.
-- a file with a matrix, with spaces or commas: row s, column d is the weight of what rank s sends to
-  rank d.
-- a pattern of mixture-of-experts traffic, in which all ranks send in the same proportions:
-  ``balanced`` (every rank receives the same), ``zipf:S`` (rank d receives in proportion to
-  1 / (d + 1)**S), ``hot:K`` (ranks 0 to K - 1 receive ``HEAT`` times as much as each other rank),
-  and ``rotating:K`` (as hot:K, but the hot ranks move on by K ranks from one call to the next).
+- a file with a matrix: row s, column d is the weight of what rank s sends to rank d.
+- a pattern of mixture-of-experts traffic, also sent alike by all: ``balanced``, ``zipf:S`` (rank d
+  receives in proportion to 1 / (d + 1)**S), ``hot:K`` (ranks 0 to K - 1 receive ``HEAT`` times as
+  much as each other rank).
 
-``combine:RULE`` exchanges senders and receivers: what the experts return after the rule's dispatch.
-``pair:RULE`` asks for both, as two cases.
+``combine:RULE`` exchanges senders and receivers; ``pair:RULE`` asks for both, as two cases.
 """
 
 from __future__ import annotations
@@ -31,43 +28,27 @@ from torchcoll.core.units import counted
 # How many times as much a hot rank receives as each other rank.
 HEAT = 8
 _EXPECTED = (
-    "balanced, zipf:S, hot:K, rotating:K, seed:N, one weight per rank such as 1,2,4,1, or the path "
-    "of a matrix file; combine: or pair: may stand before it"
+    "balanced, zipf:S, hot:K, seed:N, one weight per rank such as 1,2,4,1, or the path of a matrix "
+    "file; combine: or pair: may stand before it"
 )
 COMBINE, _PAIR = "combine:", "pair:"
-_PATTERN = re.compile(r"balanced|(zipf):([0-9.]{1,9})|(hot|rotating):([0-9]{1,6})")
+_PATTERN = re.compile(r"balanced|(zipf):([0-9.]{1,9})|(hot):([0-9]{1,6})")
 _ZIPF_SCALE = 1 << 40  # weights are whole: the error of a proportion is below 1e-9
 _SEED = re.compile(r"seed:([0-9]{1,18})")
 _LOW_4_BITS = bytes(i & 15 for i in range(256))
 
 
 class Weights:
-    """Whole weights ``rows[source][destination]``, at least one of them above 0.
-
-    With 1024 ranks there are a million pairs for each size. So rows of small weights may be
-    ``bytes``, and sums are computed from histograms, which are computed once.
-
-    step: by how many ranks the destinations move on from one call to the next; 0 for weights that
-    stay. rows are those of the first call.
-    by_source: whether the sources move on in place of the destinations.
+    """Whole weights ``rows[source][destination]``, at least one of them above 0. As 1024 ranks have
+    a million pairs, rows of small weights may be ``bytes``, and sums come from histograms.
     """
 
-    def __init__(
-        self, rows: Sequence[Sequence[int]], step: int = 0, by_source: bool = False
-    ) -> None:
+    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
         self.rows = rows
-        self.step = step
-        self.by_source = by_source
-
-    @property
-    def positions(self) -> int:
-        """After so many calls the weights are those of the first call again."""
-        ranks = len(self.rows[0])
-        return ranks // math.gcd(self.step, ranks) if self.step else 1
 
     def transposed(self) -> Weights:
         """Senders and receivers exchanged."""
-        return Weights(list(zip(*self.rows, strict=True)), self.step, not self.by_source)
+        return Weights(list(zip(*self.rows, strict=True)))
 
     @cached_property
     def sent(self) -> list[Mapping[int, int]]:
@@ -82,10 +63,8 @@ class Weights:
     @cached_property
     def largest(self) -> int:
         """The largest sum of a row or a column."""
-        return max(
-            sum(weight * times for weight, times in histogram.items())
-            for histogram in (*self.sent, *self.received)
-        )
+        histograms = (*self.sent, *self.received)
+        return max(sum(weight * times for weight, times in h.items()) for h in histograms)
 
 
 def _histograms(rows: Iterable[Sequence[int]]) -> list[Mapping[int, int]]:
@@ -101,19 +80,17 @@ def _histograms(rows: Iterable[Sequence[int]]) -> list[Mapping[int, int]]:
 
 
 class Division:
-    """Elements of every pair of ranks, in proportion to the weights, rounded down.
+    """Elements of every pair of ranks, in proportion to the weights, rounded down, but at least one
+    for the largest weight.
 
     elements: the most that one rank sends or receives in total.
-    position: number of the call, from 0, if the weights move on from call to call.
-    The pair with the largest weight gets at least one element, so that a case is never empty.
     """
 
-    def __init__(self, weights: Weights, elements: int, position: int = 0) -> None:
+    def __init__(self, weights: Weights, elements: int) -> None:
         self.weights = weights
         heaviest = max(max(histogram) for histogram in weights.sent)
         # Computed with whole numbers, because 49 * (2 / 98) in floating point is below 1.
         self._scale = (elements, weights.largest)
-        self._shift = position * weights.step % len(weights.rows[0])
         self.largest_pair = max(1, heaviest * elements // weights.largest)
         self._lone: tuple[int, int] | None = None
         if heaviest * elements < weights.largest:
@@ -121,41 +98,22 @@ class Division:
             row = weights.rows[source]
             self._lone = (source, max(d for d, weight in enumerate(row) if weight == heaviest))
 
-    @property
-    def positions(self) -> int:
-        """Number of different divisions, which calls go through in turn."""
-        return self.weights.positions
-
-    def at(self, position: int) -> Division:
-        """The division of call number ``position``, from 0."""
-        return Division(self.weights, self._scale[0], position)
-
     @cached_property
     def sent(self) -> list[int]:
         """Elements that each rank sends."""
-        return self._moved(self._sums(self.weights.sent, 0), self.weights.by_source)
+        return self._sums(self.weights.sent, 0)
 
     @cached_property
     def received(self) -> list[int]:
         """Elements that each rank receives."""
-        return self._moved(self._sums(self.weights.received, 1), not self.weights.by_source)
+        return self._sums(self.weights.received, 1)
 
     def pair(self, source: int, destination: int) -> int:
         """Elements that a source sends to a destination."""
-        if self._shift:
-            ranks = len(self.weights.rows[0])
-            if self.weights.by_source:
-                source = (source - self._shift) % ranks
-            else:
-                destination = (destination - self._shift) % ranks
         if self._lone:
             return int(self._lone == (source, destination))
         elements, largest = self._scale
         return self.weights.rows[source][destination] * elements // largest
-
-    def _moved(self, values: list[int], moves: bool) -> list[int]:
-        shift = self._shift if moves else 0
-        return [*values[-shift:], *values[:-shift]] if shift else values
 
     def _sums(self, histograms: Sequence[Mapping[int, int]], side: int) -> list[int]:
         if self._lone:
@@ -186,7 +144,7 @@ def split_weights(splits: str, ranks: int) -> Weights:
     """Read the text of a rule for so many ranks. Raises UsageError."""
     if splits.startswith(COMBINE):
         return split_weights(splits.removeprefix(COMBINE), ranks).transposed()
-    if splits == "balanced" or splits.startswith(("zipf:", "hot:", "rotating:")):
+    if splits == "balanced" or splits.startswith(("zipf:", "hot:")):
         return _pattern(splits, ranks)
     if splits.startswith("seed:"):
         seed = _SEED.fullmatch(splits)
@@ -224,7 +182,7 @@ def _pattern(splits: str, ranks: int) -> Weights:
         expected = f"at least 1 and at most {ranks - 1} hot ranks of {ranks}"
         raise UsageError("splits", splits, expected)
     row = tuple(HEAT if d < hot else 1 for d in range(ranks))
-    return Weights([row] * ranks, step=hot if pattern[3] == "rotating" else 0)
+    return Weights([row] * ranks)
 
 
 def _random(seed: int, ranks: int) -> Weights:
@@ -248,10 +206,7 @@ def _matrix(path: Path, ranks: int) -> Weights:
 
 
 def _whole(rows: tuple[tuple[float, ...], ...], text: str) -> tuple[tuple[int, ...], ...]:
-    """Turn weights into whole numbers of the same proportions. Raises UsageError.
-
-    That is exact, since a float is a whole number divided by a power of two.
-    """
+    """Turn weights into whole numbers of the same proportions, exactly. Raises UsageError."""
     distinct = {weight for row in rows for weight in row}
     if not all(0 <= weight < math.inf for weight in distinct) or not any(distinct):
         raise UsageError("splits", text, "weights from 0 on, at least one above 0")

@@ -20,10 +20,8 @@ _MOST_COPIED_BYTES = 4 << 30
 
 
 def from_stdin(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """The path of a file with all of stdin for ``-``, or of a pipe for ``<(COMMAND)``, of which the
-    shell makes a path. Each is read once. Any other path is returned as it is.
-
-    Raises UnreadableError for an input that seems to have no end.
+    """The path of a file with all of stdin for ``-``, or of the pipe of ``<(COMMAND)``; any other
+    path as it is. Raises UnreadableError for an input that seems to have no end.
     """
     if is_descriptor(path) and not os.path.isfile(path):
         name = os.fspath(path)

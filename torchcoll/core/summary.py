@@ -16,7 +16,7 @@ from typing import Any
 
 from torchcoll.core.backends import communicates
 from torchcoll.core.case import Case, count_samples, split_batch, with_settings
-from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_of
+from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_gbps
 from torchcoll.core.errors import choice, one_line
 from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.result import LAST_TO_ARRIVE, CaseResult, Matrix, Reported, Run, run_numbers
@@ -33,8 +33,7 @@ OVER_RANKS = ("max", "mean", "min", "rank0")
 LOW, HIGH = 0.05, 0.95  # the spread shown: 90 % of the calls of this run lie inside
 P99_CALLS = 100  # a 99th percentile of fewer calls is their maximum by another name
 SLOW_FIRST = 3.0  # a first call beyond so many medians is marked
-# From here on the host's time to issue a call agrees with the device's period: of 10 us or more the
-# event between two calls (2 to 3 us on CUDA) is the rest.
+# From here on the host's time to issue a call agrees with the device's period.
 HOST_BOUND = 0.75
 PERIOD = "period"  # statistic of calls back to back: time of the batches / calls
 COLD_CALL = "one cold call"  # statistic of a figure without a steady call
@@ -70,18 +69,15 @@ def _mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
 
 
 def relative_half_width(values: Sequence[float]) -> float:
-    """Half-width of the 95 % t interval of the mean of ``values``, over their median.
-
-    For 2 values or more, all above 0. This is the ``precision`` of the stopping rule.
+    """Half-width of the 95 % t interval of the mean of ``values``, over their median. For 2 values
+    or more, all above 0.
     """
     return _mean_and_half_width(values)[1] / median(values)
 
 
 def geometric_interval(ratios: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """Geometric mean of ratios, and its 95 % t interval on the logarithms.
-
-    One ratio has no interval: (ratio, None, None). For ranks, which load no scipy; everything else
-    takes ``paired_ratio`` of stats/ratios.py.
+    """Geometric mean of ratios, and its 95 % t interval on the logarithms, None for one ratio. For
+    ranks, which load no scipy; everything else takes ``paired_ratio`` of stats/ratios.py.
     """
     if len(ratios) < 2:
         return ratios[0], None, None
@@ -112,21 +108,16 @@ def completions(result: CaseResult, samples: Matrix, how: str = "max") -> list[f
 
 
 def slowest(samples: Matrix, how: str = "max") -> list[int]:
-    """The intervals of the rank that took longest for all of them; with ``min`` of the fastest.
-
-    samples: [rank][call] of one batch of calls back to back. The maximum over ranks of each
-    interval, as for calls after a barrier, would be wrong: one stall delays every rank in turn and
-    would count several times (1.06 to 1.13 of the true period on 2 ranks, 1.2 to 1.8 on 4).
+    """The intervals of the rank that took longest for one batch; with ``min`` of the fastest. In a
+    maximum of each interval one stall would count several times, as it delays every rank in turn.
     """
     rows = list(zip(*zip(*samples, strict=False), strict=True))  # whole calls, as above
     return list((min if how == "min" else max)(rows, key=sum, default=()))
 
 
 def steady_times(result: CaseResult, clock: str | None, how: str = "max") -> list[float]:
-    """One duration per sample of the steady calls, from which the figures of a case are computed.
-
-    For calls back to back these are intervals between the ends of calls, of each batch on its
-    slowest rank (``max``), so that their sum is the time that the batches took there.
+    """One duration per sample of the steady calls, from which the figures of a case are computed;
+    for calls back to back the intervals between their ends on the slowest rank of each batch.
     """
     samples = result.time_ns.get(clock or "", [])
     if not samples:
@@ -166,13 +157,8 @@ def mean_time(result: CaseResult, clock: str | None, how: str = "max") -> float 
 
 def host_bound(result: CaseResult) -> tuple[float, float] | None:
     """(time to issue a call, period) in ns if calls back to back wait for the host that issues
-    them: then the two agree. None if they do not, or are not known.
-
-    The time to issue is the lower quartile of a rank: a full queue holds the host back, and late
-    issues take as long as the device does. It is the time of the slowest host, because all other
-    hosts wait for its calls. The maximum over ranks of each call would count each hiccup of any of
-    many hosts. Besides the issue, the events between the calls take time of the host. Issuing takes
-    far longer than the period if calls had queued up, as while another process has the device.
+    them: then the two agree. None otherwise. The time to issue is the lower quartile of a rank,
+    because a full queue holds the host back, of the slowest host.
     """
     if "issue" not in result.time_ns:
         return None
@@ -191,9 +177,7 @@ def _mean(result: CaseResult, times: Sequence[float]) -> float:
 
 
 def calls_of(result: CaseResult, samples: int) -> list[int]:
-    """For each steady sample of a clock, the number of calls of which it is the mean: 1 for a clock
-    that is read at every call.
-    """
+    """For each steady sample of a clock, the number of calls of which it is the mean."""
     each = result.calls_per_sample
     if sum(count_samples(size, each) for size in result.batches) != samples:
         return [1] * samples
@@ -220,27 +204,23 @@ def reported_reading(reported: Reported) -> str:
 
 
 def over_ranks_of(result: CaseResult, how: str) -> str | None:
-    """How the time of a case was computed from the ranks: ``how`` for samples, and for the figures
-    of another source as it says; None if it does not say so.
-    """
+    """How the time of a case was computed from the ranks; None if its source does not say so."""
     if not result.reported or result.time_ns:
         return LAST_TO_ARRIVE if result.last_to_arrive else how
     return None if result.reported.over_ranks == "unknown" else result.reported.over_ranks
 
 
-# Slots as in CaseResult. Nothing changes a Row, but it is not frozen: with so many fields a frozen
-# one takes 8 us, four times as long, which was most of the time of making a table.
+# Nothing changes a Row, but with so many fields a frozen one takes four times as long.
 @dataclass(slots=True, unsafe_hash=True)
 @with_settings
 class Row:
     """One line of a table; the names are those of JSON.
 
-    Times in ns, bandwidth in GB/s, None where unknown. ``low_ns`` and ``high_ns`` are the 5th and
-    95th percentile of the calls of this run: a spread, not a confidence interval.
+    Times in ns, bandwidth in GB/s, None where unknown. ``low_ns`` and ``high_ns`` are a spread of
+    the calls of this run, not a confidence interval.
 
-    statistic: what ``median_ns`` is: the median of samples, or PERIOD for calls back to back (low,
-    high and p99 are then of the intervals on the slowest rank); for an imported file the statistic
-    that it has (mean, ...), or COLD_CALL for one call that is the first of its size.
+    statistic: what ``median_ns`` is: the median of samples, PERIOD for calls back to back, for an
+    imported file the statistic that it has (mean, ...), or COLD_CALL.
     ranks, count and calls are 0 if an imported file does not have them.
     """
 
@@ -321,12 +301,8 @@ _UNSTATED_AT_0 = ("ranks", "count", "bytes_in", "bytes_out", "calls")
 
 
 def stated(row: Row, name: str, reported: bool) -> Any:
-    """A field of a row; None if its source does not have it.
-
-    reported: the figures are those of another source, and not computed from samples.
-    """
-    value = getattr(row, name)
-    return None if reported and not value and name in _UNSTATED_AT_0 else value
+    """A field of a row; None if its source does not have it. reported: it is another source."""
+    return stated_fields(row, (name,), reported)[name]
 
 
 def stated_fields(row: Row, names: Sequence[str], reported: bool) -> dict[str, Any]:
@@ -429,27 +405,22 @@ def summarise(
 
 
 def bandwidths(result: CaseResult, time_ns: float) -> tuple[float | None, float | None]:
-    """(algbw, busbw) in GB/s of a case whose call takes ``time_ns``; None if it has none.
-
-    Coalesced calls are timed together, so the bytes of all of them count. Backends that send
-    nothing, and ranks that share one GPU, have no bandwidth.
-    """
+    """(algbw, busbw) in GB/s; None where nothing is sent or ranks share one GPU."""
     case, busiest = result.case, result.busiest_bytes
     if case.rehearsal or not case.communicates:
         return None, None
     size_bytes = result.size_bytes * case.coalesce
     busiest = None if busiest is None else busiest * case.coalesce
-    algbw = algbw_gbps(case.collective, size_bytes, result.ranks, time_ns)
-    return algbw, busbw_of(case.collective, algbw, result.ranks, time_ns, busiest)
+    of_call = (case.collective, size_bytes, result.ranks, time_ns)
+    return algbw_gbps(*of_call), busbw_gbps(*of_call, busiest)
 
 
 def _bandwidths_of(reported: Reported, result: CaseResult) -> tuple[float | None, float | None]:
     """(algbw, busbw) of a case without samples: from its time, or else as its source has them.
 
-    No bandwidth follows from the time of a call that has only been issued, or of a first call,
-    which creates what later calls use; nor from a time that contradicts the bandwidths of its
-    source. Without the number of ranks algbw is S / t, and busbw is known only for a bus factor
-    that is 1 for any number.
+    None follows from the time of a call that has only been issued, of a first call, or of one that
+    contradicts the bandwidths. Without the number of ranks algbw is S / t, and busbw is known only
+    for a bus factor of 1.
     """
     entry = COLLECTIVES[result.case.collective]
     time, size_bytes = reported.time_ns, result.size_bytes * result.case.coalesce
@@ -498,10 +469,7 @@ def backends_of(results: Sequence[CaseResult]) -> list[str]:
 
 
 def first_results(results: Sequence[CaseResult], backend: str | None = None) -> list[CaseResult]:
-    """The case that made the first call of a communicator, in all of its sub-groups.
-
-    backend: None for the backend that ran first.
-    """
+    """The case that made the first call of a communicator, in all of its sub-groups."""
     ran = [r for r in results if r.ordinal == 0 and r.cold_ns and all(r.cold_ns)]
     ran = [r for r in ran if r.case.backend == backend] if backend else ran
     if not ran:
@@ -524,12 +492,9 @@ def cold_by_rank(results: Sequence[CaseResult]) -> dict[int, Sequence[int]]:
 
 def connects(run: Run, backend: str) -> str | None:
     """Where a backend of the run connected: ``init_process_group``, ``communicator``, ``first
-    call``, ``never``, or ``before`` the run. None if the file does not have it, as an imported
-    file, which has no such phases. ``unknown`` for a second backend in a file of an earlier
-    version, which recorded only the first one.
+    call``, ``never``, ``before`` the run, or None or ``unknown``.
 
-    In torch 2.14 ProcessGroupNCCL2 connects earlier than requested, and no field of its options
-    says so. The times show it: init_process_group then takes longer than the first call.
+    ProcessGroupNCCL2 of torch 2.14 connects earlier than requested, which only the times show.
     """
     where = recorded_connects(run, backend)
     init_ns = run.phases.get("init_process_group")
@@ -566,11 +531,8 @@ def first_call_ns(firsts: Sequence[CaseResult], how: str = "max") -> float:
 
 def connect_ns(run: Run, firsts: Sequence[CaseResult], how: str = "max") -> float:
     """The time to create the communicator of these results before their first call; 0 if the first
-    call itself connects, or if it is unknown.
-
-    With --fresh-group a case has its own communicator. A backend that connects within
-    ``init_process_group`` (the second backend of a run: in ``new_group``) does not separate the
-    two, so all of that time counts. Nothing connects if nothing is communicated.
+    call itself connects, or if it is unknown. All of ``init_process_group`` (for a second backend,
+    of ``new_group``) counts if the backend connects in it.
     """
     backend = firsts[0].case.backend if firsts else ""
     where = connects(run, backend)
@@ -589,12 +551,8 @@ def connect_ns(run: Run, firsts: Sequence[CaseResult], how: str = "max") -> floa
 def first_result_ns(
     run: Run, firsts: Sequence[CaseResult] | None = None, backend: str | None = None
 ) -> float | None:
-    """Time to first result: connecting and the first call of a run.
-
-    backend: None for the backend that ran first.
-
-    This is the sum of the maximum over ranks of each, because the ranks meet in between. None if
-    the run did not create its own communicator, or the times are unknown.
+    """Time to first result: connecting and the first call, each on its slowest rank. None if the
+    run did not create its communicator, or times are unknown. backend: None for the first.
     """
     firsts = first_results(run.results, backend) if firsts is None else firsts
     if not firsts or connects(run, firsts[0].case.backend) in ("before", "unknown"):

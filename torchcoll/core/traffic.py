@@ -22,7 +22,7 @@ from torchcoll.core.file import Writer, is_traffic
 from torchcoll.core.intervals import Span
 from torchcoll.core.jsonl import TRUNCATED, read_records
 from torchcoll.core.opening import files_in
-from torchcoll.core.result import check_texts, check_whole, or_none
+from torchcoll.core.result import check_fields, check_texts, check_whole
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import counted, shorten
 
@@ -35,7 +35,7 @@ ROOT = "(root)"  # stands for the outermost module, whose name in the model is e
 class Group:
     """A process group. ranks: of the world, in the order of the group; () if unknown.
 
-    calls_before: how many collectives torch had counted on it before its first captured call.
+    calls_before: collectives that torch had counted on it before its first captured call.
     """
 
     name: str
@@ -46,9 +46,7 @@ class Group:
 
     @property
     def label(self) -> str:
-        """The name that the program gave, such as a dimension of a mesh (``mesh_tp``). Several
-        groups may share it. Otherwise torch's name.
-        """
+        """The name that the program gave (``mesh_tp``), or torch's."""
         given = self.description not in ("", "undefined", "default_pg")
         numbered = self.name.partition("@")[0].isdecimal()  # by torch
         mesh = self.description.startswith("mesh_")
@@ -63,28 +61,22 @@ class Group:
 
 @dataclass(frozen=True)
 class TrafficCall:
-    """One call on one rank, as the training made it.
+    """One call on one rank, as the training made it; None and '' where unknown.
 
-    collective: a name of core/collectives.py, ``send`` or ``recv``, or torch's own name if the
-    table does not have it.
-    bytes_in, bytes_out: bytes that this rank puts in and gets.
-    op: of a reduction; None if torch hides it.
-    root: of a rooted collective, as a rank of the world. peer: the other side of send and recv.
+    collective: a name of core/collectives.py, ``send`` or ``recv``, or torch's own name.
+    root, peer: as ranks of the world.
     sequence: number of the call among the calls of its group on this rank, from 0, by which ranks
-    are joined. send and recv are numbered for each peer, since not all ranks of a group make them.
+    are joined. send and recv are numbered for each peer.
     step: number of the step, from 0; None outside of marked steps.
-    start_ns: when it was issued, on this rank's own clock, from the start of the capture.
+    start_ns: when it was issued, on this rank's clock, from the start of the capture.
     time_ns: its duration, from issue to completion (clock ``host``), or of the kernel (``device``).
-    began_ns: when its kernel began, on the clock of start_ns, if a trace has it.
+    began_ns: when its kernel began, on the clock of start_ns.
     exposed_ns: the part of time_ns during which nothing else ran (in a trace), or the program
-    waited (in a capture), without what counts for an earlier call. None if unknown.
-    tensors: the number of tensors in one coalesced call.
+    waited (in a capture), without what counts for an earlier call.
     splits: bytes to each rank of the group, for an uneven all_to_all_v.
-    algorithm: by the names of its kernels (``RING/LL``), which are only a hint; '' if unknown.
-    module: the part of the model whose parameters or gradients it moves: a unit of FSDP2, a
-    parameter or the blocks of a bucket of DDP (``layers.2 to layers.4``); '' if unknown.
-    logged_ns: when the source recorded the call, since 1970 on the rank's own clock, which may be
-    long after its end; None if unknown.
+    algorithm: by the names of its kernels (``RING/LL``), which are only a hint.
+    module: the part of the model whose parameters or gradients it moves (``layers.2 to layers.4``).
+    logged_ns: when the source recorded the call, since 1970 on the rank's own clock.
     """
 
     collective: str
@@ -121,10 +113,7 @@ class TrafficCall:
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any]) -> TrafficCall:
-        """``TrafficCall(**fields)`` in a third of the time, and unchecked.
-
-        The ``__init__`` of a frozen dataclass sets each field through ``object.__setattr__``.
-        """
+        """``TrafficCall(**fields)`` in a third of the time, and unchecked."""
         call = object.__new__(cls)
         values = call.__dict__
         values.update(_CALL_DEFAULTS)
@@ -140,19 +129,9 @@ class TrafficCall:
         values = known_fields(cls, data)
         values["splits"] = tuple(values.get("splits") or ())
         call = cls(**values)
-        check_texts(call.dtype, call.op)
-        optional = (call.root, call.peer, call.step, call.time_ns, call.exposed_ns)
-        sizes = (call.bytes_in, call.bytes_out, call.sequence, *call.splits)
-        numbers = [*sizes, *(number for number in optional if number is not None)]
-        check_whole(*numbers, *or_none(call.start_ns), *or_none(call.began_ns))
-        check_whole(*or_none(call.logged_ns), call.tensors)
-        texts = (call.collective, call.group, call.clock, call.algorithm, call.module)
-        if not all(isinstance(text, str) for text in texts):
-            raise TypeError("not a text")
-        if call.asynchronous is not None and not isinstance(call.asynchronous, bool):
-            raise TypeError("asynchronous is no truth value")
-        if min(numbers) < 0 or call.tensors < 1:
-            raise ValueError("a negative size, rank or time")
+        check_fields(call)
+        if call.tensors < 1:
+            raise ValueError("a call of no tensor")
         return call
 
 
@@ -161,30 +140,22 @@ _CALL_DEFAULTS = {f.name: f.default for f in dataclasses.fields(TrafficCall)}
 
 @dataclass(repr=False)
 class Traffic(Displayed):
-    """The calls of one or more ranks over some steps.
+    """The calls of one or more ranks over some steps. Ranks may be missing.
 
-    source: where it was seen: ``capture``, ``plan`` (nothing ran), ``kineto``, ``flight recorder``,
-    ``replay`` (a captured step, played again).
-    ranks: size of the world.
-    calls[rank]: in the order of issue. Ranks may be missing; a rank without calls has [].
-    groups: name, as in the calls -> group; an unknown group is missing.
+    source: ``capture``, ``plan`` (nothing ran), ``kineto``, ``flight recorder`` or ``replay``.
+    calls[rank]: in the order of issue; a rank without calls has [].
     parameters: module of calls -> names of the parameters that these calls move.
-    environment: versions, host and variables, as far as the source has them.
     path: the file, or the folder of several; None without one.
-    steps[rank]: (start, end) of each marked step in nanoseconds on that rank's clock. Without marks
-    all calls are one step.
-    computing[rank]: when something other than communication ran, on that rank's clock.
-    apart[rank]: when communication ran that belongs to none of the calls.
+    steps[rank]: (start, end) of each marked step on that rank's clock; without marks all is one.
+    computing[rank], apart[rank]: when something other than communication ran, and communication
+    that belongs to none of the calls.
     copies[rank]: when FSDP2 copied into and out of its flat buffers; ``computing`` has these too.
-    A rank is missing in these three if its source does not have them (as a capture).
     clocks[rank]: (name of the clock of its stamps, the clock's time at their 0). Ranks with the
-    same clock can be compared. A rank is missing if its clock is unknown.
+    same clock can be compared.
     notes: what could not be seen, a sentence each.
     problems: what was wrong in the file.
-    end: the ``status`` (``complete``, ``failed``, ``interrupted``) and, unless it is complete, the
-    ``reason`` and the ``message`` of the exception; {} if the file was cut off.
-    left_out: number of calls of all ranks that the source has without their sizes. No figure counts
-    them.
+    end: ``status``, ``reason`` and ``message`` of the exception; {} if the file was cut off.
+    left_out: number of calls of all ranks that the source has without their sizes.
     """
 
     source: str = "capture"
@@ -230,24 +201,18 @@ class Traffic(Displayed):
         return name
 
     def members(self, call: TrafficCall) -> tuple[int, ...]:
-        """Ranks of the world in the group of the call, in the group's order.
-
-        All ranks if the group is unknown, as a process group that was never named.
-        """
+        """Ranks of the world in the group of the call, in its order; all if it is unknown."""
         group = self.groups.get(call.group)
         return (group.ranks if group else ()) or tuple(range(self.ranks))
 
     def spec(self, groups: str | None = None, **changes: Any) -> Spec:
         """The Spec that measures exactly what was sent: each size, dtype and op once.
 
-        groups: the sub-groups to measure on (``0,1;2,3``, or ``mod:N``, ``div:N``), if calls were
-        made on several. The calls on other groups are then left out. Without sub-groups, the whole
-        world.
-        changes: fields of the Spec that say how to measure (backend, iters, ...).
+        groups: the sub-groups to measure on (``0,1;2,3``, ``mod:N``, ``div:N``), if calls were made
+        on several. changes: fields of the Spec that say how to measure (backend, iters, ...).
 
-        ``notes`` gets a line for calls that are measured as something else (an unknown reduce op as
-        sum, an uneven all_to_all as an even one), or not at all (send, recv). Raises UsageError if
-        nothing can be measured, for several sub-groups without a choice, and as Spec does.
+        ``notes`` gets a line for calls that are measured as something else, or not at all. Raises
+        UsageError if nothing can be measured, for several sub-groups without a choice, and as Spec.
         """
         from torchcoll.core.traffic_spec import spec_of
 
@@ -265,19 +230,14 @@ class Traffic(Displayed):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Traffic:
         """Load the traffic of a file (also .gz), or of all traffic files in a folder, joined.
-
-        Broken lines become ``problems``. Raises UnreadableError for a file that is missing, no
-        traffic file or of another major schema, and for a folder without one; UsageError as
-        ``join`` does.
+        Broken lines become ``problems``. Raises UnreadableError, and UsageError as ``join`` does.
         """
         return load(Path(path_text(path, "traffic", "a file or a folder")))
 
 
 def join(parts: Iterable[Traffic]) -> Traffic:
-    """Join Traffics of different ranks; the path of the result is the folder of their files.
-
-    A group that was made again under its name with other members becomes ``NAME@2``. Raises
-    UsageError if two have the same rank, or the worlds, the captures or a group differ.
+    """Join Traffics of different ranks. A group made again under its name with other members is
+    ``NAME@2``. Raises UsageError if two have the same rank, or worlds, captures or a group differ.
     """
     joined: Traffic | None = None
     parts = _separate_groups(list(parts))
@@ -328,8 +288,7 @@ def join(parts: Iterable[Traffic]) -> Traffic:
 
 def _separate_groups(parts: list[Traffic]) -> list[Traffic]:
     """Give equal groups the same names if a name was used again: which group a rank calls NAME
-    depends on the groups that it was in. Returns the parts unchanged if some rank does not know a
-    group that it is in, because then the files are not of one run.
+    depends on the groups that it was in. Unchanged if some rank does not know a group of its own.
     """
     ranks_by_name: dict[str, dict[tuple[int, ...], None]] = {}
     for part in parts:
@@ -388,39 +347,10 @@ _OF_ONE = "Join the files of one capture."
 _UNITED = ("calls", "steps", "computing", "apart", "copies", "clocks", "parameters")
 
 
-# The file of a Traffic, written and read.
-#
-# The file is JSON Lines (UTF-8, .gz too), one object a line, whose key ``record`` says what it is:
-#
-# ========== =====================================================================================
-# header     the first line. ``schema``: ``torchcoll-traffic/2``; ``source``: that of
-#            Traffic; ``ranks``: size of the world; ``environment``: versions and variables;
-#            ``left_out``: calls that the source names without sizes, where there are any
-# group      one for each process group: ``name``, ``ranks`` (of the world, in the group's order),
-#            ``backend``, ``description``
-# parameters of calls with a ``module``: its name, and ``names``, those of its parameters
-# step       one or more for each rank that was seen: ``rank``; ``spans_ns``: [start, end] of its
-#            marked steps on its own clock, those of further records after those of the first;
-#            ``clock``: [its name, what it said at the stamps' 0], where known
-# computing  of a rank whose source tells it: ``rank``; ``spans_ns``: when something else than
-#            communication ran
-# apart      the same, of communication that belongs to none of the calls
-# copies     the same, of FSDP2's copies into and out of its flat buffers
-# call       one for each call of a rank, in the order of issue: ``rank`` and the fields of
-#            TrafficCall, of which those that have their default are left out. A capture writes a
-#            call before its step is marked where that takes long: in its files (``seen_by`` in
-#            the environment) a ``step`` that no step record has was never marked, and the call
-#            belongs to none
-# note       ``text``: what could not be seen, a sentence
-# environment  ``environment``: what a capture learned of it after the header was written
-# end        the last line; without it the file was cut off. ``status``: ``complete``, ``failed``
-#            or ``interrupted``; ``reason``: the exception that ended the capture early
-# ========== =====================================================================================
-#
-# A file may hold all ranks or some: those of one capture are joined by ``join``. They tell it by
-# the same ``capture`` in their environment, a time. Times are whole nanoseconds, sizes bytes.
-# Readers ignore fields and records that they do not know; what they cannot read without is a new
-# schema, ``torchcoll-traffic/3``, which this version refuses.
+# The file is JSON Lines, one record a line: header; group; parameters; step (spans_ns of the marked
+# steps of a rank, and its clock); computing, apart and copies (spans_ns); call (the fields of
+# TrafficCall without defaults); note; environment (what a capture learned later); end. A ``step``
+# of a call that no step record has was never marked. Readers ignore what they do not know.
 
 SCHEMA = "torchcoll-traffic/2"
 _SPANS = ("computing", "apart", "copies")  # records, and fields of Traffic
@@ -557,9 +487,7 @@ def join_folder(parts: Sequence[Traffic], folder: Path) -> Traffic:
 
 
 def latest(parts: Sequence[Traffic], folder: Path) -> list[Traffic]:
-    """The parts of the last capture in a folder: a job that began again writes further files into
-    it. A note names the files of earlier captures.
-    """
+    """The parts of the last capture in a folder; a note names the files of earlier captures."""
     captures: dict[tuple[str, int], list[Traffic]] = {}
     for part in parts:
         captures.setdefault(_capture_of(part), []).append(part)

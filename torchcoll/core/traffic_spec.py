@@ -40,11 +40,8 @@ def _size_of(entry: Collective, call: TrafficCall, ranks: int) -> int:
 
 
 def point_of(call: TrafficCall, ranks: int) -> tuple[ExactCall | None, str]:
-    """(the call as it is measured alone on a group of ``ranks`` ranks, what that changes).
-
-    The size S is that of nccl-tests (its doc/PERFORMANCE.md): for all_gather what a rank gets, for
-    reduce_scatter what it puts in, for gather and scatter all that the root has, otherwise the
-    larger of both. (None, the reason) if the call cannot be measured.
+    """(the call as it is measured alone on a group of ``ranks`` ranks, what that changes); (None,
+    the reason) if it cannot be measured. The size S is that of nccl-tests (doc/PERFORMANCE.md).
     """
     name = call.collective
     if call.point_to_point:

@@ -1,8 +1,4 @@
-"""Finds out whether the times of a case have two modes, so that the median may be in either.
-
-gloo with fewer cores than threads has them: a call takes 0.5 ms, or 2 to 4 ms if a thread lost its
-core for a time slice.
-"""
+"""Finds out whether the times of a case have two modes, so that the median may be in either."""
 
 from __future__ import annotations
 
@@ -16,10 +12,8 @@ from torchcoll.core.summary import HIGH, LOW, quantile
 LEAST_CALLS = 20
 LEAST_SHARE = 0.1  # of the calls, in either mode
 APART = 1.5  # least ratio of the medians of the modes: nearer ones change no conclusion
-# Otsu's criterion (IEEE Trans. SMC 9, 1979): the share of the variance that lies between the two
-# groups, at the best place to part them. A normal distribution gives 2/pi = 0.64, an exponential
-# one 0.65, a uniform one 0.75; two normals of equal share, 5 deviations apart, 0.86. Of few calls
-# the best place parts chance too: asked is SEPARATION + CHANCE / calls.
+# Otsu's criterion (1979): the share of the variance that lies between the two groups: 0.64 for a
+# normal distribution, 0.75 for a uniform one. Of few calls chance parts too.
 SEPARATION, CHANCE = 0.85, 1.0
 
 
@@ -33,12 +27,11 @@ class Modes:
 
 
 def two_modes(times_ns: Sequence[float]) -> Modes | None:
-    """The two modes of these times; None if there is one, or if there are too few calls.
+    """The two modes of these times by Otsu's criterion for their logarithms; None if there is one,
+    or if there are too few calls.
 
-    Otsu's criterion is applied to the logarithms. Values outside the 5th and the 95th percentile
-    are set to these: a few calls that take a hundred times as long are no mode, and would hide one.
-    At most one in 500 log-normal samples is taken for two modes
-    (results/benchmarks/modes-2026-11-28.txt).
+    Values outside the 5th and the 95th percentile are set to these, because a few calls that take
+    very long are no mode, and would hide one.
     """
     ordered = sorted(times_ns)
     n = len(ordered)

@@ -1,9 +1,7 @@
-"""Formats sizes, times and bandwidths as text, and parses sizes, durations, times of day and
-numbers of ranks.
+"""Formats sizes, times and bandwidths as text, and parses sizes, durations and numbers of ranks.
 
-``parse_size`` reads back the exact size that ``format_size`` wrote. ``K M G T`` are binary (1K is
-1024 bytes), as in nccl-tests. ``1KB`` is refused, because some people read it as 1000 bytes and
-others as 1024.
+``parse_size`` reads back what ``format_size`` wrote. ``K M G T`` are binary, as in nccl-tests.
+``1KB`` is refused, because some people read it as 1000 bytes and others as 1024.
 """
 
 from __future__ import annotations
@@ -31,8 +29,7 @@ _SIZE_SET = "a number of bytes with an optional K, M, G or T (binary), such as 8
 def parse_size(text: str | int, what: str = "size") -> int:
     """Parse a size in bytes such as ``8``, ``1K``, ``25M`` or ``1.5G``.
 
-    K, M, G and T are powers of 1024. Raises UsageError for anything else, for a fraction of a byte
-    and above 2**63 - 1.
+    Raises UsageError for anything else, for a fraction of a byte and above 2**63 - 1.
     """
     if isinstance(text, int) and not isinstance(text, bool):
         value = Fraction(text)
@@ -65,10 +62,8 @@ MOST_RANKS = 1 << 24
 
 
 def parse_ranks(text: str) -> list[int]:
-    """Parse numbers of ranks: ``64``, ``8,12`` or ``8..4096`` (doubling, including the last).
-
-    Returns them in ascending order. Raises UsageError for anything else, and for numbers below 2 or
-    above 2**24.
+    """Parse numbers of ranks, at least 2: ``64``, ``8,12`` or ``8..4096`` (doubling, including the
+    last). Returns them in ascending order. Raises UsageError.
     """
 
     def number(text: str) -> int:
@@ -80,18 +75,12 @@ def parse_ranks(text: str) -> list[int]:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Parse sizes in bytes: ``25M``, ``1K,25M`` or ``1K..1G`` (factor 4, including the last).
-
-    Raises UsageError.
-    """
+    """Parse sizes: ``25M``, ``1K,25M`` or ``1K..1G`` (factor 4, including the last), as above."""
     return _parse_list(text, "sizes", lambda size: parse_size(size, "sizes"), 4)
 
 
 def _parse_list(text: str, what: str, read: Callable[[str], int], factor: int) -> list[int]:
-    """Parse a list of numbers and ranges. Raises UsageError.
-
-    what: the name of the option. read: parses one number. factor: the step within a range.
-    """
+    """Parse a list of numbers and ranges. Raises UsageError. read: parses one number."""
     numbers: list[int] = []
     for part in text.split(","):
         first, dots, last = (bound.strip() for bound in part.partition(".."))
@@ -118,10 +107,7 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_duration(text: str, what: str) -> float:
-    """Parse a duration (``200us``, ``90s``, ``30m``, ``8h``, ``2d``) in seconds.
-
-    Raises UsageError.
-    """
+    """Parse a duration (``200us``, ``90s``, ``30m``, ``8h``, ``2d``) in s. Raises UsageError."""
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
     unit = text[len(number) :]
     try:
@@ -175,8 +161,7 @@ _TIME_UNITS = (("ns", 1), ("us", 10**3), ("ms", 10**6), ("s ", 10**9))
 def format_time(ns: float | None, digits: int = 4) -> str:
     """Format a duration for a column: ``812 ns``, ``155.2 us``, ``66.10 ms``, ``1.203 s ``.
 
-    digits: significant digits. Units are two characters wide. Minutes are given in seconds
-    (``1234 s``), so that the values of a column can be compared by eye. None is ``-``.
+    digits: significant digits. Units are two characters wide. Minutes are given in seconds.
     """
     if ns is None:
         return "-"
@@ -220,10 +205,8 @@ def format_bandwidth(gbps: float | None) -> str:
 
 
 def format_ratio(ratio: float | None) -> str:
-    """Format a ratio with three decimals and at least three significant digits.
-
-    Examples: 0.00571, 1.040, 123.5, 29000. Powers of ten are not used: below 1e-9 and above 1e9 the
-    text only says so. None is ``-``.
+    """Format a ratio with three decimals and at least three significant digits, never with an
+    exponent: 0.00571, 1.040, 123.5, 29000. None is ``-``.
     """
     if ratio is None:
         return "-"
@@ -239,9 +222,7 @@ def format_ratio(ratio: float | None) -> str:
 
 
 def format_digits(value: float, digits: int = 3) -> str:
-    """Format a number with so many significant digits, but whole numbers whole and never with an
-    exponent: ``0.0123``, ``2``, ``1.21``, ``29154``.
-    """
+    """Format a number with so many digits, whole numbers whole: ``0.0123``, ``2``, ``29154``."""
     if not value or not math.isfinite(value):
         return f"{value:g}"
     decimals = max(0, digits - 1 - int(f"{value:.{digits - 1}e}".partition("e")[2]))
@@ -273,10 +254,7 @@ _TWICE = 1.995  # shown as 2.0x
 
 def format_difference(ratio: float) -> str:
     """Format how far two times are from each other: ``8.0 %``, or ``24x`` if one is at least twice
-    the other.
-
-    ratio: one time divided by the other. A percentage is what the longer one is more than the
-    shorter one, as a factor is.
+    the other. ratio: one time divided by the other.
     """
     factor = max(ratio, 1 / ratio)
     if factor >= _TWICE:
@@ -288,8 +266,7 @@ def format_difference(ratio: float) -> str:
 def format_change(ratio: float, longer: str = "slower", shorter: str = "faster") -> str:
     """Format a change of a time for a sentence: ``8.0 % slower``, ``24x slower``, ``3.0 % faster``.
 
-    ratio: the time divided by the earlier or usual one, above 0. Like 1.25x faster, 25 % faster
-    means 1.25 times the speed: a ratio of 0.8.
+    ratio: the time divided by the earlier or usual one. 25 % faster is 1.25 times the speed.
     """
     return f"{format_difference(ratio)} {longer if ratio > 1 else shorter}"
 
@@ -306,10 +283,7 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 
 def plural(number: float, noun: str, several: str = "") -> str:
-    """The noun or verb that goes with a number: ``case`` for 1, otherwise ``cases``.
-
-    several: the plural form, if it is not the noun with an s.
-    """
+    """The noun or verb that goes with a number: ``case`` for 1, otherwise ``cases`` or several."""
     return noun if number == 1 else several or f"{noun}s"
 
 

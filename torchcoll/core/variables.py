@@ -1,16 +1,13 @@
 """Which environment variables a result file keeps, and what is masked as a secret.
 
-Variables: the name of every variable that a communication library, its plug-ins, a runtime below it
-or a launcher reads. The value is kept if it has a documented form (numbers, words, lists, paths)
-and the name is not that of a secret. All other values are withheld: ``***``. No digest of a
-withheld value is kept: whoever can compare digests can also test guesses of a password.
+Variables: the name of every variable that a communication library, a runtime below it or a launcher
+reads. The value is kept if it has a documented form (numbers, words, lists, paths) and the name is
+not that of a secret; otherwise it is ``***``. A digest would let others test guesses of a password.
 
 Texts, labels and command lines: ``masked`` replaces what looks like a secret and keeps the rest.
 
-All of it is one file, because ranks load at most 25 of torchcoll, and it imports only the standard
-library, because core/errors.py needs it. A scanner such as gitleaks is no dependency for the same
-reason, and it finds lines, not where a secret begins and ends. All expressions are bounded: the
-time is linear in the length of the text.
+It is one file without imports, because ranks load at most 25 of torchcoll. All expressions are
+bounded: the time is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -53,9 +50,8 @@ def names_secret(name: str) -> bool:
 
 
 def is_secret_setting(name: str, value: str) -> bool:
-    """Whether the value is a secret, by its name and, where that says little, by what it is.
-
-    Masked labels make different runs alike: ``pin=on`` and ``tokens=4096`` stay.
+    """Whether the value is a secret, by its name and, where that says little, by what it is:
+    ``pin=on`` and ``tokens=4096`` stay.
     """
     if value.lower() in _FLAGS:
         return False
@@ -94,8 +90,7 @@ def _class_changes(run: str) -> int:
 
 
 # Tokens that GPU nodes have and whose maker begins them with a prefix of its own (rules of gitleaks
-# and detect-secrets, July 2026). Lengths are the least of what was ever issued. Tokens of other
-# makers are found by how they are mixed (``_LONG``), or by the name before them.
+# and detect-secrets, July 2026). Others are found by how they are mixed, or by the name before.
 _PREFIXED = (
     r"gh[a-z]_[A-Za-z0-9]{20,}",  # GitHub
     r"github_pat_\w{20,}",
@@ -372,9 +367,8 @@ def _is_random(run: str) -> bool:
     ) < _MOST_WORDS * len(run)
 
 
-# The registry of variables: by prefix, what a variable with it belongs to. The longest prefix
-# decides. SETTINGS change how a collective runs, and ``torchcoll again`` sets them again; RUNTIME
-# is what the process has of devices, threads and torch; JOB is what a launcher says of one job.
+# The registry of variables: by prefix, what a variable with it belongs to. SETTINGS change how a
+# collective runs; RUNTIME is what the process has of devices, threads and torch; JOB is of one job.
 SETTINGS, RUNTIME, JOB = "settings", "runtime", "job"
 _PREFIXES_OF = {
     SETTINGS: """
@@ -437,8 +431,8 @@ def is_secret(name: str) -> bool:
 
 
 # The documented forms of a value: items with ``,``, ``;`` or ``|`` between them, or numbers and
-# paths with blanks. An item is a word, a number with its unit, an address, a device or a path, or
-# some of them with ``:`` or ``=`` between: ``^mlx5_0:1``, ``0-100@2-4``, ``{0:4}:8``, ``tcp://h:80``.
+# paths with blanks. An item is words, numbers with units, addresses, devices or paths, with ``:``
+# or ``=`` between: ``^mlx5_0:1``, ``0-100@2-4``, ``{0:4}:8``, ``tcp://h:80``.
 _PATH = r"(?:[~.]{0,2}|\$\w{1,40})/[\w.+%/*-]{0,500}"
 _TOKEN = r"[\w.+*%\[\](){}<>-]{1,100}(?:/[\w.+%-]{1,100}){0,20}"
 _ATOM = rf"[!^=~@]?(?:{_PATH}|{_TOKEN})"

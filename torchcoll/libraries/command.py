@@ -152,10 +152,8 @@ def _dump_topology(path: str) -> None:
 
 COMMANDS = {
     "log": SubCommand(
-        "read logs of NCCL, RCCL, oneCCL, and what a topology allows",
         log_arguments,
         run_log,
-        "files",
         examples=(
             "torchcoll log nccl.log",
             "torchcoll log topo.xml",

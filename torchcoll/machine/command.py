@@ -25,15 +25,13 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 COMMANDS = {
     "doctor": SubCommand(
-        "show what this process can use, known problems, and prove what torchcoll claims",
         doctor_arguments,
         run_doctor,
-        "machine",
         examples=(
             "torchcoll doctor",
             "torchcoll doctor --prove",
             "torchcoll doctor --prove clock,verification --backend nccl -o proof/",
         ),
         exit_1="with --prove: a part failed",
-    ),
+    )
 }

@@ -1,8 +1,4 @@
-"""The device that this rank measures on, and its clocks; the same code for all vendors.
-
-``torch.accelerator``, ``torch.Event`` and ``torch.get_device_module`` support CUDA, ROCm and XPU.
-The names of vendors appear only in the table of backends.
-"""
+"""The device that this rank measures on, and its clocks; the same code for all vendors."""
 
 from __future__ import annotations
 
@@ -59,10 +55,8 @@ class Cpu:
         raise AssertionError("captures is False")
 
     def synchronized(self, call: Call, align: Call, calls: int, clocks: Clocks) -> None:
-        """Time ``calls`` calls one by one, with ``align`` before each.
-
-        Durations in ns are appended to ``clocks["host"]``, and the start of each call to
-        ``clocks["start"]`` if that exists.
+        """Time ``calls`` calls one by one, with ``align`` before each. Durations in ns are appended
+        to ``clocks["host"]``, starts to ``clocks["start"]`` if that exists.
         """
         now, append, began = self._now, clocks["host"].append, _starts(clocks)
         for _ in range(calls):
@@ -73,10 +67,8 @@ class Cpu:
             began(start)
 
     def stream(self, call: Call, calls: int, clocks: Clocks, leads: int, lead: list[int]) -> None:
-        """Time ``calls`` calls back to back: each call ends when the next one begins.
-
-        Durations in ns are appended to ``clocks["host"]``. ``leads`` ramp-up calls go first; their
-        durations are appended to ``lead``.
+        """Time ``calls`` calls back to back: each call ends when the next one begins. Durations in
+        ns are appended to ``clocks["host"]``, those of ``leads`` ramp-up calls before to ``lead``.
         """
         now = self._now
         start = now()
@@ -90,9 +82,7 @@ class Cpu:
     blocking = stream  # calls are complete when they return
 
     def clocks(self, mode: str) -> Clocks:
-        """An empty list of samples for each clock that this mode reads. Tables show the first
-        one.
-        """
+        """An empty list of samples for each clock of this mode. Tables show the first one."""
         return {"host": []}
 
     def together(
@@ -104,8 +94,7 @@ class Cpu:
 
         Returns four durations in ns: of the calls, of the work (from its own start), from the start
         until both have ended, and from the start until the delayed work began. The work always runs
-        in its own thread, also without calls, so that all blocks that are compared run the same
-        way.
+        in its own thread, so that all blocks that are compared run the same way.
         """
         now, ends, errors = self._now, [0], list[BaseException]()
         start_together, late = threading.Lock(), [0]
@@ -141,10 +130,8 @@ class Cpu:
 
 
 class Accelerator:
-    """A GPU, where calls are queued.
-
-    Calls are timed by the device's events, or by the host's clock with a synchronise before and
-    after each call.
+    """A GPU, where calls are queued: timed by the device's events, or by the host's clock with a
+    synchronise before and after each call.
     """
 
     def __init__(
@@ -165,9 +152,7 @@ class Accelerator:
 
     @property
     def described(self) -> str:
-        """The name that torch has for it: ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``; '' if it has
-        none.
-        """
+        """The name that torch has for it: ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``; '' for none."""
         ask = getattr(self._module, "get_device_name", None)
         return str(ask(self.index)) if ask else ""
 
@@ -193,10 +178,10 @@ class Accelerator:
         self._module.empty_cache()
 
     def synchronized(self, call: Call, align: Call, calls: int, clocks: Clocks) -> None:
-        """Time ``calls`` calls one by one on the host and the issue clock.
+        """Time ``calls`` calls one by one on the host and the issue clock, as on the CPU.
 
         The device is idle at both time stamps of the host clock: even synchronous calls of nccl,
-        xccl and ccl return once they are queued. ``clocks["start"]`` is used as on the CPU.
+        xccl and ccl return once they are queued.
         """
         now, synchronize, began = self._now, self.synchronize, _starts(clocks)
         host, issue = clocks["host"].append, clocks["issue"].append
@@ -213,10 +198,9 @@ class Accelerator:
             began(start)
 
     def stream(self, call: Call, calls: int, clocks: Clocks, leads: int, lead: list[int]) -> None:
-        """Time ``calls`` calls back to back on the device and the issue clock.
+        """Time ``calls`` calls back to back on the device and the issue clock, as on the CPU.
 
-        There is an event between calls, and one synchronise at the end. ``leads`` ramp-up calls, at
-        least one, go first; their durations are appended to ``lead``. On an idle device the first
+        There is an event between calls, and one synchronise at the end. On an idle device the first
         event completes immediately, so the first duration is the host's time to issue a call.
         """
         now, issue, each = self._now, clocks["issue"].append, self.calls_per_sample
@@ -244,8 +228,6 @@ class Accelerator:
     def blocking(self, call: Call, calls: int, clocks: Clocks, leads: int, lead: list[int]) -> None:
         """Time ``calls`` calls on the host and the issue clock, each of which begins when the one
         before is complete on this rank.
-
-        ``leads`` ramp-up calls go first; their durations are appended to ``lead``.
         """
         now, synchronize = self._now, self.synchronize
         host, issue = clocks["host"].append, clocks["issue"].append
@@ -267,8 +249,7 @@ class Accelerator:
     ) -> tuple[int, int, int, int]:
         """As on the CPU, but on the device's clock and with the work in its own stream.
 
-        Without a delay the work is issued first: its calls are long, so the host soon finishes
-        issuing them, and the collective's first event is recorded right before its first call.
+        Without a delay the work is issued first: its calls are long, so the host soon finishes.
         """
         begun, worked, calling, called = (
             self._torch.Event(self.name, enable_timing=True) for _ in range(4)
@@ -311,8 +292,7 @@ class Accelerator:
         """Capture ``call`` into a graph and return a function that replays it (if ``captures``).
 
         On CUDA the capture is restricted to this thread, because NCCL's proxies and torch's
-        watchdogs allocate memory and query events in their own threads. torch.xpu.graph has no such
-        argument.
+        watchdogs allocate memory and query events in their own threads.
         """
         assert self._graph_class
         self.synchronize()
@@ -324,10 +304,7 @@ class Accelerator:
         return replay
 
     def event_costs(self, calls: int) -> list[int]:
-        """Times in ns that the host needs to create and record two events.
-
-        This is more than the cost of a sample, because ``stream`` creates its events beforehand.
-        """
+        """Times in ns that the host needs to create and record two events: more than a sample."""
         durations = []
         for _ in range(calls):
             start = self._now()
@@ -345,9 +322,7 @@ Device = Cpu | Accelerator
 
 
 def _starts(clocks: Clocks) -> Callable[[int], None]:
-    """The function that takes the start of each call; it discards them unless they are
-    requested.
-    """
+    """The function that takes the start of each call."""
     starts = clocks.get("start")
     return deque[int](maxlen=0).append if starts is None else starts.append
 
@@ -358,7 +333,7 @@ def nothing() -> None:
 
 def cost_of_measuring(device: Device, align: Call | None) -> dict[str, int]:
     """Median costs in ns: of the timing loop around a no-op (``cost_timed_loop``), of ``align``
-    (``cost_barrier``), and of a pair of events where the device has events (``cost_event``).
+    (``cost_barrier``), and of a pair of events (``cost_event``).
     """
     costs: dict[str, list[int]] = {"cost_timed_loop": [], "cost_barrier": []}
     cpu = Cpu()
@@ -370,13 +345,10 @@ def cost_of_measuring(device: Device, align: Call | None) -> dict[str, int]:
 
 
 def open_device(torch: Any, kind: str, launch: Launch, shared: bool) -> Device:
-    """Open this rank's device.
+    """Open this rank's device: of local rank l device l, or device 0 if the launcher makes only one
+    device visible to each rank. shared: several ranks may use one device (--rehearse).
 
-    shared: several ranks may use one device (--rehearse).
-
-    Local rank l uses device l, or device 0 if the launcher makes only one device visible to each
-    rank (srun --gpus-per-task). Raises UnavailableError if there is no device, if there are fewer
-    devices than ranks, or if the device cannot be used.
+    Raises UnavailableError if there is none, fewer than ranks, or one that cannot be used.
     """
     if kind == "cpu":
         return Cpu()
@@ -446,13 +418,10 @@ def _why_none(module: Any) -> str:
 
 
 def refuse_shared(rank_devices: Sequence[tuple[str, str | None]], name: str = "") -> None:
-    """Raise UnavailableError if two ranks use the same device.
+    """Raise UnavailableError if two ranks use the same device. MIG slices of one GPU count as one
+    device: NCCL refuses them.
 
-    rank_devices: (host, id of the device) of each rank.
-    name: torch's name of this rank's device.
-
-    MIG slices of one GPU count as one device: their ranks cannot use CUDA IPC, and NCCL refuses
-    them.
+    rank_devices: (host, id of the device) of each rank. name: torch's name of this rank's device.
     """
     first: dict[tuple[str, str | None], int] = {}
     for rank, (host, device) in enumerate(rank_devices):

@@ -19,7 +19,7 @@ _XPU_INDEX = "https://download.pytorch.org/whl/xpu"  # XPU builds are not on PyP
 
 @dataclass(frozen=True)
 class Usable:
-    """A device, backend, launcher or interface.
+    """A device, backend or interface.
 
     detail: about one that can be used. reason, action: why another one cannot be used, and what to
     do about it.
@@ -126,16 +126,13 @@ def _why_no_xpu(facts: Facts) -> tuple[str, str]:
 
 
 def backends(facts: Facts) -> list[Usable]:
-    """All backends of the table. Unsupported ones only if this torch was built with them."""
+    """All backends of the table that communicate."""
     if not facts.torch:
         return [unusable(DEFAULT, *no_torch(facts))]
-    communicating = (entry for entry in BACKENDS.values() if entry.communicates)
-    return [_usable(facts, e) for e in communicating if e.promised or facts.built(e.name)]
+    return [_usable(facts, entry) for entry in BACKENDS.values() if entry.communicates]
 
 
 def _usable(facts: Facts, entry: BackendEntry) -> Usable:
-    if not entry.promised:
-        return Usable(entry.name, True, "built into this torch; nothing is promised of it")
     if entry.module:
         return _by_bindings(facts, entry, entry.module)
     kind = entry.devices[0]
@@ -188,39 +185,6 @@ def ccl_on_cpu(facts: Facts) -> bool:
     return not facts.devices("xpu") and any(b.usable for b in backends(facts) if b.name in bindings)
 
 
-def launchers(facts: Facts) -> list[Usable]:
-    """torchrun, srun, mpirun and mpiexec, and whether each can be used."""
-    torchrun = facts.commands.get("torchrun")
-    if not facts.torch:
-        usable = [unusable("torchrun", "it is a part of torch", no_torch(facts)[1])]
-    else:
-        text = f"of torch {facts.torch['version']}"
-        if torchrun is None:
-            text = "not on PATH, but python -m torch.distributed.run does the same"
-        elif not torchrun["same_python"]:
-            text = f"{torchrun['path']} is another Python's: use python -m torch.distributed.run"
-        usable = [Usable("torchrun", True, text)]
-    for name in ("srun", "mpirun", "mpiexec"):
-        command = facts.commands.get(name)
-        if command is None:
-            what = "Slurm" if name == "srun" else "an MPI (any one of its kind will do)"
-            action = f"no action needed where torchrun is used; else load {what}"
-            usable.append(unusable(name, "not on PATH", action))
-        elif command["error"]:
-            action = "see what it says"
-            if name == "srun":
-                action = "run srun on a host that has the cluster's Slurm configuration"
-            error = command["error"].removeprefix(f"{name}: error: ")
-            usable.append(unusable(name, f"{name} --version fails: {error}", action))
-        else:
-            detail = command["version"]
-            if name == "srun":
-                job = facts.launch.job_id
-                detail += f"; inside of job {job}" if job else "; in no job yet"
-            usable.append(Usable(name, True, detail))
-    return usable
-
-
 def interfaces(facts: Facts) -> list[Usable]:
     """The network interfaces and RDMA ports of this host, and whether each can be used."""
     action = "no action needed, unless ranks are to use it"
@@ -257,9 +221,7 @@ def settings(facts: Facts) -> Iterator[Finding]:
             launch.local_ranks,
             facts.host_cores,
             ccl_on_cpu(facts),
-            str(torch.get("version") or ""),
             next((kind for kind in ("hip", "cuda") if torch.get(kind)), ""),
-            bool(facts.devices("cuda")),
         )
     )
 
@@ -275,16 +237,11 @@ CHECKS: tuple[Check, ...] = (
 
 
 def examine() -> dict[str, Any] | None:
-    """The report of rank 0; None on all other ranks.
-
-    No process group is created, so the report describes the host of this rank. Of other hosts it
-    only has the number of ranks.
-    """
+    """The report of rank 0 about its host; None on all other ranks. No process group is created."""
     launch, error = doctor_facts.launch_facts()
     # If the launcher's variables contradict each other every rank reports, because the user needs
     # to see that.
     if not error and launch.rank != 0:
-        doctor_facts.wait_for_rank_0(launch)  # rank 0 reads which cores this rank may use
         return None
     return report(doctor_facts.gather(launch, error))
 
@@ -308,7 +265,6 @@ def report(facts: Facts) -> dict[str, Any]:
         },
         "devices": [asdict(item) for item in devices(facts)],
         "backends": [asdict(item) for item in usable],
-        "launchers": [asdict(item) for item in launchers(facts)],
         "interfaces": [asdict(item) for item in interfaces(facts)],
         "ranks": rank_map(facts),
         "libraries": facts.libraries,
@@ -349,10 +305,8 @@ def versions(facts: Facts) -> dict[str, str | None]:
 
 
 def rank_map(facts: Facts) -> list[dict[str, Any]]:
-    """rank, local_rank and device of the ranks of this host.
-
-    torchrun numbers the ranks of a host consecutively. With other launchers only this process's own
-    rank is known.
+    """rank, local_rank and device of the ranks of this host; only this process's own rank is known
+    with other launchers than torchrun, which numbers the ranks of a host consecutively.
     """
     launch = facts.launch
     if launch.launcher in ("none", "ambiguous"):

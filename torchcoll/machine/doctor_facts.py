@@ -1,7 +1,5 @@
-"""Gathers the facts for ``torchcoll doctor``. doctor.py and traps.py judge them.
-
-Each function takes its sources (/proc, /sys) as arguments, so that tests can replace them. No
-function raises: a fact that cannot be read is None.
+"""Gathers the facts for ``torchcoll doctor``. doctor.py and traps.py judge them. No function
+raises: a fact that cannot be read is None. Tests replace /proc and /sys.
 """
 
 from __future__ import annotations
@@ -11,12 +9,12 @@ import os
 import re
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 from torchcoll.core.backends import BACKENDS, NCCL, installed_version
@@ -33,14 +31,8 @@ _IMPORT_LIMIT_S = 60  # IPEX took 6 to 18 s
 
 
 def torch_facts(torch: Any, launch: Launch) -> dict[str, Any]:
-    """Facts about torch.
-
-    version: torch's version.
-    cuda, hip, xpu: the versions that it was built with, or None.
-    built: backend -> whether torch was built with it.
-    devices: kind -> a dict for each device.
-    why: kind -> torch's error or warning if it has no device.
-    threads: number of threads. nccl: NCCL's version.
+    """Facts about torch: version; cuda, hip and xpu that it was built with, or None; built (backend
+    -> whether it has it); devices and why there is none, by kind; threads; NCCL's version.
     """
     dist = torch.distributed
     try:
@@ -97,11 +89,9 @@ def rank_device(launch: Launch, devices: list[dict[str, Any]]) -> dict[str, Any]
 
 
 def module_facts(run: Callable[..., tuple[int, str, str]]) -> dict[str, dict[str, Any]]:
-    """Facts about Intel's extensions that are installed: version, error, registers and mapped.
-
-    registers: whether it registers its backend. mapped: the communication libraries that a process
-    with this module maps. Each module is imported in a child process: importing takes seconds,
-    prints, and fails with AttributeError beside another torch.
+    """Facts about Intel's extensions that are installed: version, error, registers (its backend)
+    and mapped (communication libraries). Each is imported in a child process: importing takes
+    seconds, prints, and fails with AttributeError beside another torch.
     """
     modules = {}
     for name in (IPEX, *BINDINGS):
@@ -156,10 +146,8 @@ class Facts:
     limits: dict[str, Any] = field(default_factory=dict)
     interfaces: list[dict[str, Any]] = field(default_factory=list)
     rdma: list[dict[str, Any]] = field(default_factory=list)
-    commands: dict[str, dict[str, Any]] = field(default_factory=dict)
+    torchrun: str | None = None  # its path
     mapped: list[dict[str, Any]] = field(default_factory=list)
-    # Local rank -> CPUs of the other ranks of this host, if they could be read.
-    neighbours: dict[int, set[int]] = field(default_factory=dict)
 
     @property
     def cores(self) -> int:
@@ -172,11 +160,9 @@ class Facts:
         not pin ranks, so all its ranks have the CPUs of this process.
         """
         local_cpus, launch = set(self.cpu.get("affinity", ())), self.launch
-        default = local_cpus if launch.launcher in ("torchrun", BY_HAND) else set()
-        return [
-            local_cpus if rank == launch.local_rank else self.neighbours.get(rank, default)
-            for rank in range(launch.local_ranks)
-        ]
+        others = local_cpus if launch.launcher in ("torchrun", BY_HAND) else set[int]()
+        ranks = range(launch.local_ranks)
+        return [local_cpus if rank == launch.local_rank else others for rank in ranks]
 
     @property
     def host_cores(self) -> int:
@@ -206,8 +192,6 @@ class Facts:
 
 def gather(launch: Launch, launch_error: str = "") -> Facts:
     """All facts of this process and its host."""
-    # The other ranks exit soon, so their CPUs are read before the facts that take seconds.
-    neighbour_cpus = neighbours(launch)
     torch, torch_error = import_torch()
     about: dict[str, Any] = {}
     if torch:
@@ -227,56 +211,9 @@ def gather(launch: Launch, launch_error: str = "") -> Facts:
         limits=limits(),
         interfaces=placement.network_interfaces(),
         rdma=placement.rdma_devices(),
-        commands=command_facts(run),
+        torchrun=which("torchrun"),
         mapped=mapped_libraries(torch),
-        neighbours=neighbour_cpus,
     )
-
-
-# Seconds within which the ranks of a host start, and seconds that they stay for rank 0 to read
-# their CPUs.
-_MEET_S, _STAY_S = 2.0, 10.0
-
-
-def neighbours(launch: Launch, limit_s: float = _MEET_S) -> dict[int, set[int]]:
-    """Local rank -> CPUs of the other ranks of this host, which are children of the same launcher.
-
-    They stay until this process has read them: see ``wait_for_rank_0``.
-    """
-    deadline = time.monotonic() + limit_s
-    while True:
-        cpus_by_rank = {peer.local_rank: cpus for peer, cpus in _siblings(launch)}
-        if len(cpus_by_rank) >= launch.local_ranks - 1 or time.monotonic() > deadline:
-            return cpus_by_rank
-        time.sleep(0.05)
-
-
-def wait_for_rank_0(launch: Launch) -> None:
-    """Wait until rank 0 of this host has started and ended, or has not started for _MEET_S."""
-    began, seen = time.monotonic(), False
-    while time.monotonic() - began < (_STAY_S if seen else _MEET_S):
-        present = any(peer.rank == 0 for peer, _ in _siblings(launch))
-        if seen and not present:
-            return
-        seen = seen or present
-        time.sleep(0.1)
-
-
-def _siblings(launch: Launch, proc: str = "/proc") -> list[tuple[Launch, set[int]]]:
-    """(launch, CPUs) of the other ranks of this run that have the same parent process."""
-    siblings = []
-    for pid in placement.process_ids(proc):
-        if pid == os.getpid():
-            continue
-        status = text_in(f"{proc}/{pid}/status") or ""
-        fields = dict(re.findall(r"^(PPid|Cpus_allowed_list):\s*(\S+)", status, re.M))
-        if fields.get("PPid") != str(os.getppid()):
-            continue
-        pairs = (text_in(f"{proc}/{pid}/environ") or "").split("\0")
-        peer, error = launch_facts(dict(pair.partition("=")[::2] for pair in pairs))
-        if not error and (peer.launcher, peer.ranks) == (launch.launcher, launch.ranks):
-            siblings.append((peer, placement.cpu_numbers(fields.get("Cpus_allowed_list", ""))))
-    return siblings
 
 
 def import_torch() -> tuple[Any, str]:
@@ -323,31 +260,9 @@ def text_lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def command_facts(run: Run, path: str | None = None) -> dict[str, dict[str, Any]]:
-    """path, version and error of each launcher's command on PATH."""
-    from shutil import which
-
-    commands: dict[str, dict[str, Any]] = {}
-    for name in ("torchrun", "srun", "mpirun", "mpiexec"):
-        executable = which(name, path=path)
-        if executable is None:
-            continue
-        commands[name] = {"path": executable, "version": "", "error": ""}
-        if name == "torchrun":  # torchrun --version would import torch once more
-            commands[name]["same_python"] = Path(executable).parent == Path(sys.executable).parent
-        else:
-            code, out, err = run([executable, "--version"], 10)
-            lines = text_lines(out or err)
-            # The line after 'HYDRA build details:' has the version.
-            text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
-            commands[name]["error" if code else "version"] = text or f"exit code {code}"
-    return commands
-
-
 def cpu_facts(proc: str = "/proc", sysfs: str = "/sys") -> dict[str, Any]:
-    """Facts about the CPU: model, affinity, numa_nodes, virtual, steal, governor and its driver.
-
-    steal: share of the busy time since boot that the hypervisor gave to others.
+    """Facts about the CPU: model, affinity, numa_nodes, virtual, steal (the share of the busy time
+    since boot that the hypervisor gave to others), governor and its driver.
     """
     info = text_in(f"{proc}/cpuinfo") or ""
     model = re.search(r"^model name\s*:\s*(.*)$", info, re.M)
@@ -378,10 +293,8 @@ _GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 
 
 def gpu_facts(proc: str = "/proc", sysfs: str = "/sys", dev: str = "/dev") -> dict[str, Any]:
-    """Signs of GPUs that do not need torch: vendor -> pci, driver, files.
-
-    pci: number of GPUs on the bus. driver: version of the kernel's driver.
-    files: whether /dev has the files that the vendor's runtime opens.
+    """Signs of GPUs that do not need torch: vendor -> pci (number of GPUs on the bus), driver (its
+    version), files (whether /dev has the files that the vendor's runtime opens).
     """
     vendors: dict[str, dict[str, Any]] = {
         name: {"pci": 0, "driver": None, "files": False} for name in ("NVIDIA", "AMD", "Intel")

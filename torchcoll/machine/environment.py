@@ -22,9 +22,7 @@ _OF_LAUNCH = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "NCCL_DEBUG_FILE
 
 
 def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables of ``environ``, or of this process, that a result file keeps
-    (core/variables.py).
-    """
+    """The variables of ``environ``, or of this process, that a result file keeps."""
     kept = kept_variables(os.environ if environ is None else environ)
     return {name: value for name, value in kept.items() if name not in _OF_LAUNCH}
 
@@ -41,9 +39,8 @@ def hostname() -> str:
 def differences(
     rank_variables: Mapping[str, str], reference: Mapping[str, str]
 ) -> dict[str, str | None]:
-    """The variables of a rank whose values differ from ``reference``, rank 0's; None if not set.
-
-    Launchers' variables always differ from rank to rank, except for the address of the meeting.
+    """The variables of a rank whose values differ from rank 0's; None if not set. Launchers'
+    variables always differ from rank to rank, except for the address of the meeting.
     """
     return {
         name: rank_variables.get(name)
@@ -91,10 +88,8 @@ def library_version(torch: Any, entry: BackendEntry) -> str:
 
 
 def member(torch: Any, launch: Launch, device: Device) -> dict[str, Any]:
-    """This rank's entry in the ``ranks`` record.
-
-    Only ranks with an accelerator and the first rank of each host have mapped libraries, NUMA
-    nodes, PCI id and NICs. So on CPUs the other ranks need not load the code that finds them.
+    """This rank's entry in the ``ranks`` record. Only ranks with an accelerator and the first rank
+    of each host have mapped libraries, NUMA nodes, PCI id and NICs.
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     facts: dict[str, Any] = {}
@@ -115,10 +110,7 @@ def member(torch: Any, launch: Launch, device: Device) -> dict[str, Any]:
 
 
 def device_place(torch: Any, device: Device) -> tuple[str | None, str | None]:
-    """(PCI id or UUID of the card with the device, identity of the device); None on the CPU.
-
-    The card has one state, its devices (partitions, tiles) have an identity each.
-    """
+    """(PCI id or UUID of the card with the device, identity of the device); None on the CPU."""
     if device.kind == "cpu":
         return None, None
     from torchcoll.core.shared_cores import device_identity
@@ -152,29 +144,9 @@ def free_memory(device: Device) -> dict[str, Any]:
     return {"where": f"{device.name} of {hostname()}", "free": free}
 
 
-def footprint(device: Device) -> dict[str, int]:
-    """What this process holds now, where the system says: ``resident_bytes`` of host memory,
-    ``descriptors`` (open files and sockets), and on an accelerator ``device_bytes``: what is not
-    free there, up to a constant, of all processes.
-    """
-    result = {}
-    try:
-        with open(f"{_PROC}/self/statm") as file:
-            result["resident_bytes"] = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        result["descriptors"] = len(os.listdir(f"{_PROC}/self/fd"))
-    except (OSError, ValueError, IndexError):
-        result.clear()
-    free = device.free_bytes()
-    if free is not None:
-        result["device_bytes"] = -free
-    return result
-
-
 def free_bytes() -> int:
     """Bytes that processes of this host can still use: MemAvailable, or less if a cgroup limits it.
-
-    Linux overcommits: an allocation succeeds and the kernel kills the process later. So the free
-    memory is checked before buffers are allocated.
+    Linux overcommits: an allocation succeeds and the kernel kills the process later.
     """
     free = [_number_in(f"{_PROC}/meminfo", "MemAvailable:", 1024)]
     free += _cgroup_free("", "memory.max", "memory.current", "inactive_file")
@@ -186,7 +158,7 @@ def free_bytes() -> int:
 
 def _cgroup_free(controller: str, limit: str, usage: str, cache: str) -> list[int]:
     """Limit minus usage of this process's cgroup and of each of its parents (v2, or v1's
-    ``memory``). Cached files are part of the usage, but the kernel frees them when needed.
+    ``memory``), without cached files, which the kernel frees when needed.
     """
     free: list[int] = []
     path = _cgroup_path(controller)
@@ -213,9 +185,7 @@ def _cgroup_path(controller: str) -> str | None:
 
 
 def _number_in(path: str, name: str = "", unit: int = 1) -> int | None:
-    """The number after ``name`` in a small file, or the file's only number; None if there is
-    none.
-    """
+    """The number after ``name`` in a small file, or the file's only number; None without one."""
     try:
         with open(path) as lines:
             fields = next(line.split() for line in lines if not name or line.split()[0] == name)

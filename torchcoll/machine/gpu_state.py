@@ -1,11 +1,8 @@
 """Reads the state of GPUs: of NVIDIA's from NVML, of AMD's and Intel's from sysfs.
 
-NVML is the library of NVIDIA's driver, and is called with ctypes. The package nvidia-ml-py would
-save 70 lines here, but torch does not depend on it, and a machine whose image lacks it would have
-no state. The state matters most in runs on an image as it is (NO_INSTALL=1). Constants and
-structures are those of the public nvml.h (CUDA 11 to 13).
-
-A value that a driver or a GPU does not support is None, or absent.
+NVML is the library of NVIDIA's driver, called with ctypes: torch does not depend on nvidia-ml-py,
+and an image without it would have no state. Constants and structures are those of nvml.h (CUDA 11
+to 13). A value that a driver or a GPU does not support is None, or absent.
 """
 
 from __future__ import annotations
@@ -80,8 +77,6 @@ def load() -> Any:
 def nvidia_gpus(device_ids: list[str], library: Any) -> list[dict[str, Any]]:
     """The state of each GPU, in the order of ``device_ids`` (PCI ids or UUIDs).
 
-    library: as ``load()`` returns it.
-
     Keys: place (its id), index, busy_percent (of the last second at most), sm_clock_mhz,
     sm_clock_max_mhz, mem_clock_mhz, mem_clock_max_mhz, reasons (why the clocks are not higher),
     limited_ns (policy -> ns since the driver was loaded), ecc_corrected, ecc_uncorrected,
@@ -99,10 +94,7 @@ def nvidia_gpus(device_ids: list[str], library: Any) -> list[dict[str, Any]]:
 
 
 def switches_reduce(folder: str = "/proc/driver/nvidia/gpus", library: Any = None) -> bool | None:
-    """Whether the NVIDIA GPUs of this machine are connected by switches that can reduce (NVLS).
-
-    None if there are no GPUs, or the driver does not report their links.
-    """
+    """Whether switches that can reduce (NVLS) connect the NVIDIA GPUs here; None if unknown."""
     device_ids, devices = [], []
     for entry in sorted(Path(folder).glob("*/information")):
         model = re.search(r"^Model:\s*(.+)$", entry.read_text(errors="replace"), re.MULTILINE)
@@ -232,19 +224,9 @@ def amd_gpus(device_ids: list[str], sysfs: str = "/sys") -> list[dict[str, Any]]
     """The state of each GPU, in the order of ``device_ids`` (PCI ids).
 
     Keys: place (its PCI id), index, busy_percent, sm_clock_mhz, sm_clock_max_mhz, temperature_c
-    (the highest of its sensors), power_w, power_limit_w. Which processes use a GPU and why it is
-    slowed are not in sysfs.
-
-    Documentation/gpu/amdgpu/thermal.rst of the kernel has the names: gpu_busy_percent, pp_dpm_sclk
-    (a line for each level, the current one with ``*``) and hwmon.
+    (the highest of its sensors), power_w, power_limit_w (kernel: gpu/amdgpu/thermal.rst).
     """
-    cards = drm_cards(sysfs)
-    gpus = []
-    for number, device_id in enumerate(device_ids):
-        card = cards.get(device_id.lower())
-        facts = _amd_facts(card / "device") if card else {}
-        gpus.append({"place": device_id, "index": number, **facts})
-    return gpus
+    return _with_facts(device_ids, sysfs, lambda card: _amd_facts(card / "device"))
 
 
 def _amd_facts(device: Path) -> dict[str, Any]:
@@ -295,15 +277,19 @@ def intel_gpus(
 
     xpu-smi is used only if installed. It takes about a second, because it initialises Level Zero.
     """
+    gpus = _with_facts(device_ids, sysfs, _intel_facts)
+    return [{**gpu, "processes": _intel_processes(gpu["place"], run or _output)} for gpu in gpus]
+
+
+def _with_facts(
+    device_ids: list[str], sysfs: str, read: Callable[[Path], dict[str, Any]]
+) -> list[dict[str, Any]]:
     cards = drm_cards(sysfs)
-    ask = run or _output
-    gpus = []
-    for number, device_id in enumerate(device_ids):
-        card = cards.get(device_id.lower())
-        facts = _intel_facts(card) if card else {}
-        processes = _intel_processes(device_id, ask)
-        gpus.append({"place": device_id, "index": number, **facts, "processes": processes})
-    return gpus
+    placed = [(device_id, cards.get(device_id.lower())) for device_id in device_ids]
+    return [
+        {"place": device_id, "index": number, **(read(card) if card else {})}
+        for number, (device_id, card) in enumerate(placed)
+    ]
 
 
 def _intel_facts(card: Path) -> dict[str, Any]:

@@ -15,8 +15,6 @@ from torchcoll.machine.environment import hostname, utc_now
 from torchcoll.machine.placement import number_in, text_in
 from torchcoll.machine.state import Sample
 
-_WINDOW_S = 0.5
-
 # Error counters of InfiniBand ports.
 _INFINIBAND = """
     symbol_error link_error_recovery link_downed port_rcv_errors port_rcv_remote_physical_errors
@@ -38,10 +36,8 @@ Counters = dict[str, dict[str, int]]
 class Watch:
     """Reads the state of one host.
 
-    kind: cpu, cuda or xpu.
-    device_ids: PCI id or UUID of the card of each rank on this host.
-    pids: process ids of those ranks.
-    library: NVML; by default the driver's.
+    kind: cpu, cuda or xpu. device_ids: PCI id or UUID of the card of each rank on this host.
+    pids: process ids of those ranks. library: NVML; by default the driver's.
     """
 
     def __init__(
@@ -73,34 +69,15 @@ class Watch:
         return self._before
 
     def states(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The records before and after the run. Needs an earlier call of ``before``."""
-        return self._before, self.after()
-
-    def after(self) -> dict[str, Any]:
-        """Read the record after the run. Its ``cpu`` also has who used the cores
-        (``state.shares``).
+        """The records before and after the run. The ``cpu`` of the one after also has who used the
+        cores (``state.shares``). Needs an earlier call of ``before``.
         """
         assert self._first is not None
         last = host_state.sample(self._proc)
         state = self._look("after")
-        state["cpu"] |= self._shares(self._first, last)
-        return state
-
-    def why_busy(self, state: dict[str, Any]) -> str | None:
-        """Why --require-idle refuses to start in this state, or None.
-
-        On CPUs this waits half a second to measure the load of the cores.
-        """
-        shares = None
-        if self._kind == "cpu":
-            first = host_state.sample(self._proc)
-            time.sleep(_WINDOW_S)
-            shares = self._shares(first, host_state.sample(self._proc))
-        return host_state.why_busy(state, shares)
-
-    def _shares(self, first: Sample, last: Sample) -> dict[str, Any]:
         hz = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-        return host_state.shares(first, last, self._pids, self._cpus, hz, self._proc)
+        state["cpu"] |= host_state.shares(self._first, last, self._pids, self._cpus, hz, self._proc)
+        return self._before, state
 
     def _look(self, phase: str) -> dict[str, Any]:
         start = time.perf_counter_ns()
@@ -147,12 +124,9 @@ def foreign_processes(
 ) -> list[dict[str, Any]] | None:
     """The processes on a device that do not belong to this run; None if that is not known.
 
-    listed: processes on the device. run_pids: processes of this run on this host.
-    ranks: how many ranks of this run have a context on the device.
-
-    The ranks must be in the list. If none of ``run_pids`` is, the list has pids of another
-    namespace (container): then ``ranks`` of its processes belong to this run, and the others are
-    returned without pid and name. An empty list hides all processes.
+    listed: processes on the device; an empty list hides all. run_pids: of this run on this host.
+    ranks: how many ranks of this run have a context on the device. If none of ``run_pids`` is
+    listed, the pids are of another namespace: the others are returned without pid and name.
     """
     if not listed:
         return None
@@ -162,10 +136,8 @@ def foreign_processes(
 
 
 def counters(sysfs: str = "/sys") -> Counters:
-    """The counters of each port: ``{"mlx5_0 port 1": {"symbol_error": 0, ...}, "eth0": {...}}``.
-
-    Of the interfaces only physical devices are read. If there are none, as in a container, all
-    interfaces but the loopback are read.
+    """The counters of each port: ``{"mlx5_0 port 1": {"symbol_error": 0, ...}, "eth0": {...}}``, of
+    physical interfaces, or if there are none, as in a container, of all but the loopback.
     """
     ports: Counters = {}
     for port in sorted(Path(sysfs, "class/infiniband").glob("*/ports/*")):

@@ -80,9 +80,9 @@ _JOB_IDS = ("FLUX_JOB_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PALS_APID"
 def detect(environ: Mapping[str, str] | None = None) -> Launch:
     """The launch of this process, by the environment. Without any variables it is a single rank.
 
-    Inside torchrun its variables win. An mpirun inside srun wins over srun, because all processes
-    below srun inherit Slurm's variables. Otherwise all launchers whose variables are set must
-    agree. Raises UsageError if variables are missing or contradict each other.
+    Inside torchrun its variables win. An mpirun inside srun wins over srun, whose variables all
+    processes below it inherit. Otherwise all launchers whose variables are set must agree. Raises
+    UsageError if variables are missing or contradict each other.
     """
     env = os.environ if environ is None else environ
     job_id = next((env[name] for name in _JOB_IDS if env.get(name)), None)
@@ -131,10 +131,8 @@ class ContradictionOnAllRanks(UsageError):
 
 
 def likely_rank() -> int:
-    """The likely rank of a process whose variables contradict each other.
-
-    It is used to print the error on one rank only. RANK is read last: it may be left over from a
-    script, while launchers set their own variables for each process.
+    """The likely rank of a process whose variables contradict each other, to print the error once.
+    RANK is read last: it may be left over from a script.
     """
     first, *remaining = _LAUNCHERS.values()
     names = [name for variables in (*remaining, first) for name in variables[0]]
@@ -143,9 +141,8 @@ def likely_rank() -> int:
 
 
 def _is_outer(srun: Launch, inner: list[Launch]) -> bool:
-    """Whether srun only started the launcher of this rank: torchrun, a shell, or mpirun's daemons.
-
-    Then srun has fewer processes than ranks, or one process per node and as many by chance.
+    """Whether srun only started the launcher of this rank: it has fewer processes than ranks, or
+    one process per node and as many by chance.
     """
     if srun.ranks < max(launch.ranks for launch in inner):
         return True

@@ -22,9 +22,7 @@ _PCI_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 def device_facts(torch: Any, device: str, proc: str = "/proc") -> dict[str, Any]:
     """device_name, uuid and pci_id of ``cuda:1`` or ``xpu:0``; empty for a device without them.
-
-    torch has the PCI id since 2.9, but not for xpu. NVIDIA's driver has it by UUID, and Intel's
-    UUIDs contain it.
+    torch has the PCI id since 2.9, but not for xpu, whose UUID contains it.
     """
     kind, _, index = device.partition(":")
     if kind == "cpu" or not hasattr(getattr(torch, kind, None), "get_device_properties"):
@@ -57,8 +55,7 @@ def _pci_id_of_intel(uuid: str) -> str | None:
 
     intel/compute-runtime, Device::generateUuidFromPciBusInfo: vendor, device, revision and PCI
     domain in two bytes each (little-endian), then a byte each for bus, device and function, four
-    reserved bytes and the number of the tile. Drivers that use the chip's serial number in place of
-    it do not begin with Intel's vendor number.
+    reserved bytes and the number of the tile.
     """
     try:
         octets = bytes.fromhex(uuid.replace("-", ""))
@@ -80,10 +77,8 @@ def drm_cards(sysfs: str) -> dict[str, Path]:
 
 
 def pci_facts(pci_id: str, sysfs: str = "/sys") -> dict[str, Any]:
-    """NUMA node of a PCI device, and the NICs that are nearest to it.
-
-    ``shares`` of a NIC is what it shares with the device: ``PCIe switch``, ``host bridge``, ``NUMA
-    node`` or ``host``. Empty if sysfs does not have the device, as in some containers.
+    """NUMA node of a PCI device, and the nearest NICs: ``shares`` is what a NIC shares with it
+    (``_NEARNESS``). Empty if sysfs does not have the device, as in some containers.
     """
     device = Path(sysfs, "bus/pci/devices", pci_id)
     if not device.exists():
@@ -120,11 +115,7 @@ def _nics(sysfs: str) -> list[tuple[str, Path]]:
 
 
 def _pci_path(device: Path) -> list[str]:
-    """The path of a device: ``["pci0000:00", "0000:00:01.0", "0000:01:00.0"]``.
-
-    It has the host bridge, all bridges and the device. A virtio device is one level below its PCI
-    function.
-    """
+    """The path of a device, from the host bridge on: ``["pci0000:00", "0000:00:01.0"]``."""
     components = os.path.realpath(device).split("/")
     return [p for p in components if _PCI_ID.fullmatch(p) or re.fullmatch(r"pci\w+:\w+", p)]
 
@@ -156,10 +147,8 @@ _KINDS = {"1": "ethernet", "32": "infiniband", "772": "loopback"}  # linux/if_ar
 
 
 def network_interfaces(sysfs: str = "/sys", proc: str = "/proc") -> list[dict[str, Any]]:
-    """name, kind, state, speed in Mb/s, families with an address, and PCI id of each interface.
-
-    ``state`` is the kernel's: up, down, dormant or unknown (loopback and tunnels are always
-    unknown).
+    """name, kind, state (up, down, dormant or unknown, as of tunnels), speed in Mb/s, families with
+    an address, and PCI id of each interface.
     """
     interfaces = []
     for entry in sorted(Path(sysfs, "class/net").glob("*")):

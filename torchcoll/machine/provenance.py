@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import mmap
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
 from typing import Any
 
 from torchcoll.machine.placement import device_facts, numa_nodes, pci_facts
@@ -22,7 +20,6 @@ from torchcoll.machine.placement import device_facts, numa_nodes, pci_facts
 _LIBRARY = re.compile(
     r"lib((nccl|rccl)(-\w+)?|ccl|oneccl\w*|mpi|mpich|fabric|ucc|torch_cpu)([.-][\w.-]*)?\.so[\d.]*"
 )
-_END_BYTES = 1 << 20
 
 
 def rank_facts(
@@ -49,12 +46,10 @@ def mapped_libraries(
     environ: Mapping[str, str] | None = None,
     thorough: bool = True,
 ) -> list[dict[str, Any]]:
-    """Each communication library in this process: name, path, version, how, ends_sha256.
+    """Each communication library in this process: name, path, version, how.
 
     how: why the loader probably chose this file.
-    ends_sha256: only with ``thorough``; 16 hex digits of a hash over the size and the first and
-        last MiB of the file, which contain the build id and the section table. Hashing a whole
-        libnccl of 250 MB would take too long.
+    thorough: read the version in the files too.
 
     A backend may map its library only at its first call, so call this function after it.
     """
@@ -62,18 +57,14 @@ def mapped_libraries(
     libraries = []
     for path in _mapped_paths(maps):
         name = os.path.basename(path)
-        facts = {
-            "name": name,
-            "path": path,
-            "version": _version(path, torch, maps == "/proc/self/maps", thorough),
-            "how": _how(path, env),
-        }
-        if thorough:
-            facts["ends_sha256"] = None
-            with contextlib.suppress(OSError):
-                status = os.stat(path)
-                facts["ends_sha256"] = _hash_ends(path, status.st_mtime_ns, status.st_size)
-        libraries.append(facts)
+        libraries.append(
+            {
+                "name": name,
+                "path": path,
+                "version": _version(path, torch, maps == "/proc/self/maps", thorough),
+                "how": _how(path, env),
+            }
+        )
     return libraries
 
 
@@ -187,13 +178,3 @@ def _oneccl_version(path: str) -> str | None:
             return m[position + 5 : position + 40].split()[0].decode() if position >= 0 else None
     except (OSError, ValueError, IndexError):
         return None
-
-
-@lru_cache
-def _hash_ends(path: str, mtime_ns: int, size_bytes: int) -> str:
-    digest = hashlib.sha256(str(size_bytes).encode())
-    with open(path, "rb") as file:
-        digest.update(file.read(_END_BYTES))
-        file.seek(max(_END_BYTES, size_bytes - _END_BYTES))
-        digest.update(file.read())
-    return digest.hexdigest()[:16]

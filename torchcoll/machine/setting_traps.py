@@ -18,7 +18,6 @@ from torchcoll.libraries.oneccl.variables import ALGORITHMS
 _NCCL, _ONECCL = of_family(NCCL), of_family(ONECCL)
 _WITHOUT_MPI = ("torchrun", "RANK and WORLD_SIZE")
 _WITH_MPI = ("Open MPI", "Intel MPI", "MPICH", "MPI", "PALS")
-_NCCL_SWITCH = "TORCH_DIST_USE_NCCL2"
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,7 @@ class Settings:
     ranks: number of ranks on the host.
     cores: number of cores that they may use together.
     ccl_on_cpu: oneCCL of the bindings communicates CPU tensors.
-    torch: torch's version; '' without torch.
     gpu_build: ``cuda`` or ``hip`` if torch was built for GPUs of that kind, else ''.
-    has_gpu: torch sees such a GPU.
     """
 
     environ: Mapping[str, str]
@@ -61,13 +58,7 @@ class Settings:
     ranks: int
     cores: int
     ccl_on_cpu: bool
-    torch: str = ""
     gpu_build: str = ""
-    has_gpu: bool = False
-
-    @property
-    def torch_version(self) -> tuple[int, ...]:
-        return tuple(int(number) for number in re.findall(r"\d+", self.torch)[:2])
 
     @property
     def visible(self) -> int:
@@ -106,12 +97,6 @@ def _workers_lack_cores(settings: Settings) -> bool:
         and settings.ranks * 2 > settings.cores
         and settings.launcher not in _WITH_MPI
     )
-
-
-def _uses_nccl2(settings: Settings) -> bool:
-    # torch/distributed/distributed_c10d.py of 2.14 and 2.15.
-    value = settings.environ.get(_NCCL_SWITCH)
-    return value != "0" if settings.torch_version >= (2, 15) else value == "1"
 
 
 def hiding_variable(environ: Mapping[str, str], gpu_build: str) -> str | None:
@@ -241,36 +226,6 @@ TRAPS = (
         )
         for name in VISIBLE_GPUS
     ),
-    Trap(
-        "nccl_implementation",
-        "note",
-        {_NCCL_SWITCH: ".+"},
-        "torch {torch} does not read it.",
-        "Unset it.",
-        (),
-        lambda settings: settings.has_gpu and settings.torch_version < (2, 14),
-        "{settings}",
-    ),
-    *(
-        Trap(
-            "nccl_implementation",
-            "note",
-            {_NCCL_SWITCH: ".*"},
-            f"Backend nccl of torch {{torch}} is {implementation}.",
-            "Compare runs of one implementation only; 0 and 1 choose.",
-            (),
-            lambda settings, new=new: (  # type: ignore[misc]
-                settings.has_gpu
-                and settings.torch_version >= (2, 14)
-                and _uses_nccl2(settings) is new
-            ),
-            "{settings}",
-        )
-        for new, implementation in (
-            (True, "ProcessGroupNCCL2, which connects eagerly"),
-            (False, "the one of earlier torch"),
-        )
-    ),
 )
 
 
@@ -291,7 +246,6 @@ def setting_traps(settings: Settings) -> Iterator[Finding]:
             "ranks": settings.ranks,
             "visible": settings.visible,
             "counted_cores": cores,
-            "torch": settings.torch,
         }
         yield Finding(
             trap.name,

@@ -73,7 +73,6 @@ def _lines(report: dict[str, Any], width: int | None) -> Iterator[Line]:
     for title, key in (
         ("Devices", "devices"),
         ("Backends", "backends"),
-        ("Launchers", "launchers"),
         ("Network interfaces", "interfaces"),
     ):
         yield from _title(title)

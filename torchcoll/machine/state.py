@@ -9,19 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.units import (
-    counted,
-    format_bytes,
-    format_digits,
-    format_share,
-)
+from torchcoll.core.units import counted, format_bytes, format_digits, format_share
 from torchcoll.machine.placement import cpu_numbers, number_in, process_ids, text_in
 
 # The load of the cores is the difference of two samples of the ticks in /proc, which only increase.
-#
-# psutil is not used: a sample would take more than twice as long
-# (results/benchmarks/libraries-2026-11-22.txt), it would save only some 25 lines, and an image
-# without it would have no load at all.
+# A sample with psutil takes more than twice as long.
 
 _MOST_NAMED = 3  # processes that a record names
 
@@ -62,11 +54,8 @@ def sample(proc: str = "/proc") -> Sample:
 
 
 def _cpus(proc: str) -> dict[int, tuple[int, int, int]]:
-    """CPU -> (worked, stolen, all) ticks. Fields of /proc/stat: user nice system idle iowait irq
-    softirq steal.
-
-    ``worked`` does not include interrupts: the ranks' own traffic raises them, and they are not
-    charged to any process.
+    """CPU -> (worked, stolen, all) ticks. ``worked`` is without interrupts, which the ranks' own
+    traffic raises. Fields of /proc/stat: user nice system idle iowait irq softirq steal.
     """
     cpus = {}
     for line in (text_in(f"{proc}/stat") or "").splitlines():
@@ -133,9 +122,8 @@ def shares(
     pids: the ranks on this host. cpus: the CPUs that they may use. hz: ticks per second.
 
     Keys: seconds; cores (number of CPUs); busy_cores (used by all processes); stolen_cores (by the
-    hypervisor); others_cores (by processes other than the ranks, their descendants and ancestors;
-    None if the ranks cannot be seen among the processes); processes (the busiest of those others:
-    pid, name, user, cores).
+    hypervisor); others_cores (by processes other than the ranks, their descendants and ancestors);
+    processes (the busiest of those others: pid, name, user, cores). None if not known.
     """
     seconds = last.seconds - first.seconds
     common = sorted(cpus & set(first.cpus) & set(last.cpus))
@@ -209,10 +197,8 @@ def process_name(pid: int, proc: str = "/proc") -> str | None:
 
 
 def settings(cpus: set[int], proc: str = "/proc", sysfs: str = "/sys") -> dict[str, Any]:
-    """The state of these CPUs.
-
-    Keys: load (averages of 1, 5 and 15 minutes), governor, throttled_core and throttled_package
-    (how often heat has throttled them since boot; x86 only).
+    """The state of these CPUs: load (averages of 1, 5 and 15 minutes), governor, throttled_core and
+    throttled_package (how often heat has throttled them since boot; x86 only).
     """
     fields = (text_in(f"{proc}/loadavg") or "").split()
     folders = [Path(sysfs, f"devices/system/cpu/cpu{cpu}") for cpu in sorted(cpus)]
@@ -237,8 +223,6 @@ def settings(cpus: set[int], proc: str = "/proc", sysfs: str = "/sys") -> dict[s
 # A device that nobody else uses shows 0 %; this run's first allocation takes only some microseconds
 # of the last second.
 BUSY_PERCENT = 10
-# Share of the cores that the ranks may use. An idle host spends 1 to 2 % on its daemons.
-IDLE_SHARE = 0.05
 # On CPUs the calls themselves need the cores. With a GPU the host only issues the calls.
 BUSY_SHARE = {"cpu": 0.10}
 BUSY_SHARE_WITH_DEVICE = 0.50
@@ -255,10 +239,8 @@ _NO_FAULTS = ("GPU idle", "applications clocks setting", "sync boost", "display 
 
 
 def before(state: dict[str, Any], looks_busy: bool = True) -> Iterator[str]:
-    """Yield what the record before a run shows to be wrong.
-
-    looks_busy: whether a busy device is reported. False if this process has just used the device
-        itself.
+    """Yield what the record before a run shows to be wrong. looks_busy: whether a busy device is
+    reported; False if this process has just used the device itself.
     """
     for device in state["devices"]:
         name, busy = _name(device, state), device.get("busy_percent")
@@ -272,10 +254,7 @@ def before(state: dict[str, Any], looks_busy: bool = True) -> Iterator[str]:
 
 
 def during(first: dict[str, Any], last: dict[str, Any], kind: str) -> Iterator[str]:
-    """Yield what went wrong between the two records of a host.
-
-    kind: of the devices that communicated.
-    """
+    """Yield what went wrong between two records of a host. kind: of the devices of the ranks."""
     seconds = last["cpu"].get("seconds") or 0.0
     first_devices = {device["place"]: device for device in first["devices"]}
     for device in last["devices"]:
@@ -344,39 +323,8 @@ def _device_concerns(
         yield f"{name}: NVLink errors during the run: {', '.join(errors)}"
 
 
-def why_busy(state: dict[str, Any], shares: dict[str, Any] | None) -> str | None:
-    """Why --require-idle refuses to start, or None.
-
-    With devices (``shares`` is None) no other process may have a context on one of them. If
-    processes cannot be seen, as in a container, no device may be busy. On CPUs other processes may
-    use IDLE_SHARE of the ranks' cores. The load average is not used, because it still includes
-    processes that have ended.
-    """
-    host = state["host"]
-    if shares is not None:
-        others_cores, cores = shares["others_cores"], shares["cores"]
-        if others_cores is None:
-            return f"{host}: who uses its cores cannot be seen"
-        return (
-            f"{host}: {_cores_text(shares, with_pid=True)}"
-            if others_cores > IDLE_SHARE * cores
-            else None
-        )
-    for device in state["devices"]:
-        name, busy = _name(device, state), device.get("busy_percent")
-        if device.get("others"):
-            return f"{name}: {processes_text(device['others'])}"
-        if busy is not None and busy > BUSY_PERCENT:
-            return f"{name}: {busy} % busy"
-        if device.get("others") is None and busy is None:
-            return f"{name}: who uses it cannot be seen"
-    return None if state["devices"] else f"{host}: who uses its devices cannot be seen"
-
-
 def processes_text(processes: list[dict[str, Any]]) -> str:
-    """The largest process and the number of others: ``python (pid 4711, anna, 34.2 GiB) and 2
-    more``.
-    """
+    """The largest process and how many more: ``python (pid 4711, anna, 34.2 GiB) and 2 more``."""
     largest = max(processes, key=lambda p: p.get("size_bytes") or 0)
     text = "a process outside this container"
     if largest["pid"] is not None:
@@ -387,14 +335,12 @@ def processes_text(processes: list[dict[str, Any]]) -> str:
     return text + (f" and {len(processes) - 1} more" if len(processes) > 1 else "")
 
 
-def _cores_text(shares: dict[str, Any], with_pid: bool = False) -> str:
+def _cores_text(shares: dict[str, Any]) -> str:
     used = format_digits(shares["others_cores"], 2)
     text = f"other processes used {used} of {shares['cores']} cores"
     top = next(iter(shares["processes"]), None)
     if top and top["cores"] >= shares["others_cores"] / 2:
-        facts = [f"pid {top['pid']}" if with_pid else "", top.get("user")]
-        whose = ", ".join(filter(None, facts))
-        text += f", most of it {top['name']}" + (f" ({whose})" if whose else "")
+        text += f", most of it {top['name']}" + (f" ({top['user']})" if top.get("user") else "")
     return text
 
 

@@ -5,7 +5,9 @@ They find traps of the host, the container, the installation, misspelt names and
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from torchcoll.core.backends import BACKENDS, NCCL, ONECCL, VISIBLE_GPUS, minor_version, of_family
 from torchcoll.core.shared_cores import oversubscribed_hosts
@@ -13,7 +15,7 @@ from torchcoll.core.units import counted, format_bytes
 from torchcoll.libraries.known_variables import unknown_variables
 from torchcoll.libraries.nccl import variables as nccl
 from torchcoll.libraries.oneccl import variables as oneccl
-from torchcoll.machine.doctor_facts import IPEX, Facts, rank_device
+from torchcoll.machine.doctor_facts import Facts, rank_device
 from torchcoll.machine.placement import interface_problem, matching
 from torchcoll.machine.setting_traps import Finding
 
@@ -37,12 +39,12 @@ def launcher_variables(facts: Facts) -> Iterator[Finding]:
 
 def foreign_torchrun(facts: Facts) -> Iterator[Finding]:
     # Module systems and partly active environments may set PATH without changing python.
-    command = facts.commands.get("torchrun")
-    if command and not command["same_python"] and facts.torch:
+    path = facts.torchrun
+    if path and Path(path).parent != Path(sys.executable).parent and facts.torch:
         yield Finding(
             "foreign_torchrun",
             "warning",
-            f"torchrun on PATH is {command['path']}, not this Python's",
+            f"torchrun on PATH is {path}, not this Python's",
             "Ranks would run with another torch and another torchcoll, or find none.",
             "Start with: python -m torch.distributed.run",
         )
@@ -183,25 +185,6 @@ def memlock(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def ipex(facts: Facts) -> Iterator[Finding]:
-    # Measured: IPEX fails with AttributeError beside another torch, and pip installs it anyway.
-    module = facts.modules.get(IPEX)
-    if not module or not module["error"] or not facts.torch:
-        return
-    required = minor_version(str(module["version"]))
-    ours = minor_version(facts.torch["version"])
-    problem = f"{IPEX} {module['version']} cannot be imported ({module['error']})"
-    yield Finding(
-        "ipex",
-        "warning",
-        problem if required == ours else f"{problem}: torch here is {ours}",
-        "ccl on XPU needs it; xccl and ccl on the CPU do not.",
-        f"Install torch {required}.* or remove it (upstream ended with 2.8)."
-        if required != ours
-        else "Install it again for this torch, or remove it.",
-    )
-
-
 def bindings_version(facts: Facts) -> Iterator[Finding]:
     # Bindings that cannot be imported are reported as the backend's reason. A build from the source
     # of bindings 2.8 passed all tests with torch 2.13.
@@ -232,7 +215,6 @@ HOST_CHECKS = (
     other_numa_node,
     small_shm,
     memlock,
-    ipex,
     bindings_version,
 )
 
@@ -316,30 +298,6 @@ def names_of_other_versions(facts: Facts) -> Iterator[Finding]:
 NAME_CHECKS = (interface_names, rdma_names, unknown_names, names_of_other_versions)
 
 
-def nccl_debug_subsys(facts: Facts) -> Iterator[Finding]:
-    # Setting it replaces the default INIT,BOOTSTRAP,ENV.
-    names = facts.environ.get("NCCL_DEBUG_SUBSYS", "")
-    subsystems = {subsystem.strip().upper() for subsystem in names.split(",")}
-    if not names or names.startswith("^"):
-        return
-    if facts.environ.get("NCCL_DEBUG", "").upper() not in ("INFO", "TRACE"):
-        yield Finding(
-            "nccl_debug_subsys",
-            "note",
-            f"NCCL_DEBUG_SUBSYS={names} without NCCL_DEBUG=INFO",
-            "Nothing is logged.",
-            "export NCCL_DEBUG=INFO, or unset it.",
-        )
-    elif not {"INIT", "ALL"} & subsystems:
-        yield Finding(
-            "nccl_debug_subsys",
-            "note",
-            f"NCCL_DEBUG_SUBSYS={names} is without INIT",
-            "It replaces the default INIT,BOOTSTRAP,ENV: the log does not tell ranks and channels.",
-            f"export NCCL_DEBUG_SUBSYS=INIT,ENV,{names}",
-        )
-
-
 def omp_num_threads(facts: Facts) -> Iterator[Finding]:
     # torchrun sets 1 for this reason; other launchers set nothing.
     ranks, threads = facts.launch.local_ranks, facts.torch.get("threads") or 1
@@ -367,4 +325,4 @@ def preloaded(facts: Facts) -> Iterator[Finding]:
             )
 
 
-VARIABLE_CHECKS = (nccl_debug_subsys, omp_num_threads, preloaded)
+VARIABLE_CHECKS = (omp_num_threads, preloaded)

@@ -256,10 +256,8 @@ def _write_rows(runs: Sequence[Run], ending: str, options: argparse.Namespace) -
 
 COMMANDS = {
     "convert": SubCommand(
-        "write other tools' output as a result file, or results as csv, json or parquet",
         convert_arguments,
         run_convert,
-        "files",
         examples=(
             "torchcoll convert nccl-tests.log -o run.jsonl",
             (

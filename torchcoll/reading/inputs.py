@@ -26,7 +26,6 @@ from torchcoll.core.errors import (
     tell,
 )
 from torchcoll.core.file import is_ours, is_traffic, load_own
-from torchcoll.core.kept_samples import add_kept_samples
 from torchcoll.core.opening import files_in, open_to_read
 from torchcoll.core.result import Run
 from torchcoll.core.skipping import may_skip, skip
@@ -97,7 +96,7 @@ def load_one(
         for name, value in (("collective", collective), ("ranks", ranks)):
             if value is not None:
                 raise UsageError(name, value, f"none with {path}: a result file has its own")
-        return _unnamed(_load_whole(read))
+        return _unnamed(load_own(read))
     runs = _imported(read, collective, ranks)
     if len(runs) > 1:
         hint = (
@@ -106,13 +105,6 @@ def load_one(
         action = f"{hint}; compare, show, ... take all."
         raise UnreadableError("file", f"{len(runs)} runs in {path}", "a file of one run", action)
     return runs[0]
-
-
-def _load_whole(path: str) -> Run:
-    """The run of a result file, with the samples that its ranks kept beside it."""
-    run = load_own(path)
-    add_kept_samples(run, path)
-    return run
 
 
 def load_traffic(path: str | os.PathLike[str]) -> Traffic:
@@ -159,7 +151,7 @@ def load_all(
             elif real in runs:
                 runs[real].problems.append(f"{path} was named twice: it is shown once")
             else:
-                runs[real] = _load_whole(path)
+                runs[real] = load_own(path)
         except UnreadableError as error:
             if not may_skip() and (ours or not isinstance(source, Inside)):
                 raise

@@ -123,10 +123,8 @@ def _read_label(run: Run) -> None:
 
 COMMANDS = {
     "algorithms": SubCommand(
-        "find the fastest forced algorithm at each size",
         algorithms_arguments,
         run_algorithms,
-        "machine",
         examples=(
             "torchcoll algorithms matrix/",
             "torchcoll algorithms matrix/ --export-tuner tuner.csv",

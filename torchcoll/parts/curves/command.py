@@ -171,30 +171,24 @@ def _predict(options: argparse.Namespace) -> ExitCode:
 
 COMMANDS = {
     "curve": SubCommand(
-        "find the sizes at which the behaviour changes",
         transitions_arguments,
         run_transitions,
-        "machine",
         examples=(
             "torchcoll curve run.jsonl",
             "torchcoll curve runs/ --refine",
         ),
     ),
     "scaling": SubCommand(
-        "show how times and first calls grow with the ranks",
         scaling_arguments,
         run_scaling,
-        "machine",
         examples=(
             "torchcoll scaling runs/",
             "torchcoll scaling runs/ --plot scaling.png",
         ),
     ),
     "model": SubCommand(
-        "fit and use a model of a machine",
         model_arguments,
         run_model,
-        "machine",
         examples=(
             "torchcoll model fit runs/ -o machine.json",
             "torchcoll model predict machine.json --sizes 1M,1G --ranks 64",

@@ -311,10 +311,8 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
 
 COMMANDS = {
     "bisect": SubCommand(
-        "find the version at which a case became slower, faster or wrong",
         bisect_arguments,
         run_bisect,
-        "compare",
         examples=(
             (
                 "torchcoll bisect --axis venv=v1,v2,v3,v4 -o search -- torchrun --nproc-per-node "
@@ -333,10 +331,8 @@ COMMANDS = {
         },
     ),
     "again": SubCommand(
-        "run again what a file ran, and judge whether it is reproduced",
         again_arguments,
         run_again,
-        "compare",
         examples=(
             "torchcoll again run.jsonl",
             "torchcoll again run.jsonl --dry-run",

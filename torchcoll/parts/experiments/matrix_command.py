@@ -335,10 +335,8 @@ class RunWatcher:
 
 COMMANDS = {
     "matrix": SubCommand(
-        "measure many runs over variables, ranks or libraries",
         matrix_arguments,
         run_matrix,
-        "compare",
         examples=(
             (
                 "torchcoll matrix --env NCCL_ALGO=,Ring,Tree --runs 6 -o matrix -- torchrun "

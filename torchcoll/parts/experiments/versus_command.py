@@ -158,10 +158,8 @@ def compare_folder(options: argparse.Namespace) -> ExitCode | None:
 
 COMMANDS = {
     "versus": SubCommand(
-        "measure A and B in turn until each case is decided",
         versus_arguments,
         run_versus,
-        "compare",
         examples=(
             (
                 "torchcoll versus --env NCCL_ALGO=Ring,Tree -o algo -- torchrun --nproc-per-node "

@@ -244,10 +244,8 @@ def _prune(store: str, keep_s: float) -> None:
 
 COMMANDS = {
     "nightly": SubCommand(
-        "find which nodes are slow or wrong, since when, and what to do",
         nightly_arguments,
         run_nightly,
-        "many nodes",
         examples=(
             "torchcoll nightly torchcoll.sqlite",
             "torchcoll nightly torchcoll.sqlite --accept nccl=2.27.7 --reason 'security update'",
@@ -255,10 +253,8 @@ COMMANDS = {
         exit_1="a node is slow, wrong, failed or missing, or a group of nodes is slow",
     ),
     "collect": SubCommand(
-        "keep results in a store, for nightly",
         collect_arguments,
         run_collect,
-        "many nodes",
         examples=(
             "torchcoll collect runs/",
             "torchcoll collect 'spool/*/*.jsonl' --into postgresql://torchcoll@db/torchcoll",

@@ -52,10 +52,8 @@ def run_postmortem(options: argparse.Namespace) -> ExitCode:
 
 COMMANDS = {
     "postmortem": SubCommand(
-        "find what stopped or ended a job, from the files that it left",
         postmortem_arguments,
         run_postmortem,
-        "training",
         examples=(
             "torchcoll postmortem job-4711/",
             "torchcoll postmortem job-4711/ --format json",

@@ -1,5 +1,13 @@
 """Why a job died."""
 
+from torchcoll.core.commands import Listed
 from torchcoll.core.parts import Part
 
-PART = Part(answers={"reads": "log_evidence:command_for"})
+PART = Part(
+    commands={
+        "postmortem": Listed(
+            "find what stopped or ended a job, from the files that it left", "training", "command"
+        ),
+    },
+    answers={"reads": "log_evidence:command_for"},
+)

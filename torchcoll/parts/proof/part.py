@@ -3,7 +3,6 @@
 from torchcoll.core.parts import Part
 
 PART = Part(
-    commands=(),
     options={"doctor": "doctor_command:add_options"},
     extends={"doctor": "doctor_command:run_proof"},
 )

@@ -425,30 +425,24 @@ def _captures(arguments: Sequence[str]) -> list[tuple[str, str]]:
 
 COMMANDS = {
     "trace": SubCommand(
-        "show what a training sent, and when",
         trace_arguments,
         run_trace,
-        "training",
         examples=(
             "torchcoll trace traffic/",
             "torchcoll trace profile.json --view ranks",
         ),
     ),
     "gradients": SubCommand(
-        "show what a step of a model sends, and what it costs",
         gradients_arguments,
         run_gradients,
-        "training",
         examples=(
             "torchcoll gradients torchvision.models:resnet50",
             "torchcoll gradients traffic/ --machine 8xH100",
         ),
     ),
     "plan": SubCommand(
-        "predict the communication time of a training step",
         plan_arguments,
         run_plan,
-        "training",
         examples=(
             "torchcoll plan llama-3-8b --parallel fsdp=64 --machine 8xH100",
             "torchcoll plan llama-3-70b --ranks 512 --find --machine 8xH100",
@@ -461,10 +455,8 @@ COMMANDS = {
         },
     ),
     "replay": SubCommand(
-        "run a recorded training step's collectives again",
         replay_arguments,
         run_replay,
-        "training",
         examples=("torchrun --nproc-per-node 8 -m torchcoll replay traffic/",),
         exit_1="the file that is being written was removed",
     ),

@@ -1,8 +1,17 @@
 """What a training sends, and what it costs: capture, trace, plan, replay."""
 
+from torchcoll.core.commands import Listed
 from torchcoll.core.parts import Part
 
 PART = Part(
+    commands={
+        "trace": Listed("show what a training sent, and when", "training"),
+        "gradients": Listed(
+            "show what a step of a model sends, and what it costs", "training", "command"
+        ),
+        "plan": Listed("predict the communication time of a training step", "training"),
+        "replay": Listed("run a recorded training step's collectives again", "training"),
+    },
     on_ranks=("replay",),
     public={
         "LayoutComparison": "config_projection",

@@ -133,10 +133,8 @@ def run_check(options: argparse.Namespace) -> ExitCode:
 
 COMMANDS = {
     "check": SubCommand(
-        "judge a run by a fabric or a baseline",
         check_arguments,
         run_check,
-        "machine",
         examples=(
             "torchcoll check run.jsonl --fabric nvswitch-h200 --gate",
             "torchcoll check tonight.jsonl --baseline accepted.jsonl --gate --junit check.xml",

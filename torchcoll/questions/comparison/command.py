@@ -186,10 +186,8 @@ def _check_no_capture(sides: Sequence[tuple[str, Sequence[str]]]) -> None:
 
 COMMANDS = {
     "compare": SubCommand(
-        "compare two sides case by case, with confidence",
         compare_arguments,
         run_compare,
-        "compare",
         examples=(
             "torchcoll compare before/ after/",
             "torchcoll compare backend:nccl=runs/ backend:gloo=runs/",

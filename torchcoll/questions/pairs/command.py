@@ -44,10 +44,8 @@ def run_pairs(options: argparse.Namespace) -> ExitCode:
 
 COMMANDS = {
     "pairs": SubCommand(
-        "find the slow rank, host or link in a run of pairs",
         pairs_arguments,
         run_pairs,
-        "machine",
         examples=("torchcoll pairs pairs.jsonl",),
         exit_1="a rank, host or link is suspect, or a pair has no time",
     ),

@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         f"({','.join(map(format_size, schedule.SIZES))}) "
         f"-n ({schedule.ITERS}) -d -c -T --backend --device --rehearse "
         "--rendezvous-file -J --no-output --label "
-        "--library-log --format --quiet --gate --dry-run --ranks --require-idle.",
+        "--library-log --format --quiet --dry-run --ranks.",
         allow_abbrev=False,
     )
     p.add_argument(

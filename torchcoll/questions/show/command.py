@@ -382,10 +382,8 @@ def _print_written(page: Page, files: str) -> None:
 
 COMMANDS = {
     "show": SubCommand(
-        "print results as tables",
         show_arguments,
         run_show,
-        "files",
         examples=(
             "torchcoll show run.jsonl",
             "torchcoll show nccl-tests.log",
@@ -399,22 +397,18 @@ COMMANDS = {
                 "--view --columns --percentiles --over-ranks --clock --metric --all "
                 "--verbose --explain"
             ),
-            "what it is shown beside": "--reference --published --topology --nccl-log",
+            "what is shown next to it": "--reference --published --topology --nccl-log",
             "output": "--format --quote",
         },
     ),
     "plot": SubCommand(
-        "draw time and bus bandwidth over sizes",
         plot_arguments,
         run_plot,
-        "files",
         examples=("torchcoll plot run.jsonl -o curve.png",),
     ),
     "report": SubCommand(
-        "write everything about some runs as one page",
         report_arguments,
         run_report,
-        "files",
         examples=(
             "torchcoll report runs/ -o report.html",
             "torchcoll report before=a/ after=b/ -o report.md",

@@ -44,10 +44,8 @@ def run_cold(options: argparse.Namespace) -> ExitCode:
 
 COMMANDS = {
     "cold": SubCommand(
-        "show what first calls and set-up cost",
         cold_arguments,
         run_cold,
-        "machine",
         examples=("torchcoll cold runs/",),
     ),
 }
