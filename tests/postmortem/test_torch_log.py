@@ -353,19 +353,6 @@ def test_tracebacks_of_two_ranks_in_one_file(tmp_path: Path) -> None:
     ]
 
 
-def test_a_message_below_the_name_of_its_exception(tmp_path: Path) -> None:
-    """As gloo's, after which the rank only noticed that another one was missing."""
-    text = (
-        "[rank2]: Traceback (most recent call last):\n"
-        '[rank2]:   File "train.py", line 40, in main\n'
-        "[rank2]: RuntimeError: \n"
-        "[rank2]: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out "
-        "waiting 6000ms for send operation to complete\n"
-    )
-    (event,) = events(read_log(tmp_path, text))
-    assert (event.kind, event.rank, event.place.line) == ("timeout", 2, 3)
-
-
 def test_an_exception_without_a_message_is_kept(tmp_path: Path) -> None:
     text = 'Traceback (most recent call last):\n  File "t.py", line 4, in main\nRuntimeError:\n'
     (event,) = events(read_log(tmp_path, text, "rank1.log"))
