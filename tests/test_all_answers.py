@@ -20,7 +20,6 @@ import pytest
 from torchcoll.cli import commands, main
 from torchcoll.core.answer import Answer
 from torchcoll.report import grid as grids
-from torchcoll.report import reference
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import Grid, Head, split_columns
 
@@ -133,7 +132,6 @@ def recording(printed: Printed, patch: pytest.MonkeyPatch) -> Iterator[None]:
 
     with patch.context() as context:
         context.setattr(grids, "print_grid", record_grid)
-        context.setattr(reference, "print_grid", record_grid)
         context.setattr(grids, "print_answer", record_answer)
         yield
 
