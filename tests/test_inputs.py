@@ -30,7 +30,6 @@ COMMANDS = [
     "convert {} -o a.jsonl",
     "compare {} {run}",
     "check {run} --baseline {}",
-    "check {run} --rules {}",
     "show {run} --topology {}",
     "plot {}",
     "convert {} -o a.csv",
