@@ -185,7 +185,7 @@ def _command(
     yield from _options(parser, parser._actions)
     if examples:
         yield from ("Examples:", "", *(f"    {line}" for line in examples), "")
-    # The actions of model: fit, predict, validate.
+    # The actions of model: fit and predict.
     help_of = {
         choice.dest: choice.help or ""
         for action in parser._actions

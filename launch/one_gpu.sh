@@ -137,24 +137,21 @@ forced() {
     done
 }
 
-# NCCL's own files of this machine, and how torchcoll reads them.
+# NCCL's own topology of this machine, and how torchcoll reads it.
 dumped() {
-    printf '\n== topology and graphs as NCCL dumps them\n'
+    printf '\n== topology as NCCL dumps it\n'
     start 2 allreduce --sizes 8 -n 1 --no-output 2>/dev/null
     (
-        export NCCL_TOPO_DUMP_FILE=$scratch/topo.xml NCCL_GRAPH_DUMP_FILE=$scratch/graph.xml
+        export NCCL_TOPO_DUMP_FILE=$scratch/topo.xml
         cd "$scratch" && timeout 240 "${run[@]}" >"$scratch/stderr" 2>&1
     ) || {
         status=1
         printf 'FAILED\n'
         tail -n 20 "$scratch/stderr"
     }
-    for file in topo graph; do
-        printf '\n%s.xml\n' "$file"
-        cat "$scratch/$file.xml" || status=1
-        # Without defusedxml it says so.
-        "$PYTHON" -m torchcoll log "$scratch/$file.xml" || true
-    done
+    cat "$scratch/topo.xml" || status=1
+    # Without defusedxml it says so.
+    "$PYTHON" -m torchcoll log "$scratch/topo.xml" || true
 }
 
 everything() {

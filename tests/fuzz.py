@@ -45,11 +45,8 @@ from torchcoll.parts.experiments.folder import Folder
 from torchcoll.parts.experiments.matrix_command import show_summary
 from torchcoll.parts.experiments.run import summary
 from torchcoll.parts.postmortem import (
-    capture_evidence,
-    inspector_evidence,
-    kineto_evidence,
+    call_evidence,
     log_evidence,
-    recorder_evidence,
     stack_evidence,
 )
 from torchcoll.parts.training.traffic_show import show_traffic
@@ -69,7 +66,7 @@ _TRUTHS = [json.loads(line) for line in (_FOLDER / "truth.jsonl").read_text().sp
 _THREADS = tuple((_FOLDER / each["file"]).read_text() for each in _TRUTHS if "cases" in each)
 _PAIRS = tuple((_FOLDER / each["file"]).read_text() for each in _TRUTHS if "pairs" in each)
 # In batches: format v4.3, in which the first record of a communicator has what all have in common.
-INSPECTOR = ("inspector.jsonl", "inspector_batches.jsonl", "inspector_last.prom")
+INSPECTOR = ("inspector.jsonl", "inspector_batches.jsonl")
 
 
 def seed(name: str) -> str:
@@ -173,7 +170,7 @@ _RING = b"\n\n".join(
 def _ring(path: Path) -> None:
     texts, _, calls = path.read_bytes().partition(b"\n\n")
     path.write_bytes((made_rings.ring()[:64] + texts).ljust(1 << 16, b"\0") + calls)
-    _evidence(capture_evidence)(path)
+    _evidence(call_evidence)(path)
 
 
 def _log(path: Path) -> None:
@@ -236,11 +233,7 @@ READERS = {
     "PARAM": Reader(_importer("param"), ("param.txt",)),
     "DeepSpeed": Reader(_importer("deepspeed"), ("deepspeed.txt",)),
     "NCCL Inspector": Reader(_importer("nccl-inspector"), INSPECTOR),
-    "NCCL Inspector metrics": Reader(_importer("nccl-inspector-prom"), ("inspector_metrics.prom",)),
     "NCCL Inspector traffic": Reader(_arrived, INSPECTOR, "n0-pid7.log"),
-    "Inspector evidence": Reader(
-        _evidence(inspector_evidence), (*INSPECTOR, "inspector_metrics.prom"), "n0-pid7.log"
-    ),
     "pairs": Reader(_importer("pairs"), (), made=_PAIRS),
     "threads": Reader(_imported, (), made=_THREADS),
     "torchcoll PATH": Reader(_answered, (), "input.txt", made=_THREADS),
@@ -250,18 +243,15 @@ READERS = {
     "Flight Recorder pickle": Reader(_read_traffic, (), "rank0.pickle", _pickled(0, 1, 2, 3, 4)),
     "dumps of several jobs": Reader(_dumps, ("flight_recorder.json",), "rank0.json"),
     "recorder evidence": Reader(
-        _evidence(recorder_evidence), ("flight_recorder.json",), "rank0.json", _pickled(2)
+        _evidence(call_evidence), ("flight_recorder.json",), "rank0.json", _pickled(2)
     ),
-    "Kineto evidence": Reader(_evidence(kineto_evidence), ("kineto.json",), "rank0.json"),
     "log evidence": Reader(_evidence(log_evidence), LOGS, "rank3.log"),
-    "stack evidence": Reader(_evidence(stack_evidence), ("stacks.txt", "stacks.json"), "rank3.txt"),
+    "stack evidence": Reader(_evidence(stack_evidence), ("stacks.txt",), "rank3.txt"),
     "call ring": Reader(_ring, (), made=(_RING,)),
-    "capture evidence": Reader(
-        _evidence(capture_evidence), ("ring_stacks.txt", "traffic.jsonl", "result.jsonl")
-    ),
+    "capture evidence": Reader(_evidence(call_evidence), ("ring_stacks.txt",)),
     "NCCL log": Reader(_log, ("nccl.log",)),
     "oneCCL log": Reader(_log, ("oneccl.log",)),
-    "XML": Reader(_dump, ("topology.xml", "graphs.xml")),
+    "XML": Reader(_dump, ("topology.xml",)),
     "rules": Reader(_rules, ("rules.toml",)),
     "manifest": Reader(_manifest, (), "manifest.jsonl", (MANIFEST,)),
     "points": Reader(lambda path: load_points(str(path)), ("points.json",)),

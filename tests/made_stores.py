@@ -138,6 +138,4 @@ def rows(store: str, query: str) -> list[Mapping[str, Any]]:
 
 
 def write(store: str, *runs: tuple[RunSummary, list[CaseSummary]]) -> None:
-    with StoreWriter(parse_address(store, new=True)) as writer:
-        writer.write(runs)
-        writer.refresh_views()
+    StoreWriter(parse_address(store, new=True)).write(runs)

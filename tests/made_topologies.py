@@ -1,4 +1,4 @@
-"""Hand-made NCCL topology and graph files, as text."""
+"""Hand-made NCCL topology files, as text."""
 
 from __future__ import annotations
 
@@ -50,21 +50,3 @@ def hgx(
         halves[2 * dev // gpus].append(pci(f"0000:{dev:x}1:00.0", *inside, link="32.0 GT/s PCIe"))
     intel = 'arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143"'
     return system(*(cpu(numa, *half, more=intel) for numa, half in enumerate(halves)))
-
-
-def graph(number: int, channels: int, intra: float, inter: float, gpus: int = 8, **how) -> str:
-    """A graph of that id; nets=True: its channels leave the host. pattern: of its id."""
-    pattern = how.get("pattern", (4, 1, 6, 5)[number])
-    net = '<net dev="0"/>' if how.get("nets") else ""
-    each = "".join(f'<gpu dev="{dev}"/>' for dev in range(gpus))
-    attributes = (
-        f'id="{number}" pattern="{pattern}" crossnic="0" nchannels="{channels}" '
-        f'speedintra="{intra:g}" speedinter="{inter:g}" latencyinter="0" typeintra="NVL" '
-        'typeinter="PIX" samechannels="0"'
-    )
-    one = f"<channel>{net}{each}{net}</channel>"
-    return f"<graph {attributes}>{one * channels}</graph>"
-
-
-def graphs(*inside: str) -> str:
-    return f'<graphs version="1">{"".join(inside)}</graphs>\n'

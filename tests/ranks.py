@@ -43,14 +43,12 @@ from torchcoll.questions.pairs.pairs_run import run_pairs
 Target = Callable[[], object]
 
 # What ranks and commands import is imported here, once, and not in every process that is forked: it
-# was half of the CPU time of a short job. The modules beside the packages are programs; the
-# integrations import frameworks, where these are installed.
+# was half of the CPU time of a short job. The modules beside the packages are programs.
 for _package in pkgutil.iter_modules(torchcoll.__path__):
     if _package.ispkg:
         _folder = f"{torchcoll.__path__[0]}/{_package.name}"
         for _module in pkgutil.walk_packages([_folder], f"torchcoll.{_package.name}."):
-            if ".integrations." not in _module.name:
-                importlib.import_module(_module.name)
+            importlib.import_module(_module.name)
 variables._prefixed()  # a pattern that takes 15 ms to compile
 "localhost".encode("idna")  # as for every address: its tables are a module of their own
 # The threads of OpenMP wait for each other in a loop, and others want the core.

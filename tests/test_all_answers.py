@@ -50,10 +50,9 @@ ONE_FOLDER = (
     "curve @ --refine",
     "scaling @",
     "model fit @ -o /dev/null --force",
-    "model validate @",
     "postmortem @",
     "nightly @ --night last",
-    "baseline @ -o /tmp/b.toml --force",
+    "check --learn @ -o /tmp/good.json --force",
     "trace @",
 )
 SHORT = {"GLOO": "gloo-oneccl-2ranks", "H200": "h200-8gpu-kernels"}
@@ -69,9 +68,8 @@ OTHERS = (
     "compare results/a100-8gpu-baseline/curve.jsonl results/a100-8gpu-baseline/curve-3gpu.jsonl",
     "compare backend:gloo=GLOO backend:ccl=GLOO",
     "compare backend:gloo=GLOO backend:ccl=GLOO --all",
-    "compare backend:gloo=GLOO backend:ccl=GLOO --fit",
     "compare old=GLOO/run-[123].jsonl new=GLOO/run-[456].jsonl",
-    "model validate H200 --predicted results/simulator-hgx-h100/analytical.csv",
+    "compare measured=H200/generic.jsonl model=results/simulator-hgx-h100/analytical.csv",
     "model predict 8xH100 --sizes 1M,1G --ranks 8..64",
     "model predict list",
     "plan llama-3-8b --parallel fsdp=64 --machine 8xH100",
@@ -239,7 +237,7 @@ def test_each_block_of_a_divided_table_names_its_rows(all_printed):
 
 
 def test_a_table_whose_first_column_is_the_same_in_every_row():
-    """Found in `model validate` at 80 columns: the second block said 'sizes' eleven times."""
+    """The second block once said 'sizes' eleven times."""
     heads = [
         Head("left out", left=True, repeat=True),
         Head("case", left=True),

@@ -67,7 +67,7 @@ TABLE = """# nThread 1 nGpus 1 minBytes 8 maxBytes 128 step: 2(factor) warmup it
         "check run0.jsonl --health out.json",
         "check run0.jsonl --metrics out.prom",
         "model fit run0.jsonl run1.jsonl run2.jsonl run3.jsonl -o out.json",
-        "baseline run0.jsonl run1.jsonl run2.jsonl run3.jsonl run4.jsonl run5.jsonl -o out.toml",
+        "check --learn run0.jsonl run1.jsonl run2.jsonl run3.jsonl -o out.json",
         "convert table.txt --collective all_reduce -o out.jsonl",
         f"trace {EXAMPLES / 'stuck-rank' / 'fr_rank0.json'} -o out.jsonl",
     ],

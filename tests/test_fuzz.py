@@ -52,7 +52,6 @@ HUGE = "9" * 5000
         ("manifest", '"seconds": 3.25', '"seconds": true'),
         ("manifest", '"arguments": []', '"arguments": 1.5'),
         ("rules", "ranks = [16, 32]", "ranks = " + "[" * 3000),
-        ("XML", 'nchannels="1"', f'nchannels="{"9" * 400}"'),
         ("points", '[{"name"', "[" * 100_000 + '{"name"'),
     ],
 )  # fmt: skip

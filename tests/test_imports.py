@@ -71,14 +71,15 @@ TABLE = {
     "questions/startup": ({*NOUNS, "stats", "questions/comparison"}, SCIENCE, set()),
     "questions/page": ({*NOUNS, "stats", "report", *QUESTIONS}, SCIENCE, {"IPython", *DRAWN}),
     "parts/experiments": ({*KERNEL, "machine"}, SCIENCE, set()),
-    "parts/curves": ({*KERNEL, "parts/experiments"}, SCIENCE, set()),
+    "parts/curves": (KERNEL, SCIENCE, set()),
     "parts/training": ({*KERNEL, "parts/curves"}, SCIENCE, {"torch"}),
     "parts/fleet": (KERNEL, {*SCIENCE, "sqlalchemy"}, {"psycopg", "pyarrow"}),
-    "parts/postmortem": (KERNEL, set(), set()),
+    "parts/postmortem": (KERNEL, set(), {"scipy"}),
     "parts/proof": ({*KERNEL, "machine"}, set(), {"parts/curves", "parts/training", "torch"}),
     "answering": ({"core"}, set(), {"reading"}),
     "cli": ({"core", "help", "answering"}, set(), {"machine", "bench", "report", "shtab"}),
     "help": ({"core"}, set(), set()),
+    "integrations": ({"core"}, set(), {"mlflow", "wandb"}),
     "pairs": ({"bench", "questions/pairs"}, set(), set()),
     "__main__": ({"cli"}, set(), set()),
     "__init__": (set(), set(), {"core/parts"}),
@@ -87,7 +88,6 @@ TABLE = {
 ON_RANKS = {
     "questions/pairs/bisect",
     "questions/pairs/pairs_run",
-    *(f"parts/training/integrations/{name}" for name in ("driven", "hugging_face", "lightning")),
     *(f"parts/proof/{name}" for name in ("fault_probe", "probe", "probes")),
     *(
         f"parts/training/{name}"
@@ -397,7 +397,7 @@ def test_inits_of_packages_are_empty():
 
 
 def test_one_stub_for_each_collective():
-    others = {"__init__", "__main__", "answering", "cli", "help", "pairs"}
+    others = {"__init__", "__main__", "answering", "cli", "help", "integrations", "pairs"}
     assert {path.stem for path in PACKAGE.glob("*.py")} - others == STUBS
 
 

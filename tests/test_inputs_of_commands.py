@@ -36,13 +36,11 @@ READERS = {
     "pairs": "pairs @",
     "model fit": "model fit @ -o fitted.json",
     "model predict": "model predict @ --sizes 1M --ranks 2",
-    "model validate": "model validate @",
-    "model validate --predicted": f"model validate {RUN} --predicted @",
     "postmortem": "postmortem @",
     "nightly": "nightly @ --night last",
-    "baseline": "baseline @ -o baseline.toml",
+    "check --learn": "check --learn @ -o good.json",
     "collect": "collect @ --into collected.sqlite",
-    "collect --prune": "collect --into @ --prune 400d --dry-run",
+    "collect --prune": "collect --into @ --prune 400d",
     "trace": "trace @",
     "gradients": "gradients @ --machine 8xH100",
     "gradients --machine": "gradients capture.jsonl --machine @",
@@ -53,15 +51,13 @@ READERS = {
 OTHERS = {"run", "doctor", "versus", "bisect", "matrix", "replay"}
 # What some commands can use.
 USABLE = {
-    "headless.jsonl": {"show", "show --reference", "check", "convert", "report", "postmortem"}
-    | {"nightly", "collect"},
+    "headless.jsonl": {"show", "check", "convert", "report", "postmortem"} | {"nightly", "collect"},
     "capture.jsonl": {"show", "report", "postmortem", "trace", "gradients", "plan"},
     "store.sqlite": {
         "report",
         "check --baseline",
-        "convert",
         "nightly",
-        "baseline",
+        "check --learn",
         "collect --prune",
     },
 }

@@ -23,7 +23,7 @@ OWN = sorted(path.parent.name for path in PACKAGE.glob("parts/*/part.py"))
 BROUGHT = {
     "curves": ({"algorithms", "curve", "model", "scaling"}, "Where it switches"),
     "experiments": ({"again", "bisect", "matrix", "versus"}, ""),
-    "fleet": ({"baseline", "collect", "nightly"}, ""),
+    "fleet": ({"collect", "nightly"}, ""),
     "postmortem": ({"postmortem"}, ""),
     "proof": (set(), ""),
     "training": ({"gradients", "plan", "replay", "trace"}, ""),

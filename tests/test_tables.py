@@ -46,7 +46,7 @@ EXCEPTIONS = {
         {"all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "barrier"},
         "which calls must have equal sizes, and what gloo records under another name",
     ),
-    "parts/postmortem/recorder_evidence.py": (
+    "parts/postmortem/call_evidence.py": (
         {"gloo"},
         "the Flight Recorder's states depend on it",
     ),
@@ -68,9 +68,9 @@ EXCEPTIONS = {
         },
         "torch's own operators",
     ),
-    "parts/training/sent_by_wrappers.py": (
+    "parts/training/sharded_program.py": (
         {"all_gather", "reduce_scatter", "all_reduce"},
-        "what DDP and FSDP call",
+        "what FSDP2 calls",
     ),
     "parts/training/layouts.py": (
         {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "sendrecv"},

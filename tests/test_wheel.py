@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,11 @@ COMMANDS = {
     f"convert {RUN} -o rows.csv": (0, ""),
     f"report {RUN} -o page.html": (4, ""),  # its libraries are an extra
     f"run -n 2 all_reduce -b 8 -e 8 --output {RUN}.x": (4, ""),  # and so is torch
+}
+# What a package adds that is installed beside it, from the examples of docs/extending.md.
+OF_PLUGIN = {
+    "show mine.txt": (0, "all_reduce on 4 ranks takes 12.5 us and reaches 126 GB/s"),
+    f"hello {RUN}": (0, f"{RUN}: "),
 }
 TWINE = "twine==7.0.0"  # whether an index can show the description
 
@@ -56,19 +62,48 @@ def oldest() -> list[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel from the source distribution, as an index has both."""
     pytest.importorskip("setuptools")
     folder = tmp_path_factory.mktemp("wheel")
     copy = folder / "copy"
     copy.mkdir()
-    for name in ("setup.cfg", "pyproject.toml", "launch/description.md"):
+    for name in ("setup.cfg", "pyproject.toml", "MANIFEST.in", "launch/description.md"):
         (copy / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, copy / name)
     leave = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "torchcoll", copy / "torchcoll", ignore=leave)
-    code = f"from setuptools import build_meta; build_meta.build_wheel({str(folder)!r})"
-    subprocess.run([sys.executable, "-c", code], cwd=copy, check=True, capture_output=True)
-    (path,) = folder.glob("torchcoll-*.whl")
-    return path
+    with tarfile.open(build("sdist", copy, folder)) as archive:
+        archive.extractall(folder, filter="data")
+    (source,) = folder.glob("torchcoll-*/")
+    return build("wheel", source, folder)
+
+
+def build(kind: str, source: Path, folder: Path) -> Path:
+    """The sdist or the wheel of what is in a folder."""
+    code = f"from setuptools import build_meta as m; print(m.build_{kind}({str(folder)!r}))"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
+    return folder / done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of a package with an importer and a command, as docs/extending.md shows them."""
+    folder = tmp_path_factory.mktemp("plugin")
+    blocks = re.findall(r"```\w+\n(.*?)```", (ROOT / "docs/extending.md").read_text(), re.DOTALL)
+    texts = {
+        "setup.cfg": "[options.entry_points]",
+        "torchcoll_mine/mybench.py": "def sniff",
+        "torchcoll_mine/command.py": "COMMANDS = {",
+    }
+    package = folder / "copy/torchcoll_mine"
+    package.mkdir(parents=True)
+    for name, holds in texts.items():
+        (folder / "copy" / name).write_text(next(text for text in blocks if holds in text))
+    (package / "__init__.py").touch()
+    part = 'from torchcoll.core.parts import Part\n\nPART = Part(commands=("command",))\n'
+    (package / "part.py").write_text(part)
+    return build("wheel", folder / "copy", folder)
 
 
 @pytest.mark.install
@@ -79,7 +114,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=["oldest", "newest"],
 )
 def test_reading_needs_no_torch(
-    version: str, requirements: list[str], wheel: Path, tmp_path: Path
+    version: str, requirements: list[str], wheel: Path, plugin: Path, tmp_path: Path
 ) -> None:
     venv, bin = tmp_path / "venv", tmp_path / "venv/bin"
     subprocess.run([python_of(version), "-m", "venv", str(venv)], check=True)
@@ -88,8 +123,10 @@ def test_reading_needs_no_torch(
     assert done.returncode == 0, done.stderr
     assert subprocess.run([bin / "python", "-c", "import torch"], capture_output=True).returncode
     (tmp_path / "results").symlink_to(ROOT / "results")
+    subprocess.run([*pip[:-1], "--no-deps", str(plugin)], check=True, capture_output=True)
+    (tmp_path / "mine.txt").write_text("ranks=4 op=allreduce bytes=1048576 us=12.5\n")
     wrong = []
-    for command, (code, begins) in COMMANDS.items():
+    for command, (code, begins) in {**COMMANDS, **OF_PLUGIN}.items():
         done = subprocess.run(
             [bin / "torchcoll", *command.split()], cwd=tmp_path, capture_output=True, text=True
         )
@@ -102,6 +139,6 @@ def test_reading_needs_no_torch(
         checked = [bin / "python", "-m", "twine", "check", "--strict", str(wheel)]
         done = subprocess.run(checked, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
-    removed = [*pip[:3], "uninstall", "--yes", "--quiet", "torchcoll"]
+    removed = [*pip[:3], "uninstall", "--yes", "--quiet", "torchcoll", "torchcoll-mine"]
     subprocess.run(removed, check=True, capture_output=True)
     assert [path for path in venv.rglob("*torchcoll*") if path.suffix != ".pyc"] == []

@@ -12,7 +12,6 @@ NIGHT_START=${NIGHT_START:-12:00} # UTC. No run should be under way at this time
 NIGHTLY_ARGS=${NIGHTLY_ARGS:-}    # more options for torchcoll nightly, such as --format line
 KEEP=${KEEP-400d}                 # older runs leave the store; empty: keep all. The files stay:
                                   # find SPOOL -name '*.jsonl' -mtime +400 -delete
-SPARE=${SPARE:-}                  # a file of the run ids to keep whatever their age
 PYTHON=${PYTHON:-}                # empty: .venv/bin/python of the current folder, else python3
 set -uo pipefail
 
@@ -28,5 +27,5 @@ torchcoll() {
 torchcoll collect "$SPOOL" --into "$STORE"
 # shellcheck disable=SC2086  # NIGHTLY_ARGS holds several words
 torchcoll nightly "$STORE" --night-start "$NIGHT_START" ${EXPECTED:+--expected-nodes "$EXPECTED"} $NIGHTLY_ARGS
-[ -z "$KEEP" ] || torchcoll collect --into "$STORE" --prune "$KEEP" ${SPARE:+--spare "$SPARE"}
+[ -z "$KEEP" ] || torchcoll collect --into "$STORE" --prune "$KEEP"
 exit "$worst"

@@ -338,13 +338,9 @@ def test_the_folder_is_removed_while_replaying(jobs, tmp_path):
 
     job = played(jobs, tmp_path / "job", file, setup)
     assert job.codes() == [1, 0]
-    lines = job.text(0).splitlines()
-    name = next(x for x in lines if x.startswith("traffic file: ")).removeprefix("traffic file: ")
-    assert lines[-1] == (
-        f"torchcoll: error: traffic file {name}: removed, moved or truncated while playing; "
-        f"all is in {name}"
-    )
-    assert len(Traffic.load(tmp_path / "job" / name).calls[0]) == 4
+    error = job.text(0).splitlines()[-1]
+    assert error.startswith("torchcoll: error: traffic file torchcoll-runs/")
+    assert error.endswith(": removed or moved while playing")
     assert "all_reduce" in job.text(0, "stdout")
 
 

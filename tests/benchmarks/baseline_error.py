@@ -33,8 +33,9 @@ from scipy import stats
 
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
-from torchcoll.parts.fleet.baseline_runs import select_baselines
+from torchcoll.parts.fleet import good_runs, learning
 from torchcoll.parts.fleet.good_runs import CannotJudge, judge_new_run, limits_of
+from torchcoll.parts.fleet.learning import learn
 from torchcoll.parts.fleet.records import CaseKey
 from torchcoll.parts.fleet.series import Summaries
 
@@ -131,11 +132,11 @@ def row(random, kind, runs, nodes, new_node, baselines):
             log_times[node == index] = noise.draw(random, int((node == index).sum()))
         log_times += levels + own[node]
         try:
-            selection = select_baselines(summaries_of_times(log_times, node), threshold=THRESHOLD)
+            learned = learn(summaries_of_times(log_times, node))
         except UsageError:  # too few runs are left
             failed += 1
             continue
-        (baseline,) = selection.baselines
+        (baseline,) = learned.baselines
         name = "another" if new_node else "node0"
         try:
             expected = limits_of(baseline, name)
@@ -151,7 +152,7 @@ def row(random, kind, runs, nodes, new_node, baselines):
                 baseline, name, dict(zip(KEYS, np.exp(values).tolist(), strict=True))
             )
 
-        alarms.append(np.mean([slow(values).slow for values in new]))
+        alarms.append(np.mean([slow(values).state == good_runs.SLOW for values in new]))
         changes = {
             "all 3": (range(CASES), 3 * noise.mean_sigma),
             "all 5": (range(CASES), 5 * noise.mean_sigma),
@@ -165,9 +166,12 @@ def row(random, kind, runs, nodes, new_node, baselines):
             changed[:, list(cases)] += size
             judged = [slow(values) for values in changed]
             if what.startswith("all"):
-                found[what].append(np.mean([item.slow for item in judged]))
+                found[what].append(np.mean([item.state == good_runs.SLOW for item in judged]))
             else:
-                hits = [KEYS[3] in {case.key for case in item.slow_cases} for item in judged]
+                hits = [
+                    KEYS[3] in {case.key for case in item.cases_that_are(good_runs.SLOW)}
+                    for item in judged
+                ]
                 found[what].append(np.mean(hits))
     over_all, one = np.median(detectable, axis=0)
     three_five = [
@@ -186,6 +190,7 @@ def row(random, kind, runs, nodes, new_node, baselines):
 def main() -> None:
     baselines = int(sys.argv[1]) if len(sys.argv) > 1 else 500
     begun = time.process_time()
+    good_runs.THRESHOLD = learning.THRESHOLD = THRESHOLD
     title("check with a baseline, simulated")
     print(
         f"{baselines} baselines of each row, {NEW_RUNS} healthy runs and {CHANGED_RUNS} runs with "

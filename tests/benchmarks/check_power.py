@@ -26,7 +26,7 @@ from common import title
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.parts.fleet import good_runs
-from torchcoll.parts.fleet.baseline_runs import select_baselines
+from torchcoll.parts.fleet.learning import learn
 from torchcoll.parts.fleet.records import CaseKey
 from torchcoll.parts.fleet.series import Summaries
 from torchcoll.parts.fleet.sources import summaries_of
@@ -107,7 +107,7 @@ def row(random, name, spreads, tails, runs, baselines):
         noise = sigma * (noise if tails == "t4" else random.standard_normal(shape))
         log_times = np.linspace(11, 16, CASES) + noise
         try:
-            (baseline,) = select_baselines(summaries_of_times(log_times[:-1])).baselines
+            (baseline,) = learn(summaries_of_times(log_times[:-1])).baselines
         except UsageError:
             refused += 1
             continue

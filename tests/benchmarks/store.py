@@ -36,8 +36,8 @@ from torchcoll.core.case import Case
 from torchcoll.parts.fleet.address import StoreAddress, parse_address
 from torchcoll.parts.fleet.connecting import Database
 from torchcoll.parts.fleet.records import CaseKey, CaseSummary, RunSummary
-from torchcoll.parts.fleet.schema import CASE_KEYS, CASES, ENVIRONMENTS, RUNS, mark_nights
-from torchcoll.parts.fleet.writer import StoreWriter, sha256_of
+from torchcoll.parts.fleet.schema import CASE_KEYS, CASES, ENVIRONMENTS, RUNS
+from torchcoll.parts.fleet.writer import StoreWriter, key_columns, sha256_of
 
 DAY_US = 86_400_000_000
 LAST_US = 1_795_381_200_000_000  # 2026-11-22T21:00:00Z
@@ -131,73 +131,58 @@ class Year:
                         "wrong" if bad else "ok",
                         "17 of 512 elements wrong" if bad else "",
                         sizes[number],
+                        "wrong" if bad else "correct",
+                        200,
                         time_ns,
                         0.97 * time_ns,
                         1.05 * time_ns,
                         1.1 * time_ns,
                         1e9 + 100 * time_ns,
                         2 * time_ns,
-                        200,
                         bandwidth,
                         1.75 * bandwidth,
-                        "wrong" if bad else "correct",
                     )
 
 
 def fill(address: StoreAddress, year: Year) -> None:
-    """By COPY or executemany; the views of nights are refreshed afterwards, which is printed."""
+    """By COPY or executemany."""
     began = time.monotonic()
-    with StoreWriter(address) as writer:
-        with writer.database.writing() as connection:
-            facts = [
-                {"id": number, "sha256": sha256_of(each), "facts": each}
-                for number, each in enumerate(FACTS, 1)
-            ]
-            connection.execute(insert(ENVIRONMENTS), facts)
-            keys = [
-                {
-                    "id": number,
-                    "sha256": key.sha256,
-                    "key": key.to_json(),
-                    "size_bytes_requested": key.case.size_bytes,
-                    **{name: getattr(key, name) for name in ("ranks", "statistic", "clock")},
-                    **{
-                        name: getattr(key.case, name)
-                        for name in ("collective", "dtype", "op", "in_place", "backend", "mode")
-                    },
-                }
-                for number, key in enumerate(KEYS, 1)
-            ]
-            connection.execute(insert(CASE_KEYS), keys)
-            batch = []
-            for row in year.run_rows():
-                batch.append(row)
-                if len(batch) == 5000:
-                    connection.execute(insert(RUNS), batch)
-                    batch = []
-            if batch:
+    with StoreWriter(address).database.writing() as connection:
+        facts = [
+            {"id": number, "sha256": sha256_of(each), "facts": each}
+            for number, each in enumerate(FACTS, 1)
+        ]
+        connection.execute(insert(ENVIRONMENTS), facts)
+        keys = [
+            {
+                "id": number,
+                "sha256": key.sha256,
+                **key_columns(key),
+            }
+            for number, key in enumerate(KEYS, 1)
+        ]
+        connection.execute(insert(CASE_KEYS), keys)
+        batch = []
+        for row in year.run_rows():
+            batch.append(row)
+            if len(batch) == 5000:
                 connection.execute(insert(RUNS), batch)
-            cursor: Any = connection.connection.cursor()
-            names = ", ".join(CASES.columns.keys())
-            if connection.dialect.name == "sqlite":
-                marks = ", ".join("?" * len(CASES.columns))
-                cursor.executemany(
-                    f"INSERT INTO cases ({names}) VALUES ({marks})", year.case_rows()
-                )
-            else:
-                with cursor.copy(f"COPY cases ({names}) FROM STDIN") as copy:
-                    for row in year.case_rows():
-                        copy.write_row(row)
-            # The first run of each night is enough to mark it.
-            firsts = [night * year.nodes + 1 for night in range(year.nights)]
-            mark_nights(connection, firsts)
-        filled = time.monotonic()
-        writer.refresh_views()
-    refreshed = time.monotonic()
+                batch = []
+        if batch:
+            connection.execute(insert(RUNS), batch)
+        cursor: Any = connection.connection.cursor()
+        names = ", ".join(CASES.columns.keys())
+        if connection.dialect.name == "sqlite":
+            marks = ", ".join("?" * len(CASES.columns))
+            cursor.executemany(f"INSERT INTO cases ({names}) VALUES ({marks})", year.case_rows())
+        else:
+            with cursor.copy(f"COPY cases ({names}) FROM STDIN") as copy:
+                for row in year.case_rows():
+                    copy.write_row(row)
+    filled = time.monotonic()
     print(f"  filled in {filled - began:.0f} s", end="")
     if address.path is None:
         analyze(address)
-        print(f"; the views of {year.nights} nights in {refreshed - filled:.1f} s", end="")
     print(flush=True)
 
 
@@ -205,19 +190,6 @@ def analyze(address: StoreAddress) -> None:
     """What autovacuum does within minutes of an insert."""
     with psycopg.connect(address.name, autocommit=True) as connection:
         connection.execute("VACUUM ANALYZE")
-
-
-def one_night(address: StoreAddress, year: Year) -> None:
-    """How long the views take after a night of all nodes, and after the run of one node."""
-    with StoreWriter(address) as writer:
-        for count, what in ((year.nodes, "all nodes"), (1, "one node")):
-            first = (year.nights - 1) * year.nodes + 1
-            with writer.database.writing() as connection:
-                mark_nights(connection, list(range(first, first + count)))
-            began = time.monotonic()
-            writer.refresh_views()
-            seconds = time.monotonic() - began
-            print(f"  views after a night of {what:9}  {seconds:6.2f} s", flush=True)
 
 
 # Of a process that forks, the peak memory of its child includes its own: this one is small.
@@ -299,10 +271,9 @@ def summaries(runs: int, nodes: int, year: Year) -> list[tuple[RunSummary, list[
 
 def time_writing(address: StoreAddress, runs: list[tuple[RunSummary, list[CaseSummary]]]) -> None:
     began = time.monotonic()
-    with StoreWriter(address) as writer:
-        for start in range(0, len(runs), 500):
-            writer.write(runs[start : start + 500])
-        writer.refresh_views()
+    writer = StoreWriter(address)
+    for start in range(0, len(runs), 500):
+        writer.write(runs[start : start + 500])
     seconds = time.monotonic() - began
     cases = sum(len(results) for _, results in runs)
     print(
@@ -349,7 +320,6 @@ def main() -> None:
             print(f"  {size_mb(address):.0f} MB on disk", flush=True)
             time_commands(store)
             if address.path is None:
-                one_night(address, year)
                 print("  queries of the dashboard, a year (bar 2 s each)", flush=True)
                 time_queries(store, year)
 

@@ -272,8 +272,8 @@ def report_changes(scenarios: Sequence[Scenario], runs: int) -> None:
     for scenario in scenarios:
         found = simulate(scenario, runs)
         took = sorted(one.found for one in found if one.found)
-        truth = numpy.array([math.log1p(scenario.change)]), numpy.array([scenario.noise])
-        fixed = float(power(asked(THRESHOLD, CASES), ORDERED, FIXED, *truth)[0])
+        truth = math.log1p(scenario.change), scenario.noise
+        fixed = power(asked(THRESHOLD, CASES), ORDERED, FIXED, *truth)
         mean = sum(took) / len(took) if took else math.nan
         tenth = took[int(0.9 * len(took))] if took else 0
         print(

@@ -10,12 +10,16 @@ import torchcoll
 from torchcoll.cli import main
 
 RUNS = Path(__file__).parents[2] / "results/gloo-oneccl-2ranks"
+GOOD_RUNS = sorted(map(str, RUNS.glob("run-*.jsonl")))
 
 
 @pytest.fixture(scope="module")
 def baseline(tmp_path_factory):
-    path = tmp_path_factory.mktemp("baseline") / "b.toml"
-    assert main(["baseline", *map(str, sorted(RUNS.glob("run-*.jsonl"))), "-o", str(path)]) == 0
+    path = tmp_path_factory.mktemp("baseline") / "good.json"
+    assert (
+        main(["check", "--learn", *map(str, sorted(RUNS.glob("run-*.jsonl"))), "-o", str(path)])
+        == 0
+    )
     return path
 
 
@@ -72,8 +76,7 @@ def test_a_gate_passes_no_case_that_is_ten_times_slower(
 
 
 def test_a_baseline_of_noisy_runs_says_first_that_it_is_too_noisy(tmp_path, capsys):
-    paths = [*map(str, sorted(RUNS.glob("run-*.jsonl"))), "-o", str(tmp_path / "b.toml")]
-    assert main(["baseline", *paths]) == 0
+    assert main(["check", "--learn", *GOOD_RUNS, "-o", str(tmp_path / "good.json")]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert text.startswith(
         "baseline of 6 runs on 1 node: too noisy to notice a case 1.5x slower in 64 of 64 cases"

@@ -182,7 +182,8 @@ def test_junit(tmp_path, capsys):
     assert [name for name, _ in stated] == [
         "verdict",
         *(
-            f"all_reduce {size} float32 sum in place on nccl back-to-back"
+            f"collective=all_reduce size_bytes={size} dtype=float32 op=sum in_place=true "
+            "backend=nccl"
             for size in (GIB, 8, 16, 2 * GIB)
         ),
     ]
@@ -234,21 +235,8 @@ def test_junit_names_tell_cases_apart(tmp_path):
     assert main(["check", str(tmp_path / "a.jsonl"), "--junit", str(out)]) == 0
     names = [test.get("name") for test in ElementTree.parse(out).getroot()[0]]
     assert len(set(names)) == 6
-    assert sum("out of place" in name for name in names) == 1
-    assert names[-1] == f"{names[1]} #2"
-
-
-def test_junit_names_cases_that_differ_only_in_their_buffers(tmp_path):
-    save(
-        launch(case_of(300), case_of(300, buffer_reuse="rotate"), case_of(300, op="max")),
-        tmp_path / "a.jsonl",
-    )
-    out = tmp_path / "junit.xml"
-    assert main(["check", str(tmp_path / "a.jsonl"), "--junit", str(out)]) == 0
-    same, rotate, other = (t.get("name") for t in ElementTree.parse(out).getroot()[0][1:])
-    assert same.endswith(" buffer_reuse same")
-    assert rotate == same.replace("reuse same", "reuse rotate")
-    assert "buffer_reuse" not in other
+    assert sum("in_place=false" in name for name in names) == 1
+    assert names[-1] == f"{names[1]} repeat=2"
 
 
 def test_a_gate_of_which_one_run_fails_and_another_has_no_reference(path, rules, tmp_path, capsys):

@@ -233,18 +233,6 @@ def test_a_run_that_ended_before_its_first_case(written, capsys):
     )
 
 
-def test_what_a_fit_lacks_is_named_by_its_sizes(written, capsys):
-    def curve(sizes):
-        cases = [measured(20_000 + size, size_bytes=size) for size in sizes]
-        return [run(*cases) for _ in range(6)]
-
-    sizes = [1 << power for power in range(10, 22, 2)]
-    written(curve(sizes), curve(sizes[:4]))
-    code, out, err = gated("slower", capsys, "--fit")
-    assert (code, err) == (1, "torchcoll: --fail-on slower: 2 missing\n")
-    assert out.startswith("new lacks 2 of 6 cases (256K, 1M); ")
-
-
 def test_one_after_the_other_is_in_the_sentence_the_json_and_the_gate(written, capsys):
     base, new = side(1), side(2)
     for number, one in enumerate([*base, *new]):

@@ -13,7 +13,7 @@ from made_runs import given, in_turn, make_runs, measured, run
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
-from torchcoll.core.result import Reported, Verification
+from torchcoll.core.result import Reported
 from torchcoll.questions.comparison.compare import compare
 from torchcoll.questions.comparison.show import show_comparisons
 from torchcoll.reading.inputs import load
@@ -65,33 +65,6 @@ def test_figures_of_others_that_are_one_launch():
     # Two figures alike may well be two runs.
     few = [imported(10.5, 10.5, 12.5), imported(10.5, 10.5, 12.5)]
     assert len(compare(few, [imported(10.5, 11.5, 12.6)]).base.runs) == 2
-
-
-def test_wrong_results_have_no_fit():
-    wrong = Verification(checked=100, wrong=1)
-    fast = [
-        run(*(measured(ns, size_bytes=n, verification=wrong) for n, ns in SIZES.items()))
-        for _ in NOISE
-    ]
-    found = compare(side(), fast, fit=True)
-    assert {one.judged.result for one in found.fitted} == {"not comparable"}
-
-
-def test_published_figures_are_no_evidence_for_a_fit():
-    published = [
-        run(*(given(2 * ns * noise, size_bytes=n) for n, ns in SIZES.items()), source=TABLE)
-        for noise in NOISE
-    ]
-    found = compare(side(), published, fit=True)
-    assert {(one.judged.result, one.judged.p_value) for one in found.fitted} == {
-        ("inconclusive", None)
-    }
-
-
-def test_a_fit_of_single_means_says_so():
-    sides = [run(*(given(k * ns, size_bytes=n) for n, ns in SIZES.items())) for k in (1, 2)]
-    reasons = {one.judged.reason for one in compare(*sides, fit=True).fitted}
-    assert reasons == {"single means, 1 run a side"}
 
 
 def test_an_issued_call_is_no_faster_operation():
@@ -176,7 +149,7 @@ def test_why_something_is_on_one_side_alone(in_tmp_path, capsys):
     save(run(measured(100)), in_tmp_path / "a.jsonl")
     save(run(*both), in_tmp_path / "b.jsonl")
     assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
-    assert "only in new: back-to-back mode: 1K" in capsys.readouterr().out
+    assert "; a lacks 1 of 2 cases (1K back-to-back)\n" in capsys.readouterr().out
 
 
 def test_first_calls_stay_out_of_a_mean_of_launches():

@@ -20,14 +20,12 @@ from torchcoll.bench.control import Control
 from torchcoll.bench.options import parse
 from torchcoll.bench.output import Output
 from torchcoll.bench.recorder import Recorder
-from torchcoll.bench.soak import WINDOWS
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import Writer
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.soak_windows import SoakCase, SoakWindow
 from torchcoll.core.units import parse_duration
-from torchcoll.questions.contention.soak_show import curve, soak_grid
 from torchcoll.questions.contention.soaked import soaked
 from torchcoll.questions.show.show import show
 from torchcoll.reading.inputs import load
@@ -391,49 +389,14 @@ def test_times():
     ]
 
 
-def window(number: int, median_ns: float, slowest: dict[str, int]) -> SoakWindow:
+def window(number: int, median_ns: float) -> SoakWindow:
     start = number * 60_000_000
-    case = SoakCase(CASE, 100, median_ns, 2 * median_ns, 3 * median_ns, {"80": 100}, slowest)
+    case = SoakCase(CASE, 100, median_ns, 2 * median_ns, 3 * median_ns, {"80": 100}, {"1": 100})
     return SoakWindow(number, number, start, start + 60_000_000, (case,), 1, 0)
 
 
-def soaked_of(medians: list[float], slowest: dict[str, int] | None = None):
-    windows = [window(k + 2, ns, slowest or {}) for k, ns in enumerate(medians)]
-    return soaked(Run(windows=windows))
-
-
-def late_of(counts: list[dict[str, int]], ranks: int = 2):
-    """Which rank is named, of windows in which the ranks were last so often."""
-    windows = [window(k + 2, 1000.0, one) for k, one in enumerate(counts)]
-    return soaked(Run(windows=windows, results=[CaseResult(CASE, "ok", ranks)])).cases[0].slowest
-
-
-def test_a_rank_that_is_last_by_chance_is_not_named():
-    """52 % of two ranks is nothing to act on. Of 3 windows in which rank 1 was always last each is
-    one of two by chance: 2 / 2^3 = 25 %. Of 8 stretches of time 7 are no evidence: 2 x 9 / 2^8 =
-    7 %, though 1400 of 1600 calls would be; all 8 are: 2 / 2^8 = 0.8 %.
-    """
-    assert late_of([{"0": 48, "1": 52}] * 240) is None
-    assert late_of([{"1": 100}] * 3) is None
-    assert late_of([{"1": 100}] * 14 + [{"0": 100}] * 2) is None
-    assert late_of([{"0": 40, "1": 60}] * 16) == (1, 0.6)
-
-
-def test_a_coin_is_called_a_coin():
-    windows = [window(k + 2, 1000.0, {"0": 48, "1": 52}) for k in range(240)]
-    soak = soaked(Run(windows=windows, results=[CaseResult(CASE, "ok", 2)]))
-    most = soak.cases[0].most_last
-    assert (most.rank, most.share, most.even) == (1, 0.52, 0.5)
-    (row,) = soak_grid(soak).rows
-    assert "chance (rank 1 52 %)" in row
-
-
-def test_a_rank_that_is_late_is_named_among_others_that_never_were():
-    """Rank 5 of 8 in 30 of 100 calls: the others share the rest, rank 7 has none of it."""
-    others = {str(rank): 10 + 2 * (rank == 0) for rank in (0, 1, 2, 3, 4, 6)}
-    assert late_of([{**others, "5": 38}] * 40, 8) == (5, 0.38)
-    assert late_of([{"5": 100}] * 40, 8) == (5, 1.0)
-    assert late_of([{"0": 100}] * 40, 1) is None
+def soaked_of(medians: list[float]):
+    return soaked(Run(windows=[window(k + 2, ns) for k, ns in enumerate(medians)]))
 
 
 def test_a_step_is_told_as_large_as_it_is():
@@ -488,11 +451,10 @@ def test_few_windows_cannot_tell_of_drift():
     assert answer.next_step == "soak at least eight windows"
 
 
-def test_the_worst_window_and_the_rank_that_is_late():
+def test_the_worst_window():
     """2^(81 / 8) ns is the upper end of bin 80, 1117 ns: no p99 is above the largest time."""
-    found = soaked_of([1000, 1500, 1200] * 3, {"0": 30, "1": 70}).cases[0]
+    found = soaked_of([1000, 1500, 1200] * 3).cases[0]
     assert (found.worst, found.worst_us) == (1, 3 * 60_000_000)
-    assert found.slowest == (1, 0.7)
     assert found.p99_ns == pytest.approx(2 ** (81 / 8))
     assert found.max_ns == pytest.approx(4500)
     assert found.calls == 900
@@ -500,7 +462,7 @@ def test_the_worst_window_and_the_rank_that_is_late():
 
 
 def test_a_window_in_a_file():
-    one = window(3, 1000.5, {"0": 100})
+    one = window(3, 1000.5)
     assert SoakWindow.from_json(json.loads(json.dumps(one.to_json()))) == one
     bins = {**one.to_json()["cases"][0], "bins": {"99999999": 1}}
     for broken in ({"first_round": "x"}, {"cases": [{}]}, {"faults": None}, {"cases": [bins]}):
@@ -513,16 +475,9 @@ def test_a_broken_window_is_a_problem_and_the_rest_is_read(tmp_path):
     lines = [
         {"record": "header", "schema": "torchcoll/2", "ranks": 2},
         {"record": "soak", "first_round": None},
-        {"record": "soak", **window(2, 1000, {}).to_json()},
+        {"record": "soak", **window(2, 1000).to_json()},
     ]
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     run = load(path)
     assert len(run.windows) == 1
     assert any("a.jsonl:2" in problem for problem in run.problems)
-
-
-def test_the_curve():
-    assert curve([1, 2, 3, 8]) == "▁▂▃█"
-    assert curve([5, 5]) == "▁▁"
-    assert curve([1, None, 8]) == "▁ █"  # a window in which the case did not run keeps its place
-    assert len(curve(range(WINDOWS))) == 24

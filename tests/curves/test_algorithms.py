@@ -281,11 +281,11 @@ def test_a_forced_cell_is_not_named_auto():
 
 
 def test_launches_that_disagree_in_their_sizes():
-    rings = cell("ring", {K: 100_000}, RING, count=2) + cell("ring", {M: 200_000}, RING, count=1)
+    rings = cell("ring", {K: 100_000}, RING, count=3) + cell("ring", {M: 200_000}, RING, count=1)
     found = algorithms([*cell("auto", {K: 100_000, M: 200_000, 2 * M: 300_000}), *rings])
     assert found.tables[0].uneven == ["ring"]
     assert [[len(at.values) for at in size.cells] for size in found.tables[0].sizes] == [
-        [2],
+        [3],
         [1],
         [],
     ]
@@ -456,9 +456,7 @@ def test_machines_read_it(folder, capsys):
             ["--export-env", "--export-oneccl"],
             got(error_tail("--export-env and --export-oneccl", "one")),
         ),
-        (["--check"], error_text("check", "no export", "--export-env")),
         (["--channels", "4"], error_text("channels", "4", "--export-tuner with it")),
-        (["--export-tuner", "t.csv", "--channels", "x"], error_text("channels", "x", "a whole")),
         (["--export-tuner", "t.csv", "--channels", "99"], error_text("channels", "99", "1 to 64")),
         (["--export-tuner", "no/t.csv"], expecting("a file that can be written")),
         (["--export-tuner", "dir/auto-1.jsonl"], expecting("a file that does not exist")),
@@ -626,7 +624,8 @@ def test_one_run_of_each_is_not_judged(capsys):
         "not judged: only 1 run of each algorithm; at least 3 are needed. Next: make 3 runs of "
         "each, as torchcoll matrix --preset nccl-algorithms --runs 3 does\n"
     )
-    assert "1K: Tree" not in out and "best: " not in out
+    assert "best" not in out
+    assert "1K 99.00 us 89.10 us" in " ".join(out.split())
 
 
 def test_three_runs_of_each_are_judged(capsys):

@@ -18,7 +18,6 @@ from torchcoll.parts.curves.model_fit import fit_model
 from torchcoll.parts.curves.model_show import show_fit
 from torchcoll.parts.curves.model_sizes import jackknife, quantile
 from torchcoll.parts.curves.predictor import predict_all
-from torchcoll.parts.curves.validation import OVER_RANKS, OVER_SIZES, validate
 from torchcoll.stats.sides import side
 
 SIZES = [1 << k for k in range(12, 26, 2)]  # 4K to 16M
@@ -465,87 +464,12 @@ def test_a_prediction_that_is_no_more_than_a_guess_is_none():
         predict_all(model, [1 << 24], [1 << 20])
 
 
-def test_left_out_sizes_and_ranks_beside_the_cubic():
-    """A line and a ring: the law is exact, and a cubic through the logarithms is not."""
-    own = SIZES[1:6]
-    found = validate([launch(n, ring, own) for n in (2, 4, 8)])
-    totals = {row.over: row for row in found.totals}
-    sizes, ranks = totals[OVER_SIZES], totals[OVER_RANKS]
-    # Of 5 sizes 3 lie between others, of 3 numbers of ranks one.
-    assert (sizes.errors.count, ranks.errors.count, ranks.baseline.count) == (9, 15, 5)
-    assert sizes.errors.mean < 0.001 < 0.005 < sizes.baseline.mean
-    assert ranks.errors.mean < 0.001 < ranks.baseline.mean
-    assert sizes.covered == 9
-    assert [row.ranks for row in found.rows] == [2, 4, 8, 2, 4, 8]
-
-
-def test_what_cannot_be_predicted_without_a_point_is_said_and_the_rest_validated():
-    """One run is on two hosts: without it nothing is known of links between hosts."""
-    own = SIZES[1:6]
-    runs = [launch(n, ring, own) for n in (2, 4, 8)] + [launch(16, ring, own, hosts=2)]
-    found = validate(runs)
-    assert any(
-        error_text("all_reduce on 16 ranks left out: hosts", "2") in note for note in found.notes
-    )
-    assert {row.over: row.errors.count for row in found.totals}[OVER_RANKS] == 15
-
-
-def test_three_sizes_leave_nothing_out():
-    with pytest.raises(
-        UsageError, match=error_text("left-out points", "3 sizes and 1 number of ranks")
-    ):
-        validate([launch(4, ring, SIZES[:3])])
-
-
 def test_two_sizes_are_no_law():
     with pytest.raises(UsageError, match=error_text("sizes", "2 at most in a kind of case")):
         fit_model([launch(4, ring, SIZES[:2])])
 
 
-# HGX-H100 of the ASTRA-sim documentation: the geometric mean of the errors on 2, 4 and 8 GPUs. The
-# points are in pictures alone; these have such errors: half, twice and once the mean.
-GEOMEANS = {2: 0.2063, 4: 0.1201, 8: 0.0969}
 HEAD = "collective,ranks,size (B),time (us)\n"
-
-
-def simulated(folder, keep=9):
-    """measured.csv, and the first ``keep`` rows of sim.csv."""
-    measured_rows, predicted = [], []
-    for ranks, geomean in GEOMEANS.items():
-        for size, us, factor in ((1 << 20, 50, 0.5), (1 << 24, 200, 2), (1 << 28, 2000, 1)):
-            us += ranks
-            measured_rows.append(f"all_reduce,{ranks},{size},{us}\n")
-            predicted.append(f"all_reduce,{ranks},{size},{us * (1 - geomean * factor):.6f}\n")
-    (folder / "measured.csv").write_text(HEAD + "".join(measured_rows))
-    (folder / "sim.csv").write_text(HEAD + "".join(predicted[:keep]))
-    return ["model", "validate", "--predicted", f"{folder}/sim.csv", f"{folder}/measured.csv"]
-
-
-def test_a_simulator_by_ranks_and_overall(tmp_path, capsys):
-    assert cli.main([*simulated(tmp_path), "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [row["ranks"] for row in rows] == [2, 4, 8, None]
-    # The cube root of 0.2063 x 0.1201 x 0.0969 is 0.1339.
-    expected = [*GEOMEANS.values(), 0.1339]
-    assert [row["geomean"] for row in rows] == pytest.approx(expected, rel=1e-3)
-    # Half, twice and once 20.63 %: on average 7 / 6 of it, and twice at worst.
-    assert rows[0]["mean"] == pytest.approx(0.2063 * 7 / 6, rel=1e-4)
-    assert rows[0]["worst"] == pytest.approx(0.4126, rel=1e-4)
-    assert rows[0]["worst_case"] == "all_reduce 16M"
-    cli.main(simulated(tmp_path))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].endswith("is off by 16 % on average (geometric mean 13.39 %, worst 41.26 %)")
-    assert "    2  3 of 3  20.63 %  24.07 %  41.26 % (all_reduce 16M)" in lines
-
-
-def test_a_simulation_that_stopped_midway(tmp_path, capsys):
-    assert cli.main(simulated(tmp_path, keep=7)) == 1
-    said = capsys.readouterr()
-    assert (
-        "sim.csv is not complete: 8 ranks: 2 of 3 measured cases are not predicted, from "
-        "all_reduce 16M on"
-    ) in said.err
-    assert "7 of 9" in said.out
 
 
 def test_equal_figures_on_other_ranks_are_no_copy(tmp_path):
@@ -732,11 +656,3 @@ def test_a_model_is_not_written_over(model_path, capsys):
     assert cli.main(["model", "fit", source, "-o", model_path]) == 2
     assert expecting("a file that does not exist") in capsys.readouterr().err
     assert cli.main(["model", "fit", source, "-o", model_path, "--force"]) == 0
-
-
-def test_validation_ends_with_a_sentence(model_path, capsys):
-    assert cli.main(["model", "validate", model_path.replace("machine.json", "run.csv")]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith(
-        "predicted times of left-out sizes are off by 0.0 % on average (worst 0.0 %"
-    )

@@ -9,11 +9,11 @@ from error_form import error_text
 from torchcoll import cli
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
-from torchcoll.parts.curves.curves_charts import scaling_charts, validation_charts
+from torchcoll.parts.curves.curves_charts import errors_charts, scaling_charts
 from torchcoll.parts.curves.scaling import scaling
-from torchcoll.parts.curves.validation import validate, validate_predicted
+from torchcoll.questions.comparison.compare import compare
 from torchcoll.questions.show.plot import plot
-from torchcoll.reading.inputs import load_all
+from torchcoll.stats.sides import side
 
 
 @pytest.fixture
@@ -52,45 +52,22 @@ def test_the_error_of_a_simulator_is_drawn_with_its_sign(tmp_path, files):
         for size in made_models.SIZES
     ]
     (tmp_path / "sim.csv").write_text("collective,ranks,size (B),time (us)\n" + "".join(rows))
-    found = validate_predicted(load_all([str(tmp_path / "sim.csv")]), files)
-    assert found.predicted == "sim.csv"  # of runs too, one a number of ranks
-    times, errors = validation_charts(found)
-    curves = [trace for trace in errors.traces if len(trace["x"]) == len(made_models.SIZES)]
-    assert len(curves) == 3
-    assert {round(y, 1) for trace in curves for y in trace["y"]} == {-20.0}
-    dots = next(trace for trace in times.traces if trace["name"] == "8 ranks")
-    assert [y / x for x, y in zip(dots["x"], dots["y"], strict=True)] == pytest.approx(
-        [0.8] * 10, 1e-3
-    )
+    (chart,) = errors_charts(compare(side("measured", files), side("model", tmp_path / "sim.csv")))
+    assert [trace["name"] for trace in chart.traces] == ["2 ranks", "4 ranks", "8 ranks"]
+    assert all(trace["x"] == list(made_models.SIZES) for trace in chart.traces)
+    assert {round(y, 1) for trace in chart.traces for y in trace["y"]} == {-20.0}
 
 
-def test_left_out_sizes_and_ranks_have_a_chart_each():
-    charts = validation_charts(validate(made_models.runs(ranks=(2, 4, 8))))
-    titles = [chart.title for chart in charts[::2]]
-    assert [("left-out sizes" in t, "left-out ranks" in t) for t in titles] == [
-        (True, False),
-        (False, True),
-    ]
-    assert any("cubic" in line for line in charts[1].notes)
-    (cubic,) = charts[1].more_traces
-    assert len(cubic["x"]) > 1 and cubic["marker"]["symbol"] == "x-thin-open"
-
-
-def test_the_commands_write_them(tmp_path, files, capsys):
-    copy = tmp_path / "sim.csv"
-    us = made_models.ring_ns("all_reduce", 1024, 2) / 1e3
-    copy.write_text(f"collective,ranks,size (B),time (us)\nall_reduce,2,1024,{us}\n")
-    model = ["model", "validate", "--predicted", str(copy), files[0]]
-    for words in (["scaling", *files], model):
-        picture = tmp_path / f"{words[0]}.png"
-        assert cli.main([*words, "--plot", str(picture)]) in (0, 1)  # 1: one size alone
-        assert picture.read_bytes().startswith(b"\x89PNG")
-        assert f"picture: {picture}" in capsys.readouterr().err
-        assert cli.main([*words, "--plot", str(picture)]) == 2  # it is there
-        assert "--force" in capsys.readouterr().err
-        missing = tmp_path / "no" / "a.png"
-        assert cli.main([*words, "--plot", str(missing)]) == 2
-        assert "a folder that exists" in capsys.readouterr().err
+def test_the_command_writes_it(tmp_path, files, capsys):
+    picture = tmp_path / "scaling.png"
+    words = ["scaling", *files, "--plot"]
+    assert cli.main([*words, str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert f"picture: {picture}" in capsys.readouterr().err
+    assert cli.main([*words, str(picture)]) == 2  # it is there
+    assert "--force" in capsys.readouterr().err
+    assert cli.main([*words, str(tmp_path / "no" / "a.png")]) == 2
+    assert "a folder that exists" in capsys.readouterr().err
 
 
 def test_plot_takes_what_scaling_found(tmp_path):

@@ -162,7 +162,10 @@ def test_wrong_cases_are_a_caveat_of_the_answer():
     bad = launch(4, {1024: 1})
     bad.results[0].status = "wrong"
     answer = found([*grown(lambda n: 1000 * n), bad]).answer
-    assert re.match(r"time grows [0-9.]+x from 2 to \d+ ranks, like n$", answer.headline)
+    assert re.match(
+        r"time grows [0-9.]+x from 2.00 us on 2 to [0-9.]+ us on \d+ ranks, like n$",
+        answer.headline,
+    )
     assert answer.details[-1] == "wrong results in 1 of 9 runs (1K)"
     assert (answer.level, answer.counts) == ("bad", {"wrong": 1})
 
@@ -306,7 +309,7 @@ def test_runs_that_share_a_device_are_one_machine():
 
 def test_first_calls_alone_are_no_model(capsys):
     folder = Path(__file__).parents[2] / "results" / "oneccl-cold-scaling"
-    assert main(["model", "validate", str(folder)]) == 3
+    assert main(["model", "fit", str(folder)]) == 3
     assert capsys.readouterr().err.endswith(
         "cases: got no usable one among 140 cases, expected right ones with ranks, a size and a "
         "steady time. Left out: 140 of first calls alone.\n"

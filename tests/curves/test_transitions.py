@@ -438,35 +438,6 @@ def test_an_unknown_format(capsys, tmp_path):
     assert error_text("format", "xml", "one of table") in capsys.readouterr().err
 
 
-def test_where_the_best_forced_cell_changes(capsys):
-    # LL takes 20 us + S / 100, Simple 40 us + S / 200: at 4M 61.9 and 61.0 us, a tie:
-    # 1.6 % are less than the threshold, and a tie keeps the neighbour's winner.
-    laws = {
-        "LL": {s: 20_000 + s / 100 for s in SIZES},
-        "Simple": {s: 40_000 + s / 200 for s in SIZES},
-    }
-    auto = {s: min(law[s] for law in laws.values()) for s in SIZES}
-    every = []
-    for protocol, times in {None: auto, **laws}.items():
-        variables = {"NCCL_PROTO": protocol} if protocol else {}
-        for factor in (0.999, 1.0, 1.001):
-            results = (
-                measured(round(t * factor), size_bytes=s, backend="nccl", device="cuda")
-                for s, t in times.items()
-            )
-            every.append(run(*results, variables=variables))
-    curves = found(*every)
-    (own,) = (curve for curve in curves if curve.forced)
-    assert own.common["NCCL_PROTO"] == "unset"
-    (change,) = own.forced
-    assert (change.low_bytes, change.high_bytes) == (1 << 22, 1 << 23)
-    assert ("ll" in change.before.lower(), "simple" in change.after.lower()) == (True, True)
-    show_transitions([all_of(own)])
-    text = capsys.readouterr().out
-    assert "forced cells: the best goes from " in text
-    assert "between 4M and 8M; these times change there too" in text
-
-
 A100 = Path(__file__).parents[2] / "results" / "nccl-transitions" / "a100-8gpu.jsonl"
 
 

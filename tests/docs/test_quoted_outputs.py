@@ -90,8 +90,8 @@ def good_runs(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("command", "code"),
     [
-        (("baseline", "nightly/", "-o", "baseline.toml"), 0),
-        (("check", "tonight.jsonl", "--baseline", "baseline.toml"), 1),
+        (("check", "--learn", "nightly/", "-o", "good.json"), 0),
+        (("check", "tonight.jsonl", "--baseline", "good.json"), 1),
     ],
 )
 def test_what_the_page_of_baseline_quotes(python, good_runs, command, code):

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import made_runs
 import pytest
-from foreign_files import FOOT, HEAD, NAMES
 from made_stores import SIZES, dump, made_files, made_run
 from ranks import busy
 
@@ -28,14 +27,14 @@ from torchcoll.parts.fleet.collect import Collected, collect
 from torchcoll.parts.fleet.sources import summaries_of
 
 
-def collected(store: str, *paths: str | Path, **options: bool) -> Collected:
-    return collect([str(path) for path in paths], parse_address(store, new=True), **options)
+def collected(store: str, *paths: str | Path) -> Collected:
+    return collect([str(path) for path in paths], parse_address(store, new=True), print)
 
 
 def numbers(result: Collected) -> tuple[int, int, int, int]:
     """Runs and cases that are new, runs that were there, runs that were replaced."""
     counts = result.counts
-    return counts.runs, counts.cases, counts.unchanged, counts.replaced
+    return tuple(counts[name] for name in ("runs", "cases", "unchanged", "replaced"))
 
 
 def test_the_answer(store, tmp_path, capsys):
@@ -63,28 +62,17 @@ def test_a_file_that_has_not_changed_is_not_opened(store, tmp_path, monkeypatch)
     def refuse(*_: object) -> None:
         raise AssertionError("opened")
 
-    monkeypatch.setattr("torchcoll.parts.fleet.collect._hash_file", refuse)
+    monkeypatch.setattr("torchcoll.parts.fleet.collect.runs_with_paths", refuse)
     assert numbers(collected(store, tmp_path / "runs")) == (0, 0, 4, 0)
 
 
-def test_a_copy_is_not_parsed(store, tmp_path, monkeypatch):
+def test_a_copy_is_no_further_run(store, tmp_path):
     made_files(tmp_path / "runs", 4)
     collected(store, tmp_path / "runs")
     before = dump(store)
     shutil.copytree(tmp_path / "runs", tmp_path / "copies")
-    with monkeypatch.context() as patched:
-        patched.setattr("torchcoll.parts.fleet.collect.runs_with_paths", None)
-        assert numbers(collected(store, tmp_path / "copies")) == (0, 0, 4, 0)
+    assert numbers(collected(store, tmp_path / "copies")) == (0, 0, 4, 0)
     assert dump(store)["runs"] == before["runs"]
-    assert numbers(collected(store, tmp_path, tmp_path / "copies", tmp_path / "runs"))[0] == 0
-
-
-def test_reread_replaces(store, tmp_path):
-    made_files(tmp_path / "runs", 4)
-    collected(store, tmp_path / "runs")
-    before = dump(store)
-    assert numbers(collected(store, tmp_path / "runs", reread=True)) == (0, 0, 0, 4)
-    assert dump(store) == before
 
 
 def test_a_file_that_still_grows(store, tmp_path):
@@ -131,30 +119,6 @@ def test_a_resumed_run(store, tmp_path):
     assert int(summaries.run_status[0]) == 0
 
 
-def test_a_log_of_another_tool_that_grows_or_is_written_anew(store, tmp_path):
-    """A longer log takes the place of the shorter one. Another night's log of the same name does
-    not: it is another run.
-    """
-
-    def log(*microseconds: float) -> str:
-        rows = "".join(
-            f"{1024 << i:12} {256 << i:12}     float     sum      -1 {us:8.2f} {1.5:7.2f} "
-            f"{1.5:7.2f}      0 {us:8.2f} {1.5:7.2f} {1.5:7.2f}      0\n"
-            for i, us in enumerate(microseconds)
-        )
-        return HEAD.format(program="all_reduce_perf") + NAMES + rows
-
-    path = tmp_path / "nccl.log"
-    path.write_text(log(10.0))
-    assert numbers(collected(store, path))[:2] == (1, 2)
-    path.write_text(log(10.0, 20.0))
-    assert numbers(collected(store, path))[:2] == (1, 4)
-    assert len(summaries_of([store])) == 1
-    path.write_text(log(11.0, 21.0) + FOOT.format(program="all_reduce_perf"))
-    assert numbers(collected(store, path))[:2] == (1, 4)
-    assert len(summaries_of([store])) == 2
-
-
 def test_packed_files(store, tmp_path):
     (path,) = made_files(tmp_path / "runs", 1)
     packed = Path(f"{path}.gz")
@@ -197,19 +161,19 @@ def killed_after(written: int, store: str, folder: Path) -> None:
     child = os.fork()
     if child == 0:
         batches = []
-        insert: Callable[..., None] = writer._insert_cases
+        insert = writer.insert_cases
 
         def insert_and_die(connection, rows):
             batches.append(1)
             if len(batches) == written:
-                insert(connection, iter([next(rows), next(rows)]))
+                insert(connection, rows[:2])
                 os.kill(os.getpid(), signal.SIGKILL)
             insert(connection, rows)
 
-        writer._insert_cases = insert_and_die  # type: ignore[assignment]
-        sys.modules["torchcoll.parts.fleet.collect"]._MOST_RUNS = 2  # type: ignore[attr-defined]
+        writer.insert_cases = insert_and_die
+        sys.modules["torchcoll.parts.fleet.collect"]._FILES = 2  # type: ignore[attr-defined]
         try:
-            collect([str(folder)], parse_address(store, new=True))
+            collect([str(folder)], parse_address(store, new=True), print)
         finally:
             os._exit(1)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
@@ -293,7 +257,7 @@ def test_a_postgresql_store_that_stays_locked(postgres_store, tmp_path, monkeypa
 
 def in_mid_collect(monkeypatch, act: Callable[[], None]) -> None:
     """Calls ``act`` between the first and the second batch of two runs."""
-    monkeypatch.setattr("torchcoll.parts.fleet.collect._MOST_RUNS", 2)
+    monkeypatch.setattr("torchcoll.parts.fleet.collect._FILES", 2)
     write = writer.StoreWriter.write
     batches: list[int] = []
 
@@ -335,7 +299,7 @@ def test_a_connection_that_is_cut_in_mid_collect(postgres_store, tmp_path, monke
     import psycopg
 
     made_files(tmp_path / "runs", 6)
-    insert = writer._insert_cases
+    insert = writer.insert_cases
     cut: list[int] = []
 
     def cut_once(connection, rows):
@@ -348,21 +312,13 @@ def test_a_connection_that_is_cut_in_mid_collect(postgres_store, tmp_path, monke
                     "WHERE pid <> pg_backend_pid() AND datname = current_database()"
                 )
 
-    monkeypatch.setattr(writer, "_insert_cases", cut_once)
+    monkeypatch.setattr(writer, "insert_cases", cut_once)
     monkeypatch.setattr("torchcoll.parts.fleet.connecting._PAUSE_S", 0.01)
     assert numbers(collected(postgres_store, tmp_path / "runs")) == (6, 18, 0, 0)
     assert cut
     clean = str(tmp_path / "clean.sqlite")
     collected(clean, tmp_path / "runs")
     assert dump(postgres_store) == dump(clean)
-
-
-def test_a_read_only_folder_or_a_full_disk_is_one_line(tmp_path, capsys):
-    made_files(tmp_path / "runs", 1)
-    assert main(["collect", str(tmp_path / "runs"), "--into", "/proc/store.sqlite"]) == 4
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "/proc/store.sqlite" in error
 
 
 def test_a_label_that_could_be_a_number_of_hosts(store, tmp_path):

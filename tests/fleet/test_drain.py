@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shlex
+from types import SimpleNamespace
 
 import pytest
 from error_form import error_text
@@ -14,8 +15,7 @@ from made_fleet import made_fleet
 
 import torchcoll
 from torchcoll.cli import main
-from torchcoll.parts.fleet.nightly import DrainList
-from torchcoll.parts.fleet.nightly_show import DrainCommands
+from torchcoll.parts.fleet.nightly import drain_of
 
 TEMPLATE = "scontrol update nodename={node} state=drain reason={reason}"
 REASON = "torchcoll: 8.0 % slower since 2026-10-10 (node007@2026-10-10)"
@@ -37,6 +37,12 @@ def saved(folder, nodes, slow, nights=13, first_slow_night=9, wrong=()):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("fleet") / "runs", 16, {7})
+
+
+def finding_of(node, incident):
+    """With wrong results of one node."""
+    wrong = SimpleNamespace(kind="wrong", scope="node", subject=node, id=incident)
+    return SimpleNamespace(open=[wrong], nodes=(node,))
 
 
 def drain(capsys, folder, *options, code=1):
@@ -68,12 +74,6 @@ def test_csv_stays_csv(folder, capsys):
     (row,) = csv.DictReader(io.StringIO(captured.out))
     assert (row["who"], row["result"]) == ("node007", "slow")
     assert captured.err.splitlines()[-1].startswith("scontrol update nodename=node007 ")
-
-
-def test_markdown_has_them_as_a_block(folder, capsys):
-    text = drain(capsys, folder, "--format", "markdown").out
-    assert "\n\n1 node to drain\n\n```bash\nscontrol " in text
-    assert text.endswith("\n```\n")
 
 
 def test_nodes_that_are_drained_already(folder, capsys, tmp_path):
@@ -114,15 +114,15 @@ def test_one_slow_night_is_not_enough(tmp_path, capsys):
 
 @pytest.mark.parametrize("node", ["n[1-999]", "ALL", "a,b", "-x", "{reason}", "a b", "a\nb", ""])
 def test_a_name_that_slurm_would_take_as_several_nodes_gets_no_command(node):
-    commands = DrainCommands.fill(TEMPLATE, DrainList("1 node to drain", ((node, "slow"),)))
-    assert commands.commands == ()
-    assert "\n" not in commands.headline
-    assert commands.headline.startswith("1 node to drain; no command for what is no host name: ")
+    drained = drain_of(finding_of(node, "id"), TEMPLATE)
+    assert drained.commands == ()
+    assert "\n" not in drained.headline
+    assert drained.headline.startswith("1 node to drain; no command for what is no host name: ")
 
 
 def test_a_reason_is_one_word_to_the_shell():
-    reason = "it's {node}; $(reboot)"
-    (command,) = DrainCommands.fill(TEMPLATE, DrainList("", (("n1", reason),))).commands
+    (command,) = drain_of(finding_of("n1", "it's {node}; $(reboot)"), TEMPLATE).commands
+    reason = "torchcoll: wrong results (it's {node}; $(reboot))"
     words = ["scontrol", "update", "nodename=n1", "state=drain", f"reason={reason}"]
     assert shlex.split(command) == words
 

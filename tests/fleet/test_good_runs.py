@@ -13,8 +13,9 @@ from made_runs import make_runs
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Verification
-from torchcoll.parts.fleet.baseline_runs import select_baselines
 from torchcoll.parts.fleet.good_runs import (
+    AS_USUAL,
+    SLOW,
     CannotJudge,
     GoodRun,
     GoodRuns,
@@ -24,6 +25,7 @@ from torchcoll.parts.fleet.good_runs import (
     mean_over_cases,
     runs_missing,
 )
+from torchcoll.parts.fleet.learning import learn
 from torchcoll.parts.fleet.records import CaseKey, summarise_run
 from torchcoll.parts.fleet.series import SummariesBuilder
 
@@ -84,25 +86,25 @@ def test_the_figures_of_five_runs_of_one_case_by_hand():
     """
     deviations = [[0.02], [-0.01], [0.0], [-0.02], [0.01]]
     baseline = baseline_of(good_runs(math.log(1e6) + np.array(deviations), ["a"] * 5))
-    (case,) = baseline.cases
-    assert case.usual_ns == pytest.approx(1e6)
-    assert case.spread == pytest.approx(math.sqrt(2.5 / 0.69375) / 100)
-    assert baseline.run_spread == pytest.approx(case.spread)  # of one case its mean is the case
-    assert (case.runs, case.degrees, baseline.degrees) == (5, 4, 4)
+    assert np.exp(baseline.levels) == pytest.approx([1e6])
+    (spread,) = baseline.spreads
+    assert spread == pytest.approx(math.sqrt(2.5 / 0.69375) / 100)
+    assert baseline.run_spread == pytest.approx(spread)  # of one case its mean is the case
+    assert (baseline.degrees, baseline.run_degrees) == ([4], 4)
     # 4.604 is the 99.5 % quantile of Student's t with 4 degrees of freedom in every table; its
     # standard deviation is the root of 2. The median of the five has 1.5 * (1 + 4 * 0.30625) / 5 =
     # 0.6675 of the variance of a run. 1 + 4.5 / 5 is for a spread of 4 degrees of freedom.
-    limit = 4.604 / math.sqrt(2) * 1.9 * case.spread * math.sqrt(1.6675)
+    limit = 4.604 / math.sqrt(2) * 1.9 * spread * math.sqrt(1.6675)
     limits = limits_of(baseline, "a")
     assert limits.run_limit == pytest.approx(limit, rel=1e-3)
     assert limits.case_limits.tolist() == pytest.approx([limit], rel=1e-3)
     # A slowdown is probable beyond the 97.5 % quantile, 2.776, and found 9 times in 10 from 1.2816
     # standard deviations more on.
-    named = 2.776 * case.spread * math.sqrt(1.6675)
+    named = 2.776 * spread * math.sqrt(1.6675)
     assert limits.run_named == pytest.approx(named, rel=1e-3)
     found = limits.run_detectable - limits.run_named
-    assert found == pytest.approx(1.2816 * case.spread * math.sqrt(1.6675), rel=1e-3)
-    assert case.slowest == pytest.approx(0.02)
+    assert found == pytest.approx(1.2816 * spread * math.sqrt(1.6675), rel=1e-3)
+    assert baseline.slowest == pytest.approx([0.02])
 
 
 def test_each_node_has_its_own_usual_time_of_each_case():
@@ -111,13 +113,14 @@ def test_each_node_has_its_own_usual_time_of_each_case():
     table = [[10 + s, 12 + s + 0.1 * (node == "b"), 9 - s] for node in "abc" for s in steps]
     baseline = baseline_of(good_runs(table, [node for node in "abc" for _ in steps]))
     assert baseline.by_node
-    assert baseline.nodes["b"].effects == pytest.approx((0, 0.1, 0))
-    assert baseline.nodes["a"].effects == pytest.approx((0, 0, 0))
+    assert baseline.nodes == ("a", "b", "c")
+    assert baseline.effects[:2] == pytest.approx(np.array([[0, 0, 0], [0, 0.1, 0]]))
     usual = {key_of(1): math.exp(10), key_of(2): math.exp(12.1), key_of(4): math.exp(9)}
-    assert not judge_new_run(baseline, "b", usual).slow
+    assert judge_new_run(baseline, "b", usual).state == AS_USUAL
     judged = judge_new_run(baseline, "a", usual)
-    assert [case.key for case in judged.slow_cases] == [key_of(2)]
-    assert judged.slow_cases[0].effect == pytest.approx(0.1)
+    (slow,) = judged.cases_that_are(SLOW)
+    assert slow.key == key_of(2)
+    assert slow.effect == pytest.approx(0.1)
     assert not judged.slow_overall  # one case of three, clipped
 
 
@@ -143,19 +146,18 @@ def test_a_node_that_fewer_than_five_nodes_say_nothing_of():
 def test_times_that_agree_to_the_digit_and_a_case_that_half_of_the_runs_lack():
     table = [[10.0, 11.0 if run % 2 else math.nan] for run in range(12)]
     baseline = baseline_of(good_runs(table, ["a"] * 12))
-    assert [case.runs for case in baseline.cases] == [12, 6]
     judged = judge_new_run(baseline, "a", {key_of(1): math.exp(10.02), key_of(2): math.exp(11)})
     assert judged.limits.case_limits.tolist() == pytest.approx([math.log(1.01)] * 2)
-    assert [case.key for case in judged.slow_cases] == [key_of(1)]
+    assert [case.key for case in judged.cases_that_are(SLOW)] == [key_of(1)]
 
 
 def test_a_run_that_lacks_cases_has_wider_limits_and_says_so():
     runs = made_fleet(1, 30)
-    (baseline,) = select_baselines(summaries_of_runs(runs)).baselines
+    (baseline,) = learn(summaries_of_runs(runs)).baselines
     new = times_of(made_fleet(1, 31)[-1])
     whole = judge_new_run(baseline, "node000", new)
     half = judge_new_run(baseline, "node000", dict(list(new.items())[:5]))
-    assert (whole.missing, half.missing, len(half.cases)) == (0, 5, 5)
+    assert (len(whole.cases), len(half.cases)) == (10, 5)
     assert half.limits.run_limit >= whole.limits.run_limit
 
 
@@ -165,7 +167,7 @@ def test_which_runs_are_left_out_and_why():
     runs[4].end = None
     runs[5].results[2] = replace(runs[5].results[2], verification=Verification(100, wrong=1))
     runs[6].results[0] = replace(runs[6].results[0], status="failed")
-    selection = select_baselines(summaries_of_runs(runs))
+    selection = learn(summaries_of_runs(runs))
     *failed, slow = selection.left_out
     assert {item.run_id: item.reason for item in failed} == {
         "0003-0000": "the run was interrupted",
@@ -178,8 +180,10 @@ def test_which_runs_are_left_out_and_why():
     assert float(percent) == pytest.approx(20, abs=1)  # noise 0.2 %
     assert text == "% slower than the other runs in all cases"
     (baseline,) = selection.baselines
-    assert len(baseline.run_ids) == 15
-    assert not {item.run_id for item in selection.left_out} & {*baseline.run_ids}
+    assert len(baseline.good.runs) == 15
+    assert not {item.run_id for item in selection.left_out} & {
+        run.run_id for run in baseline.good.runs
+    }
 
 
 def test_runs_of_other_tools_which_do_not_say_that_they_ended():
@@ -187,8 +191,8 @@ def test_runs_of_other_tools_which_do_not_say_that_they_ended():
     runs = make_runs([1_000_000 + 1000 * i for i in range(6)], source=source)
     for run in runs:
         run.end = None
-    (baseline,) = select_baselines(summaries_of_runs(runs)).baselines
-    assert len(baseline.run_ids) == 6
+    (baseline,) = learn(summaries_of_runs(runs)).baselines
+    assert len(baseline.good.runs) == 6
 
 
 def test_a_run_that_is_slow_for_its_node_is_left_out():
@@ -197,7 +201,7 @@ def test_a_run_that_is_slow_for_its_node_is_left_out():
     def times(node, night, case):
         return (1 + 0.05 * node) * (1.04 if (node, night) == (1, 4) else 1)
 
-    selection = select_baselines(summaries_of_runs(made_fleet(3, 8, times=times)))
+    selection = learn(summaries_of_runs(made_fleet(3, 8, times=times)))
     assert [item.run_id for item in selection.left_out] == ["0004-0001"]
 
 
@@ -205,34 +209,8 @@ def test_too_few_good_runs_is_an_error_that_says_how_many_are_missing():
     runs = made_fleet(1, 3)
     runs[2].end = None
     with pytest.raises(UsageError, match=r"2 good runs of Xeon, 2 ranks, 1 more needed") as info:
-        select_baselines(summaries_of_runs(runs))
+        learn(summaries_of_runs(runs))
     assert "the run did not end" in str(info.value)
-
-
-def test_accept_uses_the_runs_from_a_date_on():
-    runs = made_fleet(1, 20, times=lambda node, night, case: 1.1 if night >= 10 else 1)
-    day = 20_727 + 10  # 2026-10-11: 2026-10-01 is 20,727 days after 1970-01-01
-    selection = select_baselines(summaries_of_runs(runs), accepted=day)
-    (baseline,) = selection.baselines
-    assert len(baseline.run_ids) == 10
-    assert baseline.cases[0].usual_ns == pytest.approx(1.1e6, rel=0.01)
-    assert selection.notes[0] == "10 runs from before 2026-10-11 not used"
-
-
-def test_a_creep_and_runs_of_one_day_are_noted():
-    creeping = made_fleet(1, 30, times=lambda node, night, case: 1 + 0.002 * night)
-    (note,) = select_baselines(summaries_of_runs(creeping)).notes
-    assert "slower from the first to the last" in note
-    assert float(note.split(" % slower")[0].rsplit(" ", 1)[1]) == pytest.approx(5.8, abs=0.6)
-    (note,) = select_baselines(summaries_of_runs(made_fleet(8, 1))).notes
-    assert "all runs are of one day" in note
-
-
-def test_copies_of_a_run_are_noted():
-    runs = made_fleet(1, 6)
-    runs[4].results, runs[5].results = runs[0].results, runs[0].results
-    (note,) = select_baselines(summaries_of_runs(runs)).notes
-    assert "2 runs have exactly the times of another run" in note
 
 
 def test_a_baseline_of_each_device_model_and_number_of_ranks():
@@ -243,8 +221,8 @@ def test_a_baseline_of_each_device_model_and_number_of_ranks():
     few = make_runs([1_000_000] * 2, device_name="Other")
     for index, run in enumerate(few):
         run.header["run_id"] = f"few{index}"
-    selection = select_baselines(summaries_of_runs([*runs, *few]))
-    kinds = [(b.device_name, b.ranks, len(b.run_ids)) for b in selection.baselines]
+    selection = learn(summaries_of_runs([*runs, *few]))
+    kinds = [(b.good.device_name, b.good.ranks, len(b.good.runs)) for b in selection.baselines]
     assert kinds == [("Xeon", 4, 7), ("Xeon", 2, 6)]
     assert selection.too_few == ("2 good runs of Other, 2 ranks, 1 more needed",)
 
@@ -259,15 +237,15 @@ def test_healthy_runs_pass_and_a_slow_run_and_a_slow_case_are_found():
         builder = SummariesBuilder()
         for run, cases in runs[:20]:
             builder.add(run, cases)
-        (baseline,) = select_baselines(builder.build()).baselines
+        (baseline,) = learn(builder.build()).baselines
         for _, cases in runs[20:]:
             times = {case.key: case.time_ns for case in cases}
-            alarms += judge_new_run(baseline, "node000", times).slow
+            alarms += judge_new_run(baseline, "node000", times).state == SLOW
     assert alarms <= 12  # 1 % of 1,200
     judged = judge_new_run(baseline, "node000", {key: 1.05 * ns for key, ns in times.items()})
     assert judged.slow_overall
     assert judged.effect == pytest.approx(math.log(1.05), abs=0.01)
     worst = list(times)[3]
     judged = judge_new_run(baseline, "node000", {**times, worst: 1.2 * times[worst]})
-    assert [case.key for case in judged.slow_cases] == [worst]
+    assert [case.key for case in judged.cases_that_are(SLOW)] == [worst]
     assert not judged.slow_overall

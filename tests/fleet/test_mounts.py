@@ -55,8 +55,8 @@ def test_collect_warns_in_one_line_and_collects(tmp_path, monkeypatch, capsys):
     table = tmp_path / "mounts"
     arguments = ["collect", str(tmp_path / "runs"), "--into", str(tmp_path / "store.sqlite")]
     monkeypatch.setattr(address, "_MOUNTS", table)
-    for kind, warnings in (("nfs", 1), ("ext4", 0)):
-        table.write_text(f"x / {kind} rw 0 0\n")
+    for mount, warnings in (("nas:/x / nfs", 1), ("/dev/sda / ext4", 0)):
+        table.write_text(f"{mount} rw 0 0\n")
         assert main(arguments) == 0
         err = capsys.readouterr().err
         assert err.count("\n") == err.count("torchcoll: warning: ") == warnings

@@ -28,7 +28,7 @@ def judged(runs, last=None, accept=()):
     nights = overview_of(summaries, 0).nights
     end = nights[-1] if last is None else OCTOBER_1 + last
     accepted = [Acceptance(which, "me", "why") for which in accept]
-    (only,) = judge_summaries(summaries, 0, 0.03, end, accepted)
+    (only,) = judge_summaries(summaries, 0, end, {end: accepted})
     return only
 
 
@@ -223,16 +223,16 @@ def test_one_acceptance_acquits_one_incident(which):
     left = {each.id for each in after.model.incidents if each.state == OPEN}
     assert len(left) == 2 and left < before
     (record,) = [each for each in after.records if each.event == "accepted"]
-    assert (record.by, record.why) == ("me", "why")
+    assert (record.accepted_by, record.reason) == ("me", "why")
 
 
 def test_what_was_said_does_not_change_when_more_nights_come():
     """The records of each night, read on every later night."""
     life = made_life("worse", np.random.default_rng(3), 16, 80, quiet=20)
-    model = FleetModel(0.03)
+    model = FleetModel()
     by_night = {night: list(records) for night, records in nights_of_panel(model, life.panel, {})}
     for upto in (25, 40, 60):
-        again = FleetModel(0.03)
+        again = FleetModel()
         for night, records in nights_of_panel(again, life.panel, {}):
             if night > FIRST_NIGHT + upto:
                 break
@@ -243,7 +243,7 @@ def test_what_was_said_does_not_change_when_more_nights_come():
 def test_the_memory_of_the_model_is_whole(kind):
     """A model that was written and read after each night says the same."""
     life = made_life(kind, np.random.default_rng(5), 16, 70, quiet=20, missing=0.1)
-    whole, read = FleetModel(0.03), FleetModel(0.03)
+    whole, read = FleetModel(), FleetModel()
     expected = [records for _, records in nights_of_panel(whole, life.panel, {})]
     found = []
     for _ in range(len(life.panel.log_times)):
@@ -259,7 +259,7 @@ def test_lives_of_the_benchmark(kind):
     """Three fleets of each kind: nobody is blamed for somebody else's fault."""
     for seed in range(3):
         life = made_life(kind, np.random.default_rng([7, seed]), 32, 90, quiet=35)
-        model = FleetModel(0.03)
+        model = FleetModel()
         for _ in nights_of_panel(model, life.panel, {}):
             pass
         blamed = {each.subject or "fleet" for each in model.incidents}
@@ -276,7 +276,7 @@ def test_lives_of_the_benchmark(kind):
 
 def test_wrong_results_are_an_incident_from_the_first_night():
     life = made_life("healthy", np.random.default_rng(1), 8, 40)
-    model = FleetModel(0.03)
+    model = FleetModel()
     wrong = {FIRST_NIGHT + 5: {"node002": "all_reduce 1M"}}
     for night, records in nights_of_panel(model, life.panel, wrong):
         if night == FIRST_NIGHT + 5:
@@ -289,7 +289,7 @@ def test_wrong_results_are_an_incident_from_the_first_night():
 
 def test_missing_nights_delay_and_do_not_mislead():
     life = made_life("step", np.random.default_rng(2), 16, 90, quiet=45, missing=0.3)
-    model = FleetModel(0.03)
+    model = FleetModel()
     for _ in nights_of_panel(model, life.panel, {}):
         pass
     (incident,) = model.incidents

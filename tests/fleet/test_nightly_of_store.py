@@ -34,7 +34,7 @@ def saved_fleet(folder: Path, nights: int, slow_from: int) -> str:
 def test_the_same_answers_from_files_and_from_a_store(tmp_path, store):
     nightly = saved_fleet(tmp_path / "nightly", 14, slow_from=8)
     assert printed("collect", nightly, "--into", store)[0] == 0
-    for options in (("table",), ("json",), ("line",), ("table", "--why", "--all")):
+    for options in (("table",), ("json",), ("line",), ("table", "--why")):
         asked = ("--night", "last", "--format", *options)
         of_files = printed("nightly", nightly, *asked)
         assert of_files[0] == 1
@@ -62,14 +62,20 @@ def test_one_night_of_many(tmp_path, store):
     drain = ("--drain-command", "drain {node}")
     for options in (
         ["--night", "2026-10-04"],
-        ["--night", "2026-10-01", "--night-start", "23:30"],
         ["--night", "2026-10-06", *drain],
         ["--night", "last"],
     ):
         of_files = printed("nightly", nightly, "--format", "json", *options)
         assert printed("nightly", store, "--format", "json", *options) == of_files
     assert printed("nightly", store, "--night", "2020-01-01")[0] == 2
-    assert "clock of ahead" in printed("nightly", store, "--night", "last")[1]
+
+
+def test_a_store_keeps_to_the_beginning_of_its_nights(tmp_path, store, capsys):
+    assert printed("collect", saved_fleet(tmp_path / "nightly", 3, 9), "--into", store)[0] == 0
+    assert printed("nightly", store, "--night", "last")[0] == 2
+    assert printed("nightly", store, "--night", "last", "--night-start", "23:30")[0] == 2
+    expected = "expected 12:00, as when it was judged first"
+    assert expected in capsys.readouterr().err
 
 
 def test_what_was_said_stays(tmp_path, store):

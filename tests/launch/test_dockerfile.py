@@ -24,25 +24,33 @@ def test_hadolint():
     assert done.returncode == 0, done.stdout
 
 
+def test_torch_is_that_of_the_tests():
+    (pinned,) = re.findall(r"^torch==\S+$", (ROOT / "launch/constraints.txt").read_text(), re.M)
+    assert {*re.findall(r"torch==[\d.]+", FILE.read_text())} == {pinned}
+
+
 def test_what_is_copied_installs(tmp_path):
     """A wheel of the copied files alone, without network."""
     pytest.importorskip("setuptools")
     copied = re.findall(r"^COPY (.*) (\S+)$", FILE.read_text(), re.MULTILINE)
-    names = [name for sources, _ in copied for name in sources.split()]
+    names = {name: to for sources, to in copied for name in sources.split()}
     ignored = (ROOT / "launch/Dockerfile.dockerignore").read_text().split("\n")
     assert {line[1:] for line in ignored if line.startswith("!")} == {*names}
-    for name in names:
+    for name, to in names.items():
+        folder = tmp_path / to.strip("/")
         if (ROOT / name).is_dir():
             leave = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, tmp_path / "torchcoll" / name, ignore=leave)
+            shutil.copytree(ROOT / name, folder, ignore=leave)
         else:
-            (tmp_path / "torchcoll").mkdir(exist_ok=True)
-            shutil.copy(ROOT / name, tmp_path / "torchcoll")
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder)
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
     done = run([*command, "--no-index", "-w", str(tmp_path), "torchcoll/"], cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = tmp_path.glob("torchcoll-*.whl")
     with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        assert b"# torchcoll" in archive.read(metadata)
         held = {name for name in archive.namelist() if name.startswith("torchcoll/")}
     tracked = run(["git", "ls-files", "torchcoll"], cwd=ROOT).stdout.split()
     assert held >= {*tracked} - {name for name in tracked if name.endswith(".md")}

@@ -37,11 +37,20 @@ def test_shellcheck(name):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("name", sorted({*SCRIPTS, *NIGHTLY, "kubernetes.yaml", "README.md"}))
+MANIFESTS = {path.name for path in LAUNCH.glob("kubernetes*.yaml")}
+
+
+@pytest.mark.parametrize("name", sorted({*SCRIPTS, *NIGHTLY, *MANIFESTS, "README.md"}))
 def test_no_path_of_a_site(name):
     text = (LAUNCH / name).read_text()
     allowed = ("/usr/bin/env", "/dev/null", "/dev/shm", "/sys/class", "/results", "/torchcoll")
-    allowed += ("/run/torchcoll/", "/var/lib/torchcoll/", "/etc/systemd/system/", "/bin/bash")
+    allowed += (
+        "/run/torchcoll/",
+        "/var/lib/torchcoll/",
+        "/etc/systemd/system/",
+        "/etc/mpi/",
+        "/bin/bash",
+    )
     paths = re.findall(r"(?<![\w.:$})*/>])/(?!/)[a-z][\w./-]*", text)
     assert [path for path in paths if not path.startswith((*allowed, "/path/to/"))] == []
 
@@ -296,10 +305,14 @@ def test_outside_a_job(script, env, line):
     assert done.stderr.startswith(f"torchcoll: error: {line}")
 
 
+def manifests_of(name):
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    return list(yaml.safe_load_all((LAUNCH / name).read_text()))
+
+
 @pytest.fixture
 def manifests():
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    return list(yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text()))
+    return manifests_of("kubernetes.yaml")
 
 
 def test_the_schema(manifests):
@@ -351,3 +364,41 @@ def test_what_a_pod_runs(manifests, tmp_path, index, code):
         f"--master-addr {name}-0.{name} --master-port 29500 -m torchcoll.suite --collectives all_"
     )
     assert rest == (['{"record": "header"}'] if index == "0" else [])
+
+
+def test_a_jobset_runs_the_same_pods(manifests):
+    """But for the name of pod 0, which JobSet makes of its own, the job's and two indices."""
+    (jobset,) = manifests_of("kubernetes-jobset.yaml")
+    (replicated,) = jobset["spec"]["replicatedJobs"]
+    assert (replicated["replicas"], jobset["spec"]["failurePolicy"]["maxRestarts"]) == (1, 0)
+    network = jobset["spec"]["network"]
+    address = f"{jobset['metadata']['name']}-{replicated['name']}-0-0.{network['subdomain']}"
+    job, of_jobset = manifests[1]["spec"], replicated["template"]["spec"]
+    plain = {name: job[name] for name in ("completions", "parallelism", "backoffLimit")}
+    assert {name: of_jobset[name] for name in plain} == plain
+    pod, expected = of_jobset["template"]["spec"], job["template"]["spec"]
+    pod["containers"][0]["command"][2] = " ".join(pod["containers"][0]["command"][2].split())
+    script = expected["containers"][0]["command"][2].replace("torchcoll-0.torchcoll", address)
+    expected["containers"][0]["command"][2] = " ".join(script.split())
+    assert pod == {name: expected[name] for name in expected if name != "subdomain"}
+
+
+def test_what_an_mpijob_runs(tmp_path):
+    (job,) = manifests_of("kubernetes-mpijob.yaml")
+    launcher, worker = job["spec"]["mpiReplicaSpecs"].values()
+    gpus = worker["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+    assert gpus == job["spec"]["slotsPerWorker"]
+    container = launcher["template"]["spec"]["containers"][0]
+    (tmp_path / "hostfile").write_text("torchcoll-worker-0.torchcoll.svc slots=8\nother slots=8\n")
+    env = {item["name"]: item["value"] for item in container["env"]}
+    stand_in = '#!/bin/sh\necho "mpirun $*"\ncase $* in *suite*) exit 3;; esac\n'
+    env |= program(tmp_path / "bin", "mpirun", stand_in)
+    command = [word.replace("/etc/mpi", str(tmp_path)) for word in container["command"]]
+    done = run(command, env=env)
+    assert done.returncode == 3
+    measured, shown = done.stdout.splitlines()
+    ranks = worker["replicas"] * gpus
+    assert f" -np {ranks} --map-by ppr:{gpus}:node " in measured
+    assert " MASTER_ADDR=torchcoll-worker-0.torchcoll.svc " in measured
+    assert measured.endswith("-b 1M -e 4G -f 4 -J /results/run.jsonl")
+    assert shown.endswith("--host torchcoll-worker-0.torchcoll.svc cat /results/run.jsonl")

@@ -1,4 +1,4 @@
-"""``torchcoll log`` of NCCL's topology and graph files."""
+"""``torchcoll log`` of NCCL's topology files."""
 
 from __future__ import annotations
 
@@ -39,37 +39,10 @@ NET = (
 A100 = system(gpu(0), gpu(1), net=NET)
 
 
-def graph(number: int, pattern: int, channels: int, speed: int, types: str, gpus: str) -> str:
-    intra, inter = types.split("/")
-    return (
-        f'<graph id="{number}" pattern="{pattern}" crossnic="0" nchannels="{channels}" '
-        f'speedintra="{speed}" speedinter="{speed}" latencyinter="0" typeintra="{intra}" '
-        f'typeinter="{inter}" samechannels="1">'
-        + f"<channel>{gpus}</channel>" * channels
-        + "</graph>"
-    )
-
-
-def pair(*devs: int) -> str:
-    return "".join(f'<gpu dev="0x{dev:x}"/>' for dev in devs)
-
-
-def graphs(*texts: str) -> str:
-    return f'<graphs version="1">{"".join(texts)}</graphs>'
-
-
-RINGS = graphs(
-    graph(0, 4, 12, 20, "NVL/PIX", pair(0, 1)),
-    graph(1, 1, 12, 20, "NVL/PIX", pair(1, 0)),
-    graph(3, 5, 0, 0, "LOC/LOC", ""),
-)
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "topo.xml").write_text(A100)
-    (tmp_path / "graph.xml").write_text(RINGS)
     return tmp_path
 
 
@@ -111,66 +84,6 @@ def test_a_topology(capsys):
         "   0  0-15   0 1   mlx5_0",
     ]
     assert shown(capsys, "topo.xml")[: len(expected)] == expected
-
-
-def test_graphs(capsys):
-    assert shown(capsys, "graph.xml") == [
-        "NCCL graphs: 2 with channels, none of NVLS",
-        "ring: 12 channels x 20 GB/s = 240.000 GB/s: the busbw that NCCL expects of it",
-        "",
-        "graph  pattern        channels  in a node  together  types",
-        "                                GB/s each      GB/s",
-        "ring   ring                 12     20.000   240.000  NVL",
-        "tree   balanced tree        12     20.000   240.000  NVL",
-        "",
-        "GB/s each: of the fixed list of speeds that NCCL's search tries (search.cc), no "
-        "measurement; together: channels x GB/s, of a ring the busbw that NCCL expects",
-        "each graph is searched as if it had the links alone, so none is added to another. NCCL "
-        "then runs each ring and tree twice or more over the same links (connect.cc): the channels "
-        "that its log counts, times GB/s, are no bandwidth",
-        "NVL NVLink or XGMI",
-        "",
-        "graph  channels  GPUs in order",
-        "ring   0-11      0 1",
-        "tree   0-11      1 0",
-    ]
-
-
-def test_thirty_two_channels_of_one_gpu_are_not_1280_gbps(folder, capsys):
-    """A report once added up the speeds of both graphs of a communicator with one rank."""
-    alone = [graph(n, p, 16, 40, "LOC/PIX", pair(4)) for n, p in ((0, 4), (1, 3))]
-    (folder / "one.xml").write_text(graphs(*alone))
-    lines = shown(capsys, "one.xml")
-    assert lines[1] == (
-        "one GPU alone (type LOC): no channel crosses a link, so NCCL's search takes the highest "
-        "speed of its list (search.cc): channels x GB/s is no bandwidth here"
-    )
-    assert lines[5:7] == [
-        "ring   ring           16     40.000  LOC",
-        "tree   tree           16     40.000  LOC",
-    ]
-    assert not any("640" in line or "together  " in line for line in lines)
-    (folder / "one.xml").write_text(system(gpu(4)))
-    lines = shown(capsys, "one.xml")
-    assert lines[1] == "ring: no ceiling: one GPU alone: a communicator of one rank on this host"
-    assert any("12 to 6 NVSwitches  20.000  240.000" in line for line in lines)
-
-
-def test_between_hosts(folder, capsys):
-    gpus = f'<net dev="0x1"/>{pair(0, 1)}<net dev="0x1"/>'
-    (folder / "net.xml").write_text(graphs(graph(0, 4, 2, 24, "NVL/PXB", gpus)))
-    lines = shown(capsys, "net.xml")
-    assert lines[5] == "ring   ring            2     24.000     24.000    48.000  NVL/PXB"
-    assert lines[-1] == "ring   0-1       0 1            1 1"
-    assert lines[8].startswith("NCCL then runs each ring")  # there is no other graph to add
-
-
-def test_a_search_without_a_path(folder, capsys):
-    text = graph(0, 4, 1, 40, "SYS/SYS", pair(0, 1)).replace('"40"', '"0.1"')
-    (folder / "none.xml").write_text(graphs(text))
-    lines = shown(capsys, "none.xml")
-    assert lines[0] == "NCCL graphs: 1 with channels" and lines[1] == ""
-    assert "0.1 GB/s: NCCL found no such path and took the GPUs in their order (search.cc)" in lines
 
 
 def test_a_link_that_is_down(folder, capsys):
@@ -248,42 +161,24 @@ def test_a_file_for_nccl(folder, capsys):
 
 def test_files_that_end_early(folder, capsys):
     (folder / "topo.xml").write_text(A100[: A100.index('<gpu dev="1"') + 60])
-    (folder / "graph.xml").write_text(RINGS[: RINGS.index("</graph>") - 30])
-    assert main(["log", "topo.xml", "graph.xml"]) == 0
+    assert main(["log", "topo.xml"]) == 0
     out = capsys.readouterr()
-    assert [line.partition(" (")[0] for line in out.err.splitlines()] == [
-        "torchcoll: warning: topo.xml: cut off",
-        "torchcoll: warning: graph.xml: cut off",
-    ]
+    assert out.err.startswith("torchcoll: warning: topo.xml: cut off (")
     lines = out.out.splitlines()
     assert "the file is cut off: GPUs, links and interfaces may be missing" in lines
-    assert "the file is cut off: channels may be missing" in lines
     assert "ring: no ceiling: the file is cut off: what is missing may be the slowest" in lines
-    assert any(line.split()[:5] == ["ring", "ring", "11", "of", "12"] for line in lines)
 
 
 def test_json_and_csv(capsys):
-    assert main(["log", "topo.xml", "graph.xml", "--format", "json"]) == 0
+    assert main(["log", "topo.xml", "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    topology, graph_dump = document["dumps"]
+    (topology,) = document["dumps"]
     assert document["jobs"] == [] and document["files"] == []
-    assert (topology["kind"], topology["file"], graph_dump["kind"]) == (
-        "topology",
-        "topo.xml",
-        "graphs",
-    )
+    assert topology["file"] == "topo.xml"
     assert (topology["ring_ceiling_gbps"], topology["ring_wire_gbps"]) == (240, 300)
     assert (topology["nics_gbps"], topology["fabrics"]) == (25, ["nvswitch-a100"])
     assert topology["gpus"][1]["links_gbps"] == 240
-    assert (graph_dump["ring_gbps"], graph_dump["unused"]) == (240, ["NVLS"])
-    assert graph_dump["channels"][0] == {
-        "graph": "ring",
-        "channels": "0-11",
-        "gpus": ["0", "1"],
-        "ranks": None,
-        "nets": [],
-    }
-    assert main(["log", "topo.xml", "graph.xml", "--format", "csv"]) == 0
+    assert main(["log", "topo.xml", "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     limits = [row for row in rows if row["table"] == "limits"]
     assert {row["algorithm"] for row in limits} >= {"RING", "TREE"}
@@ -292,15 +187,8 @@ def test_json_and_csv(capsys):
         *[("topo.xml", "gpus")] * 2,
         ("topo.xml", "nics"),
         ("topo.xml", "cpus"),
-        *[("graph.xml", "graphs")] * 2,
-        *[("graph.xml", "channels")] * 2,
     ]
-    assert rows[0]["links_gbps"] == "240.0" and rows[-1]["gpus"] == "1,0"
-
-
-def test_markdown(capsys):
-    lines = shown(capsys, "graph.xml", "--format", "markdown")
-    assert "| ring | ring | 12 | 20.000 | 240.000 | NVL |" in lines
+    assert rows[0]["links_gbps"] == "240.0"
 
 
 def test_with_a_log_and_with_files_that_are_refused(folder, capsys):

@@ -23,7 +23,6 @@ LINES = [
     ("Channel 00/02 : 0 1", 0),
     ("Channel 01/02 : 0 1", 0),
     ("Trees [0] 1/-1/-1->0->-1 [1] 1/-1/-1->0->-1", 0),
-    ("Trees [0] -1/-1/-1->1->0 [1] -1/-1/-1->1->0", 1),
     ("Pattern 4, crossNic 0, nChannels 2, bw 12.0/12.0, type LOC/PIX, sameChannels 1", 0),
     ("  Algorithm   |              Ring               |", 0),
     ("    AllReduce |   16.6/   1.2 |  31.0/   0.0 |  36.4/   2.4 |", 0),
@@ -76,10 +75,6 @@ def test_the_whole_table(log, capsys):
         "channels  ring",
         "0-1       0 1",
         "",
-        "channels  root of  depth",
-        "             tree",
-        "0-1             0      1",
-        "",
         "graph  channels  in a node    between  types",
         "                 GB/s each  GB/s each",
         "ring          2     12.000     12.000  LOC/PIX",
@@ -107,7 +102,7 @@ def test_the_whole_table(log, capsys):
         "",
         "warning: No memory (x.cc:9)",
         "",
-        "a.log: 22 lines: 21 understood, 1 of other programs",
+        "a.log: 21 lines: 19 understood, 1 known and not needed, 1 of other programs",
         "1 warning of the library: No memory (x.cc:9); NCCL 2.27.5 chose RING/LL for AllGather to "
         "4K and RING/SIMPLE from 64K (1 to 2 channels); NCCL_ALGO=Ring is forced; 2 ranks on 2 "
         "hosts",
@@ -134,13 +129,13 @@ def test_json_has_numbers_and_all_of_it(log, capsys):
     }
     assert job["warnings"] == [{"text": "No memory (x.cc:9)", "count": 1}]
     (file,) = document["files"]
-    assert (file["lines"], file["understood"], file["other"]) == (22, 21, 1)
+    assert (file["lines"], file["understood"], file["other"]) == (21, 19, 1)
 
 
 def test_csv_names_the_table_of_each_row(log, capsys):
     assert main(["log", log, "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    tables = ["communicators", "rings", "trees", "graphs", "transports", "tuning", "choices"]
+    tables = ["communicators", "rings", "graphs", "transports", "tuning", "choices"]
     assert list(dict.fromkeys(row["table"] for row in rows)) == tables
     assert [row["choice"] for row in rows if row["table"] == "choices"] == [
         "RING/LL",
@@ -237,17 +232,6 @@ def test_a_packed_file_that_is_cut(tmp_path, capsys):
     out = capsys.readouterr()
     assert out.err.startswith(f"torchcoll: warning: {path}: cut off or damaged: ")
     assert "chosen for" in out.out
-
-
-def test_the_best_path_and_all_links(tmp_path, capsys):
-    path = tmp_path / "a.log"
-    texts = [START.format(0) + "START", "=== System : maxBw 80.0 totalBw 240.0 ==="]
-    path.write_text("".join(f"n:1:1 [0] NCCL INFO {text}\n" for text in texts))
-    assert main(["log", str(path)]) == 0
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert lines[4].split()[-5:] == ["best", "path", "all", "links", "state"]
-    assert lines[6].split()[-4:] == ["80.000", "240.000", "not", "complete"]
-    assert lines[8].startswith("best path: maxBw, from a GPU to another")
 
 
 @pytest.mark.parametrize("form", ["table", "markdown", "csv", "json"])

@@ -5,27 +5,18 @@ hand.
 from __future__ import annotations
 
 import pytest
-from made_topologies import cpu, gpu, graph, graphs, hgx, nic, nvlink, pci, switches, system
+from made_topologies import cpu, gpu, hgx, pci, system
 
 from torchcoll.libraries.nccl import ceilings
-from torchcoll.libraries.nccl.speeds import gpu_path, nearest, rails, tree_lines
-from torchcoll.libraries.nccl.topology import read_graphs, read_topology
+from torchcoll.libraries.nccl.topology import read_topology
 from torchcoll.libraries.nccl.xml_tree import read_tree
 
 
-def read(tmp_path, text, name="topo.xml"):
-    path = tmp_path / name
+def limits_by_key(tmp_path, text, hosts=None):
+    path = tmp_path / "topo.xml"
     path.write_text(text)
-    return read_topology(read_tree(str(path))[0], name)
-
-
-def limits_by_key(tmp_path, text, hosts=None, graph_text=""):
-    topologies = [read(tmp_path, text)]
-    known_graphs = []
-    if graph_text:
-        (tmp_path / "graph.xml").write_text(graph_text)
-        known_graphs = read_graphs(read_tree(str(tmp_path / "graph.xml"))[0])
-    limits = ceilings.algorithm_limits(ceilings.make_reach(topologies, hosts), known_graphs)
+    reach = ceilings.make_reach([read_topology(read_tree(str(path))[0])], hosts)
+    limits = ceilings.algorithm_limits(reach)
     return {(limit.algorithm, limit.collectives[0]): limit for limit in limits}
 
 
@@ -110,107 +101,3 @@ def test_a_network_that_reduces(tmp_path):
     assert (ceilings.COLLNET, "all_reduce") not in gbps(
         limits_by_key(tmp_path, hgx(gbits=200, nics=4), 2)
     )
-
-
-def test_what_nccl_expects_on_one_host(tmp_path):
-    """tuning.cc with 12 channels of 30 and NVLS 8 of 40 (60 to the switch)."""
-    text = graphs(graph(0, 12, 30, 30), graph(1, 12, 30, 30), graph(3, 8, 40, 60))
-    limits = limits_by_key(tmp_path, hgx(), graph_text=text)
-    expected = {key: limit.expected_gbps for key, limit in limits.items() if limit.expected_gbps}
-    assert expected == {
-        (ceilings.RING, "all_reduce"): 360,
-        (ceilings.TREE, "all_reduce"): pytest.approx(0.92 * 360 / 2 * 14 / 8),
-        (ceilings.NVLS, "all_reduce"): pytest.approx(476),  # 8 x 40 x 0.85 x 7/8 x 2
-        (ceilings.NVLS, "all_gather"): pytest.approx(
-            8 * 40 * 0.85 * 7 / 8 * 7 / 8 * 7 / 8, abs=0.001
-        ),
-    }
-
-
-@pytest.mark.parametrize(
-    ("sm", "most_gbps"),
-    [
-        (70, (26.5, 18.5, 10.0)),
-        (80, (24.0, 23.6, 17.8)),
-        (90, (38.7, 41.4, 36.0)),
-        (100, (70.0, 42.8, 24.0)),
-    ],
-)
-def test_a_channel_of_a_tree_has_a_most(tmp_path, sm, most_gbps):
-    """perChMaxTreeBws of NCCL 2.27's tuning.cc; 4 channels of 100, of which a tree takes 92 %."""
-    for hosts, most in zip((1, 2, 4), most_gbps, strict=True):
-        nets = hosts > 1
-        text = graphs(graph(0, 4, 100, 100, nets=nets), graph(1, 4, 100, 100, nets=nets))
-        limits = limits_by_key(tmp_path, hgx(sm=sm), hosts, graph_text=text)
-        expected = 4 * most / 2 * 2 * (8 * hosts - 1) / (8 * hosts)
-        assert limits[ceilings.TREE, "all_reduce"].expected_gbps == pytest.approx(
-            expected, abs=0.001
-        )
-
-
-def test_what_nccl_expects_over_two_hosts(tmp_path):
-    """Eight channels of 48 within, 40 between; a tree's channel has at most 41.4 there."""
-    text = graphs(graph(0, 8, 48, 40, nets=True), graph(1, 8, 48, 40, nets=True))
-    limits = limits_by_key(tmp_path, hgx(), 2, graph_text=text)
-    assert limits[ceilings.RING, "all_reduce"].expected_gbps == 384
-    assert limits[ceilings.TREE, "all_reduce"].expected_gbps == pytest.approx(
-        8 * 41.4 / 2 * 2 * 15 / 16
-    )
-    within = limits_by_key(tmp_path, hgx(), 1, graph_text=text)
-    assert within[ceilings.RING, "all_reduce"].expected_gbps is None  # its channels leave the host
-
-
-def test_paths_between_gpus(tmp_path):
-    topo = read(
-        tmp_path,
-        system(
-            cpu(
-                0,
-                pci("0000:0a:00.0", gpu(0, nvlink(1, 2)), gpu(1, nvlink(0, 2))),
-                pci("0000:0b:00.0", gpu(2), width=8),
-                more='arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="85"',
-            ),
-            cpu(1, gpu(3), more='arch="x86_64" vendor="AuthenticAMD"'),
-        ),
-    )
-    a, b, c, d = topo.gpus
-    assert (gpu_path(a, b).path, gpu_path(a, b).gbps) == ("NVL", 40)  # 2 x 20, sm 80
-    assert (gpu_path(a, c).path, gpu_path(a, c).gbps) == ("PHB", 12)  # 16 GT/s x8
-    # Skylake's link to the other CPU.
-    assert (gpu_path(a, d).path, gpu_path(a, d).gbps) == (
-        "SYS",
-        10,
-    )
-    assert (gpu_path(d, a).path, gpu_path(d, a).gbps) == ("SYS", 10)
-
-
-def test_paths_through_switches_have_the_speed_of_the_slower_side(tmp_path):
-    text = system(cpu(0, gpu(0, switches(6, 6)), gpu(1, switches(6, 5)), gpu(2, sm=200)))
-    a, b, c = read(tmp_path, text).gpus
-    assert gpu_path(a, b).gbps == 220  # 11 x 20
-    assert gpu_path(a, c).path == "PHB"
-
-
-def test_rails_by_index_and_the_nearest_interface(tmp_path):
-    first, second = read(tmp_path, hgx(), "a.xml"), read(tmp_path, hgx(gbits=200, nics=7), "b.xml")
-    result = rails([first, second])
-    assert [rail.gbps for rail in result] == [(50, 25)] * 7 + [(50, None)]
-    assert result[7].names == ("mlx5_7", None)
-    assert [n.name for n in nearest(first.gpus[3], first.nics)] == ["mlx5_3"]
-
-
-def test_the_tree_of_a_host(tmp_path):
-    text = system(
-        cpu(
-            0,
-            pci("0000:0A:00.0", gpu(0, switches(2, 2)), pci("0000:0c:00.0", nic("mlx5_0", 0))),
-            pci("0000:0b:00.0"),  # nothing below it
-            more='vendor="AuthenticAMD" arch="x86_64"',
-        )
-    )
-    assert tree_lines(read(tmp_path, text)) == [
-        "NUMA node 0 (AuthenticAMD x86_64)",
-        "`- PCI switch 0000:0a:00.0 (PCI 24 GB/s)",
-        "   |- GPU 0, 4 links to 2 switches (PCI 24 GB/s)",
-        "   `- mlx5_0 200 Gbit/s (PCI 24 GB/s)",
-    ]

@@ -121,7 +121,7 @@ def test_every_line_is_counted_once():
         "Epoch 1: NCCL backend, loss 0.1",
         *info("AllReduce: opCount 0 sendbuff 0x1 recvbuff 0x1 count 1 datatype 7 op 0 root 0"),
         *info("misc/utils.cc:233 memory stack hunk malloc(65536)", "+ NVL[370.8] - NVS/0"),
-        *info("Channel 00/0 : 0[0] -> 1[", "Trees [0] 1/-1/-1->0-"),
+        *info("Channel 00/0 : 0[0] -> 1[", "Pattern 4, crossNic 0, nCh"),
         *info("Quantum entanglement ready on 8 GPUs"),
         "node1:11:12 NCCL CALL ncclAllReduce(0x1)",
         "     Function |       LL     LL128    Simple   |          Tree           Ring",
@@ -133,7 +133,7 @@ def test_every_line_is_counted_once():
     examples = [(n, text.partition("INFO ")[2]) for n, text in reader.tally.examples]
     assert examples == [
         (5, "Channel 00/0 : 0[0] -> 1["),
-        (6, "Trees [0] 1/-1/-1->0-"),
+        (6, "Pattern 4, crossNic 0, nCh"),
         (7, "Quantum entanglement ready on 8 GPUs"),
     ]
 
@@ -160,7 +160,6 @@ GOOD = info(
     "Init timings - ncclCommInitRank: rank 0 nranks 2 total 2.34 (kernels 0.41, rest 0.00)",
     "Channel 00/02 : 0 1",
     "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA",
-    "Trees [0] 1/-1/-1->0->-1",
     "Pattern 4, crossNic 0, nChannels 12, bw 30.0/20.5, type NVL/PIX, sameChannels 1",
     "  Algorithm   |              Ring               |",
     "    AllReduce |  16.8/   0.5 |  31.0/   0.0 |  36.4/   1.9 |",

@@ -142,8 +142,8 @@ def test_a_long_ring_is_counted_by_its_ranks(monkeypatch):
         NcclLogReader().read(rings)
 
 
-@pytest.mark.parametrize("text", [b"Trees [%d] 1/-1/-1->0->-1", b"V%d set by environment to x"])
-def test_a_repeated_message_is_counted_once(monkeypatch, text):
+def test_a_repeated_message_is_counted_once(monkeypatch):
+    text = b"V%d set by environment to x"
     monkeypatch.setattr(bounds, "_HELD_BYTES", 50_000)
     reader = NcclLogReader()
     reader.read([SAYS + text % 0 + b"\n"] * 5000)

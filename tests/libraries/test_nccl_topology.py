@@ -365,7 +365,7 @@ def test_a_packed_file(tmp_path):
             error_text(
                 "XML",
                 "<svg> in {}",
-                "<system> (NCCL_TOPO_DUMP_FILE) or <graphs> (NCCL_GRAPH_DUMP_FILE)",
+                "<system> (NCCL_TOPO_DUMP_FILE)",
             ),
         ),
     ],

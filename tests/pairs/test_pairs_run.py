@@ -11,16 +11,14 @@ import time
 
 import pytest
 from error_form import error_line, error_text
-from ranks import of_enough_cores, ticking
+from ranks import ticking
 
 from torchcoll import load, save
 from torchcoll.bench.options import Options
 from torchcoll.cli import main as torchcoll
 from torchcoll.core.errors import UsageError
-from torchcoll.core.units import format_size
 from torchcoll.machine import environment
 from torchcoll.questions.pairs import pairs_run
-from torchcoll.questions.pairs.bisect import Halving, Step, record_halving
 from torchcoll.questions.pairs.matches import EXCHANGE, LATENCY, SEND, read_pairs
 from torchcoll.questions.pairs.pairs_run import parse_pairs
 
@@ -206,9 +204,7 @@ def test_ranks_that_share_a_core_accuse_nobody(launch):
         )(made(*args))
         pairs_run.LATENCY_ITERS = 2
 
-    job = launch("pairs", "--sizes 1K -n 1 -c 0 --threshold 0.5 --bisect", 4, setup=sluggish).ended(
-        0
-    )
+    job = launch("pairs", "--sizes 1K -n 1 -c 0 --threshold 0.5", 4, setup=sluggish).ended(0)
     assert not [e for e in job.run.events if e["kind"] == "suspect"]
     assert "ranks wait for a core: those pairs accuse nobody" in job.stdout()
     assert "no rank can be judged; ranks wait for a core" in job.stdout()
@@ -338,7 +334,7 @@ def test_defaults():
     options, pairs = parse_pairs([])
     assert isinstance(options, Options)
     assert (options.spec.sizes, options.spec.iters) == ((8 << 20,), 10)
-    assert (pairs.by, pairs.threshold, pairs.bisect) == ("rank", 0.2, False)
+    assert (pairs.by, pairs.threshold) == ("rank", 0.2)
 
 
 @pytest.mark.parametrize(("text", "share"), [("20%", 0.2), ("0.2", 0.2), ("5 %", 0.05)])
@@ -349,109 +345,3 @@ def test_threshold_is_a_share_as_in_compare(text, share):
 def test_dry_run(launch):
     job = launch("pairs", "--dry-run --ranks 64 --backend fake", 1, output=False).ended(0)
     assert "64 ranks: 2016 pairs in 63 rounds of 32 at once." in job.stdout()
-
-
-def test_bisect_finds_what_pairs_do_not_show(launch):
-    def setup(rank):
-        on_hosts(2)(rank)
-        of_enough_cores(rank)
-        clock = ticking()
-        if rank == 3:
-            import torch
-
-            fast, wait = torch.distributed.all_reduce, clock.call(itertools.repeat(30_000_000))
-
-            def slow(*args, **options):
-                wait()
-                return fast(*args, **options)
-
-            torch.distributed.all_reduce = slow
-
-    arguments = "--sizes 1K -n 2 --bisect --threshold 0.5 -c 0"
-    job = launch("pairs", arguments, 4, setup=setup).ended(1)
-    (event,) = [e for e in job.run.events if e["message"].startswith("bisect")]
-    assert (event["kind"], event["host"], event["ranks"]) == ("suspect", "node1", [2, 3])
-    assert event["message"].startswith("bisect: ranks 2-3 (node1) do all_reduce at ")
-    assert [e["message"] for e in job.run.events if e["kind"] == "suspect"] == [event["message"]]
-    groups = {r.case.group: r.members for r in job.run.results if "bisect" in (r.case.group or "")}
-    assert groups == {"bisect 1/0": [0, 1], "bisect 1/1": [2, 3]}
-    assert f"SUSPECT {event['message']}" in job.stdout()
-
-
-def test_halves_with_other_ways_are_not_compared(launch):
-    """Ranks 0 and 1 are on one node, 2 and 3 on two: no fault of 2 or 3 that they are slower."""
-    job = launch("pairs", f"{CALM} --bisect", 4, setup=on_hosts(3)).ended(0)
-    (event,) = [e for e in job.run.events if e["kind"] == "bisect"]
-    assert event["message"] == (
-        "bisect: no two halves have as many ranks on as many nodes, so none are comparable"
-    )
-
-
-class Events(list):
-    def event(self, kind, message, **facts):
-        self.append((kind, message, facts))
-
-
-def test_what_bisect_tells_is_of_the_step_that_found_it():
-    """The last step halved the slow group, and found both of its halves alike."""
-    members = [{"rank": r, "host": f"n{r // 4}", "affinity": "0-3"} for r in range(8)]
-    units = tuple((rank,) for rank in range(8))
-    first = Step(((0, 1, 2, 3), (4, 5, 6, 7)), (2.0, 1.0))
-    found = Halving((4, 5, 6, 7), 0.5, (first, Step(((4, 5), (6, 7)), (1.0, 1.0))))
-    stated = Events()
-    record_halving(stated, members, True, units, found)
-    speeds = "2.000 GB/s on ranks 0-3 and 1.000 GB/s on ranks 4-7"
-    half = f"bisect: ranks 4-7 (n1) do all_reduce at 50 % of the busbw of the other half ({speeds})"
-    assert stated == [("suspect", half, {"ranks": [4, 5, 6, 7], "host": "n1"})]
-    for member in members[4:]:
-        member["affinity"] = "0-1"
-    stated.clear()
-    record_halving(stated, members, True, units, found)
-    waiting = f"bisect: {speeds}, but ranks wait for a core on n1: no fault is sought there"
-    assert stated == [("bisect", waiting, {})]
-    record_halving(stated, members, False, units, found)  # a GPU does not wait for the host's cores
-    assert stated[1][0] == "suspect"
-
-
-def test_bisect_needs_four(launch):
-    job = launch("pairs", f"{CALM} --bisect", 3).ended(0)
-    (event,) = [e for e in job.run.events if e["kind"] == "bisect"]
-    assert event["message"] == "bisect: 3 are too few to halve, 4 needed"
-    assert event["message"] in job.stdout()
-
-
-def test_a_group_that_cannot_be_made(launch):
-    def setup(rank):
-        import torch
-
-        def new_group(*args, **options):
-            raise RuntimeError("no more file descriptors")
-
-        torch.distributed.new_group = new_group
-
-    job = launch("pairs", f"{CALM} --bisect", 4, setup=setup).ended(5)
-    (error,) = job.errors()
-    assert "groups of 2 and 2 ranks: no more file descriptors" in error
-    assert len(read_pairs(job.run).pairs) == 6  # nothing measured is lost
-
-
-def test_slow_links_are_measured_with_fewer_bytes(launch):
-    """8M takes 1.3 s at 50 Mbit/s, of which a run of four hosts makes hundreds of calls."""
-
-    def setup(rank: int) -> None:
-        pairs_run._LONG_NS = 2_000_000
-        call_of = pairs_run.PairsRun._call
-
-        def slow_call(self, role, buffers, root):
-            call = call_of(self, role, buffers, root)
-            return lambda: (time.sleep(buffers.send.nbytes / (8 << 20) * 0.04), call())
-
-        pairs_run.PairsRun._call = slow_call
-
-    run = launch("pairs", "-n 1 --threshold 0.9999", 3, setup=setup).ended(0).run
-    sizes = {size for _, size in read_pairs(run).times}
-    (size_bytes,) = sizes - {8}
-    assert 1 << 16 <= size_bytes <= 512 << 10  # 40 ms halved until it is 2 ms at most
-    notes = [event["message"] for event in run.events if "links" in event["message"]]
-    size = format_size(size_bytes)
-    assert notes == [f"the links are slow: measured with {size} in place of 8M (--sizes)"]

@@ -116,14 +116,3 @@ def test_16384_ranks_are_planned_in_little_memory():
     assert most < 20 << 20
     # 16384 x 16383 / 2.
     assert "16384 ranks: 134209536 pairs in 16383 rounds of 8192 at once." in text
-    # 2048 nodes of 8: 2048 x 2047 / 2 pairs, of each 4 x 1800 B and 64 x 2 x 8 samples of 40 B.
-    nodes = (
-        "--by node would measure 2096128 pairs of 2048 nodes in 2047 rounds, with 8 ranks a node"
-    )
-    assert f"{nodes}, and keep about 94 GiB on rank 0." in text
-
-
-def test_few_ranks_are_not_sent_to_their_nodes():
-    spec = Spec(sizes=(8 << 20,), iters=10)
-    assert "--by node" not in "\n".join(plan_lines(spec, PairOptions(), 64))
-    assert "--by node would" not in "\n".join(plan_lines(spec, PairOptions("node"), 4096))

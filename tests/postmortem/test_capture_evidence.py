@@ -1,8 +1,7 @@
-"""Rings, stacks, traffic and result files as evidence; all but the last made by hand."""
+"""Rings and stacks of a capture as evidence, made by hand."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -11,7 +10,7 @@ import pytest
 from made_rings import call, ring
 
 from torchcoll.core.errors import UnreadableError
-from torchcoll.parts.postmortem import capture_evidence
+from torchcoll.parts.postmortem import call_evidence
 from torchcoll.parts.postmortem.evidence import CallSeen, FileRead, GroupSeen, JobEvent, Place
 
 
@@ -20,8 +19,8 @@ def read(tmp_path):
     def read(data, name="file"):
         path = tmp_path / name
         path.write_bytes(data if isinstance(data, bytes) else data.encode())
-        assert capture_evidence.recognizes(path, path.read_bytes()[: 1 << 16])
-        return capture_evidence.read_evidence(path, name)
+        assert call_evidence.recognizes(path, path.read_bytes()[: 1 << 16])
+        return call_evidence.read_evidence(path, name)
 
     return read
 
@@ -53,8 +52,8 @@ def test_a_ring(read):
     assert job.identities == {"capture 2026-11-24T03:00:00+00:00 1f2e", "slurm 99"}
     assert (job.ranks, job.nodes, job.pids) == (4, {1: "node07"}, {1: 4711})
     assert (job.alive_ns, job.first_ns, job.last_ns) == ({1: 2 * 10**9}, 10**9, 2 * 10**9)
-    assert job.files == [FileRead("file", "call ring", (1,), "torch")]
-    assert (job.events, job.problems, job.unended) == ([], [], {1})
+    assert job.files == [FileRead("file", "call ring", (1,))]
+    assert (job.events, job.problems) == ([], [])
 
 
 def test_calls_whose_end_is_not_sure_or_that_failed(read):
@@ -113,10 +112,9 @@ def test_the_order_of_a_ring_that_went_round(read):
     assert [c.number for c in job.calls] == [4095, 4096, 4097, 4098]
 
 
-def test_messages_of_gloo_are_not_numbered_as_torch_does(read):
+def test_a_message_has_its_peer(read):
     (job,) = read(ring(call(1, 1, ENDED, collective=4, peer=2)))
     assert (job.calls[0].collective, job.calls[0].peer) == ("send", 2)
-    assert job.files[0].numbering == "capture"
 
 
 def test_damaged_calls_are_one_line(read):
@@ -184,82 +182,3 @@ def test_stacks_of_a_rank_that_waits(read):
 def test_stacks_without_a_whole_first_line(read):
     with pytest.raises(UnreadableError):
         read(made_rings.STACKS[:40])
-
-
-def traffic(*records, **environment):
-    header = {
-        "record": "header",
-        "schema": "torchcoll-traffic/2",
-        "source": "capture",
-        "ranks": 2,
-        "environment": {"host": "node07", "capture": "2026-11-24T03:00:00+00:00 1f2e"},
-    }
-    header["environment"] |= environment
-    group = {"record": "group", "name": "0", "ranks": [0, 1], "backend": "gloo", "calls_before": 5}
-    calls = [
-        {
-            **{"record": "call", "rank": 1, "collective": "all_reduce", "bytes_in": 8},
-            **{"bytes_out": 8, "dtype": "float32", "group": "0", "sequence": number},
-            "time_ns": 900,
-        }
-        for number in range(3)
-    ]
-    return "".join(json.dumps(record) + "\n" for record in [header, group, *calls, *records])
-
-
-def test_traffic_that_is_complete(read):
-    (job,) = read(traffic({"record": "end", "status": "complete"}))
-    assert [(c.rank, c.number, c.sizes_in) for c in job.calls] == [
-        (1, number, ((2,),)) for number in (6, 7, 8)
-    ]
-    assert [event.kind for event in job.events] == ["ending"]
-    assert (job.nodes, job.ranks) == ({1: "node07"}, 2)
-
-
-def test_traffic_that_lacks_its_last_calls(read):
-    """Cut off, or of a training that failed in a call: which calls it made later is not known."""
-    message = "Timed out waiting 8000ms for recv operation to complete"
-    end = {"record": "end", "status": "failed", "reason": "RuntimeError", "message": message}
-    for records, kinds in (((), []), ((end,), ["timeout"])):
-        (job,) = read(traffic(*records))
-        assert (job.calls, job.last_number, job.last_completed) == ([], {}, {(1, "0"): 8})
-        assert [event.kind for event in job.events] == kinds
-
-
-def test_a_sampled_capture_has_no_numbers(read):
-    (job,) = read(traffic({"record": "end", "status": "complete"}, every=100))
-    assert (job.calls, job.last_completed) == ([], {})
-
-
-def result(event=None, **end):
-    records = [
-        {
-            **{"record": "header", "schema": "torchcoll/2", "run_id": "ab12", "ranks": 3},
-            **{"start_utc": "2026-11-24T05:00:00+00:00", "argv": [], "spec": {}},
-        },
-        {"record": "ranks", "ranks": [{"rank": r, "host": f"n{r}", "pid": 7} for r in range(3)]},
-    ]
-    records += [{"record": "event", "utc": "2026-11-24T05:01:00+00:00", **event}] if event else []
-    records += [{"record": "end", "cases": 0, "wall_s": 1.0, **end}] if end else []
-    return "".join(json.dumps(record) + "\n" for record in records)
-
-
-@pytest.mark.parametrize(
-    ("kind", "message", "expected"),
-    [
-        ("lost_rank", "lost rank 1 (n1) in all_reduce 8", ("peer_lost", 0, (1,), None)),
-        ("hang", "lost ranks 1 and 2 (n1, n2) in all_reduce", ("timeout", 0, (1, 2), None)),
-        ("lost_rank", "lost rank 9 (n9) in all_reduce 8", ("peer_lost", 0, (), None)),
-        ("signal", "rank 1 (n1): SIGTERM in all_reduce 8", ("killed", 1, (), 15)),
-    ],
-)
-def test_result_files_of_runs_that_ended(read, kind, message, expected):
-    (job,) = read(result({"kind": kind, "message": message}, status="failed", exit_code=5))
-    (event,) = job.events
-    assert (event.kind, event.rank, event.about, event.signal) == expected
-    assert (job.ranks, job.nodes[2], job.identities) == (3, "n2", {"run ab12"})
-
-
-def test_a_result_file_that_is_complete(read):
-    (job,) = read(result({"kind": "warning", "message": "x"}, status="complete", exit_code=0))
-    assert [(event.kind, event.rank) for event in job.events] == [("ending", r) for r in range(3)]

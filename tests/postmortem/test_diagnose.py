@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from made_jobs import SECOND, START, call, calls_to, event, job
 
-from torchcoll.parts.postmortem.absence_rules import _lateness
 from torchcoll.parts.postmortem.diagnose import diagnose
-from torchcoll.parts.postmortem.diagnosis import CERTAINTIES, DETAILS, KINDS, rank_names
+from torchcoll.parts.postmortem.diagnosis import rank_names
 from torchcoll.parts.postmortem.evidence import JobEvidence
 
 
@@ -15,9 +14,6 @@ def concluded(*parts, **options):
     """The diagnosis of this evidence, or of a job of these calls and events."""
     whole = len(parts) == 1 and isinstance(parts[0], JobEvidence)
     result = diagnose(parts[0] if whole else job(*parts, **options))
-    assert result.kind in KINDS
-    assert result.certainty in CERTAINTIES
-    assert result.detail is None or result.detail in DETAILS[result.kind]
     assert not (result.culprits and result.candidates)
     assert result.headline.isprintable()
     return result
@@ -112,7 +108,6 @@ class TestARankThatEnded:
             ranks=3,
         )
         assert result.culprits == (2,)
-        assert "rank 0 on node0 has a failure of its own" in result.contradictions[0]
 
     def test_clocks_of_two_hosts_do_not_tell_who_failed_first(self):
         result = concluded(
@@ -267,29 +262,6 @@ class TestCallsThatDiffer:
         result = concluded(event("mismatch", 1, text), lost(0, 2, 3))
         assert result.culprits == ()
         assert result.candidates == (0, 1, 2, 3)
-
-    def test_the_watchdogs_name_different_calls(self):
-        def timeouts(**collectives):
-            return [
-                event("timeout", int(rank[1:]), group="0", number=10, collective=collective,
-                      elements=1024)
-                for rank, collective in collectives.items()
-            ]  # fmt: skip
-
-        two = timeouts(r0="all_gather", r1="all_reduce")
-        result = concluded(two, timeouts(r2="all_gather"), ranks=3)
-        assert (result.kind, result.detail, result.culprits) == ("mismatch", "collective", (1,))
-        assert (result.collective, result.number) == ("all_gather", 10)
-        # Rank 2 may have made either call.
-        result = concluded(two, ranks=3)
-        assert (result.kind, result.culprits, result.certainty) == ("mismatch", (0, 1), "likely")
-        # The failure of a rank that then made another call, such as a barrier, explains it.
-        result = concluded(two, event("exception", 1, "ValueError: x"), ranks=3)
-        assert (result.kind, result.culprits) == ("exception", (1,))
-        # A record has the name barrier for a call that the watchdog of torch calls all_reduce.
-        barrier = calls_to(0, 10, collective="barrier", state="started")
-        result = concluded(barrier, timeouts(r1="all_reduce"), ranks=2)
-        assert result.kind != "mismatch"
 
     def test_a_truncated_message_does_not_tell_what_differs(self):
         """It follows from another collective as well, though NCCL's text speaks of sizes."""
@@ -492,24 +464,7 @@ class TestARankWithoutFiles:
         assert result.culprits == (2,)
 
 
-class TestLateAndLink:
-    def test_a_rank_that_came_after_the_others_gave_up(self):
-        quiet = {"reliable_state": False}
-        parts = [c for r in (0, 1, 3) for c in calls_to(r, 41, **quiet)]
-        late = [*calls_to(2, 40, **quiet), call(2, 41, created_ns=START + 60 * SECOND, **quiet)]
-        result = concluded(parts, late, gave_up(0, 1, seconds=14), lost(2, 3, seconds=60))
-        assert (result.kind, result.culprits) == ("slow", (2,))
-
-    def test_clocks_that_differ_by_a_minute_are_not_late(self):
-        quiet = {"reliable_state": False}
-        parts = [c for r in (0, 1, 3) for c in calls_to(r, 41, **quiet)]
-        ahead = [
-            call(2, n, created_ns=START + n * SECOND // 10 + 60 * SECOND, **quiet)
-            for n in range(1, 42)
-        ]
-        result = concluded(parts, ahead, gave_up(0, 1, 2, 3, seconds=14))
-        assert result.culprits == ()
-
+class TestLink:
     def test_a_link(self):
         text = "NET/IB : Got completion from peer 10.0.0.2 with status=12"
         fault = event("link", 0, text, addresses=("10.0.0.2",), node="node0")
@@ -572,12 +527,6 @@ def test_half_of_the_dumps_never_names_an_innocent(kept):
     result = concluded(*(parts[r] for r in kept))
     assert result.culprits in ((), (2,))
     assert not result.candidates or 2 in result.candidates
-
-
-@pytest.mark.parametrize("ranks", [4, 16, 17, 100])
-def test_lateness_is_the_time_after_the_others(ranks):
-    times = {rank: 1000 for rank in range(ranks)} | {2: 1500}
-    assert _lateness(times) == {rank: 0 for rank in range(ranks)} | {2: 500}
 
 
 @pytest.mark.parametrize(

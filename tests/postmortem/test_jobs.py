@@ -12,7 +12,7 @@ from torchcoll.parts.postmortem.evidence import (
     JobEvidence,
     Place,
 )
-from torchcoll.parts.postmortem.jobs import FileEvidence, jobs_of
+from torchcoll.parts.postmortem.job_folder import FileEvidence, jobs_of
 
 HOUR = 3600 * SECOND
 
@@ -100,8 +100,8 @@ def test_a_kernel_log_belongs_to_the_job_of_its_process():
     other = JobEvent("killed", Place("dmesg.txt", 2), "Killed process 9", pid=9)
     files = [seen("a/rank0", 0, pids={0: 5}), seen("b/rank0", 0, pids={0: 7})]
     kernel = seen("dmesg.txt", what="kernel log", events=[killed, other])
-    jobs = {job.pids[0]: job.events for job in jobs_of([*files, kernel]) if job.pids}
-    assert jobs == {5: [], 7: [killed]}
+    jobs = {job.pids[0]: job.events for job in jobs_of([*files, kernel])}
+    assert jobs == {5: [], 7: [killed, other]}
 
 
 def test_groups_of_one_name_and_other_ranks_are_two_groups():
@@ -120,38 +120,3 @@ def test_groups_of_one_name_and_other_ranks_are_two_groups():
     }
     assert [call.group for call in job.calls] == ["split:0"] * 2 + ["split:0@2"] * 2
     assert job.last_number[3, "split:0@2"] == 1
-
-
-def test_sources_that_number_calls_in_another_way_are_kept_apart():
-    def dump(rank, numbering):
-        file = seen(f"rank{rank}", rank, calls=[CallSeen(rank, "0", 1, "barrier", Place("x"))])
-        file.evidence.files = [FileRead(f"rank{rank}", "dump", (rank,), numbering)]
-        return file
-
-    (job,) = jobs_of([dump(0, "torch"), dump(1, "profile"), dump(2, "torch")])
-    assert {call.rank: call.group for call in job.calls} == {0: "0", 1: "0@2", 2: "0"}
-
-
-def test_another_numbering_is_aligned_by_a_rank_that_has_both():
-    """The second source began after two calls; rank 0 has both, issued 10 us apart."""
-
-    def dump(rank, numbering, shift, numbers):
-        calls = [
-            CallSeen(rank, "0", n, "barrier", Place("x"),
-                     created_ns=START + (n + shift) * SECOND + shift * 5_000)
-            for n in numbers
-        ]  # fmt: skip
-        file = seen(f"{numbering}{rank}", rank, what=numbering, calls=calls)
-        file.evidence.groups = {"0": GroupSeen("0", (0, 1) if shift else ())}
-        file.evidence.files = [FileRead(f"{numbering}{rank}", numbering, (rank,), numbering)]
-        return file
-
-    files = [
-        dump(0, "torch", 0, range(1, 8)),
-        dump(0, "ring", 2, range(1, 6)),
-        dump(1, "ring", 2, range(1, 5)),
-    ]
-    (job,) = jobs_of(files)
-    assert {call.group for call in job.calls} == {"0"}
-    assert max(call.number for call in job.calls if call.rank == 1) == 6
-    assert job.groups["0"].ranks == (0, 1)

@@ -15,7 +15,7 @@ from foreign_traces import CONFIG, CREATED, entry
 from ranks import Job, announce, await_event
 
 from torchcoll.core.errors import UnreadableError
-from torchcoll.parts.postmortem import recorder_evidence
+from torchcoll.parts.postmortem import call_evidence
 from torchcoll.parts.postmortem.evidence import CallSeen, GroupSeen, JobEvidence, Place
 
 FRAMES = [
@@ -45,8 +45,8 @@ def read(tmp_path):
         for content in (pickle.dumps(data, protocol=2), json.dumps(data).encode()):
             path = tmp_path / os.path.basename(name)
             path.write_bytes(content)
-            assert recorder_evidence.recognizes(path, content[: 1 << 16])
-            both += recorder_evidence.read_evidence(path, name)
+            assert call_evidence.recognizes(path, content[: 1 << 16])
+            both += call_evidence.read_evidence(path, name)
         assert both[0] == both[1]
         return both[0]
 
@@ -80,7 +80,6 @@ def test_a_call_that_is_in_flight(read):
         "7": GroupSeen("7", (1, 0), "undefined"),
     }
     assert evidence.identities == {"communicator 0x9a", "communicator 0x5d"}
-    assert (evidence.last_number, evidence.last_completed) == ({(1, "0"): 3}, {(1, "0"): 2})
     assert (evidence.first_ns, evidence.last_ns) == (CREATED + 2_000_000, CREATED + 3_000_000)
     assert (evidence.files[0].path, evidence.files[0].ranks) == ("nccl_trace_rank_1", (1,))
     assert (evidence.events, evidence.problems) == (
@@ -172,24 +171,7 @@ def test_a_dump_without_a_rank(tmp_path):
     path = tmp_path / "dump"
     path.write_text(json.dumps(dump(entry("barrier", 1))))
     with pytest.raises(UnreadableError, match="a name that ends in the rank"):
-        recorder_evidence.read_evidence(path, "dump")
-
-
-def test_only_the_status(read):
-    """TORCH_INCLUDE_ONLY_ACTIVE leaves no entry; one group and one status belong together."""
-    data = dump(pg_config={"0": CONFIG["0"]}) | {"entries": []}
-    evidence = read(data)
-    assert (evidence.calls, evidence.last_number) == ([], {(1, "0"): 3})
-    assert read(data | {"pg_config": CONFIG}).last_number == {}
-
-
-def test_numbers_of_json_are_texts(tmp_path):
-    """As dump_json writes pg_status."""
-    status = {"last_enqueued_collective": "41", "last_completed_collective": "-1"}
-    path = tmp_path / "fr_rank3.json"
-    path.write_text(json.dumps(dump(entry("all_reduce", 1), pg_status={"0": status})))
-    (evidence,) = recorder_evidence.read_evidence(path, "fr_rank3.json")
-    assert (evidence.last_number, evidence.last_completed) == ({(3, "0"): 41}, {})
+        call_evidence.read_evidence(path, "dump")
 
 
 def test_broken_entries(read):
@@ -219,7 +201,7 @@ def test_a_dump_that_was_cut_off(tmp_path, form):
     data = pickle.dumps(whole, 2) if form == "pickle" else json.dumps(whole).encode()
     path = tmp_path / "nccl_trace_rank_0"
     path.write_bytes(data[: len(data) * 3 // 4])
-    (evidence,) = recorder_evidence.read_evidence(path, "nccl_trace_rank_0")
+    (evidence,) = call_evidence.read_evidence(path, "nccl_trace_rank_0")
     numbers = [call.number for call in evidence.calls]
     assert numbers == list(range(1, len(numbers) + 1)) and 60 < len(numbers) < 90
     assert "cut off" in evidence.problems[0] and str(tmp_path) not in evidence.problems[0]
@@ -235,7 +217,7 @@ def test_a_dump_that_was_cut_off(tmp_path, form):
     ],
 )
 def test_other_files_are_not_recognized(tmp_path, content):
-    assert not recorder_evidence.recognizes(tmp_path, content)
+    assert not call_evidence.recognizes(tmp_path, content)
 
 
 def hanging() -> None:
@@ -274,8 +256,8 @@ def test_real_dumps_of_gloo(tmp_path):
         both = []
         for name in (f"nccl_trace_rank_{rank}", f"fr{rank}.json"):
             path = tmp_path / name
-            assert recorder_evidence.recognizes(path, path.read_bytes())
-            both += recorder_evidence.read_evidence(path, name)
+            assert call_evidence.recognizes(path, path.read_bytes())
+            both += call_evidence.read_evidence(path, name)
         pickled, text = both
         seen = [
             (c.number, c.collective, c.sizes_in, c.dtype, c.reliable_state) for c in both[0].calls
@@ -284,8 +266,6 @@ def test_real_dumps_of_gloo(tmp_path):
         # Only of the call that has not ended the recorder says so.
         assert seen == [(n, "all_reduce", ((3, 4),), "float32", n == 3) for n in numbers]
         assert {c.state for c in pickled.calls} == {"scheduled"}
-        assert pickled.last_number == text.last_number == {(rank, "0"): numbers[-1]}
-        assert pickled.last_completed == {}
         assert re.fullmatch(r"postmortem/\S+\.py:\d+ hanging", pickled.calls[0].origin)
         assert text.calls[0].origin == ""  # JSON has no frames
         assert 0 < pickled.calls[1].created_ns - pickled.calls[0].created_ns < 60e9

@@ -5,13 +5,9 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import tempfile
 from pathlib import Path
 
-import pytest
-
-from torchcoll.core.errors import UnreadableError
 from torchcoll.parts.postmortem import stack_evidence
 from torchcoll.parts.postmortem.evidence import JobEvidence
 from torchcoll.parts.postmortem.stack_evidence import Frame, describe
@@ -95,32 +91,6 @@ def test_torchcoll_s_own_capture_is_no_user_code() -> None:
     assert describe(frames)[1] == "all_gather"
 
 
-def test_json_of_two_processes(tmp_path: Path) -> None:
-    def thread(pid: int, name: str, function: str) -> dict[str, object]:
-        frame = {"name": function, "filename": "/home/a/train.py", "line": 7, "locals": None}
-        return {
-            "pid": pid,
-            "thread_id": 1,
-            "thread_name": name,
-            "os_thread_id": pid,
-            "active": True,
-            "owns_gil": False,
-            "frames": [frame],
-            "process_info": {"pid": pid, "command_line": "python train.py", "parent": None},
-        }
-
-    threads = [
-        thread(11, "Thread-1", "f"),
-        thread(11, "MainThread", "g"),
-        thread(12, "MainThread", "h"),
-    ]
-    evidence = _read(tmp_path, json.dumps(threads), "rank0.json")
-    assert [(e.pid, e.rank, e.text) for e in evidence.events] == [
-        (11, None, "in user code: a/train.py:7 g"),
-        (12, None, "in user code: a/train.py:7 h"),
-    ]
-
-
 def test_what_faulthandler_writes(tmp_path: Path) -> None:
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file)
@@ -130,13 +100,6 @@ def test_what_faulthandler_writes(tmp_path: Path) -> None:
     (event,) = evidence.events
     assert event.rank == 5
     assert "test_what_faulthandler_writes" in event.text
-
-
-def test_damaged_json_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_text('[{"thread_id": 1, "frames": [')
-    with pytest.raises(UnreadableError, match="complete JSON"):
-        stack_evidence.read_evidence(path, "a.json")
 
 
 def test_logs_are_no_stack_dumps(tmp_path: Path) -> None:

@@ -23,12 +23,11 @@ def test_watchdog_and_its_numbers(tmp_path: Path) -> None:
         "work: 808, last enqueued NCCL work: 811, last completed NCCL work: 807.\n",
     )
     (event,) = events(evidence)
-    assert (event.kind, event.rank, event.number, event.collective, event.elements) == (
+    assert (event.kind, event.rank, event.number, event.collective) == (
         "timeout",
         1,
         808,
         "all_reduce",
-        9801523,
     )
     assert event.group == "0"
     assert event.place.line == 1
@@ -410,28 +409,3 @@ def test_labels_of_torchrun_are_ranks_of_the_host(tmp_path: Path) -> None:
     )
     assert [(e.kind, e.rank) for e in evidence.events] == [("exception", 9), ("killed", 10)]
     assert evidence.events[1].signal == 11
-
-
-def test_desync_report(tmp_path: Path) -> None:
-    # torch/csrc/distributed/c10d/TraceUtils.h
-    evidence = read_log(
-        tmp_path,
-        "[rank0]:[E1124 18:00:00.1 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective "
-        "operation timeout: WorkNCCL(SeqNum=42, OpType=ALLREDUCE, Timeout(ms)=600000) ran for "
-        "600020 milliseconds before timing out.\n"
-        "\t - [0] Timeout at collective: ALLREDUCE, #42\n"
-        "\t - To our best knowledge, the lagging/dead/mismatched ranks that caused the desync are:\n"
-        "\t     [2, 5] finished collective #41, but didn't join collective #42 (count from 1)\n",
-    )
-    assert evidence.last_number == {(2, "0"): 41, (5, "0"): 41}
-
-
-def test_error_file_of_record(tmp_path: Path) -> None:
-    evidence = read_log(
-        tmp_path,
-        '{"message": {"message": "ValueError: bad sample", "extraInfo": {"py_callstack": '
-        '"Traceback", "timestamp": "1795548178"}}}',
-        "none_ab12cd34/attempt_0/1/error.json",
-    )
-    (event,) = events(evidence)
-    assert (event.kind, event.rank, event.when_ns) == ("exception", 1, 1795548178 * 10**9)

@@ -23,13 +23,12 @@ def rank() -> None:
     """What each probe measures, on rank 0 into kept.json."""
     simulated_device.register()
     torch_, kept, launch = SimulatedTorch(), {}, detect()
-    probes.CALLS, probes.LEADS, probes.CLOCK_SIZES = 3, 1, (4096,)
+    probes.PAIRS, probes.CALLS, probes.LEADS, probes.CLOCK_SIZES = 1, 3, 1, (4096,)
     probes.VERIFIED_TYPES = ("int32",)
-    options = probes.ProbeOptions(BACKEND, "cuda", False, 1, Path())
-    kept["clock"] = probes.measure_clock(torch_, launch, options)
-    kept["first-call"] = probes.measure_first_calls(torch_, launch, options)
+    options = probes.ProbeOptions(BACKEND, "cuda")
+    kept["clock"] = probes.measure_clock(torch_, launch, options, Path())
     simulated_device.CALL_S = simulated_device.BARRIER_S = 0.001  # no more times are looked at
-    kept["verification"] = probes.measure_verification(torch_, launch, options)
+    kept["verification"] = probes.measure_verification(torch_, launch, options, Path())
     if launch.rank == 0:
         Path("kept.json").write_text(json.dumps(kept))
 
@@ -51,9 +50,3 @@ def test_both_clocks_read_the_time_of_a_call(measured):
 
 def test_planted_errors_on_a_device_are_seen(measured):
     assert judge_verification(measured["verification"]).status == PROVEN
-
-
-def test_first_calls_wait_for_the_device(measured):
-    (first_calls,) = measured["first-call"]["rounds"]
-    assert len(first_calls) == 3
-    assert min(first_calls) >= CALL_NS

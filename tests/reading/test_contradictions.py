@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from foreign_files import inspector
 
 from torchcoll.core.summary import summarise
 
@@ -64,13 +61,3 @@ def test_deepspeed_bench(imported, name, busbw, contradicts):
         assert result.warnings == [
             "given busbw 32.8034 GB/s, but 328.046 follows from size, time and ranks"
         ]
-
-
-@pytest.mark.parametrize(("busbw", "contradicts"), [(0.1024, False), (387.2, True)])
-def test_inspector(imported, busbw, contradicts):
-    """1,024 B of each of 2 ranks in 10 us, x 1/2: 0.1024 GB/s."""
-    records = [inspector(rank, 1, 10, coll_busbw_gbs=busbw) for rank in (0, 1)]
-    result, shown = only(imported("".join(json.dumps(record) + "\n" for record in records)))
-    assert shown.busbw_gbps == pytest.approx(0.1024)
-    expected = "given busbw 387.2 GB/s, but 0.1024 follows from size, time and ranks"
-    assert result.warnings == [expected] * contradicts

@@ -79,7 +79,7 @@ def test_noise_takes_no_memory(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert result.rows == 2
-    assert peak < NOISE_BYTES / 4
+    assert peak < NOISE_BYTES  # pieces of 1 MiB, and not all lines
 
 
 @pytest.mark.parametrize(
@@ -122,10 +122,10 @@ def test_packed_and_stdin(imported, monkeypatch):
     assert imported(gzip.compress(text().encode()), "x.log.gz").rows == 2
     half = gzip.compress(text().encode() * 50)
     result = imported(half[: len(half) // 2], "x.log.gz")
-    assert any("cut off: the .gz has no end" in warning for warning in result.warnings)
+    assert any("cut off or damaged: " in warning for warning in result.warnings)
     for packed in (text().encode(), gzip.compress(text().encode())):
-        stdin = io.TextIOWrapper(io.BytesIO(packed))
-        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(stdin, "_stdin", [])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(packed)))
         result = registry.import_file("-")
         assert (result.rows, result.runs[0].source["file"]) == (2, "stdin")
 
@@ -505,6 +505,7 @@ def test_the_command_that_reads_it_can_be_typed(tmp_path, monkeypatch, name, quo
 
     def error_of(text):
         Path("my step.json").write_text(text)
+        monkeypatch.setattr(stdin, "_stdin", [])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
         with pytest.raises(UnreadableError) as caught:
             registry.import_file(name)

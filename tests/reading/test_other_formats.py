@@ -116,10 +116,9 @@ def test_oneccl_times_an_empty_reduce_scatter(imported):
     result = imported(ONECCL.format(names="reduce_scatter"))
     assert result.rows == 1
     assert [(r.line, r.reason.split(":")[0]) for r in result.refused] == [
-        (16, "0 elements"),
+        (16, "0 bytes"),
         (17, "reduce_scatter of 3 elements on 4 ranks does nothing in oneCCL"),
     ]
-    assert result.warnings == ["rows of an empty reduce_scatter are dropped"]
 
 
 def test_oneccl_sums_are_refused(imported):
@@ -206,12 +205,11 @@ def test_first_calls_are_no_times(in_tmp_path, capsys):
     assert [line.split()[-4:] for line in out.splitlines() if line.startswith("   4")] == [
         ["1", "-", "-", "unchecked"]
     ]
-    for more in ([], ["--fit"]):
-        assert main(["compare", "a.log", "b.log", *more]) == 0
-        out = capsys.readouterr().out
-        assert out.startswith("none of 3 cases can be compared: first calls of a process: ")
-        assert "\n3 cases not shown: first calls of a process: " in out
-        assert "ratio" not in out
+    assert main(["compare", "a.log", "b.log"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("none of 3 cases can be compared: first calls of a process: ")
+    assert "\n3 cases not shown: first calls of a process: " in out
+    assert "ratio" not in out
     assert main(["compare", "a.log", "b.log", "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert {(r["result"], r["reason"], r["ratio"], r["base"], r["new"]) for r in rows} == {
@@ -295,8 +293,8 @@ def test_param(imported):
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("  4096              1024             211.2", "  4.5 1024 211.2", "the size is 4.5"),
-        ("  4096              1024             211.2", "  4096 1024 0", "the median time is 0"),
+        ("  4096              1024             211.2", "  4.5 1024 211.2", "size is 4.5"),
+        ("  4096              1024             211.2", "  4096 1024 0", "p50 is 0"),
         ("  4096              1024             211.2", "  0 0 211.2", "0 bytes: nothing was sent"),
     ],
 )
@@ -496,13 +494,11 @@ def test_inspector_file_of_one_process(imported):
     [
         ({"coll_timing_source": "kernel_cpu"}, "host", "several clocks together: kernel_cpu, "),
         ({"coll_timing_source": None}, "host", "several clocks together: kernel_gpu, unknown"),
-        ({"coll_algo": "TREE", "coll_proto": "LL"}, "device", "several algorithms together: RING"),
     ],
 )
 def test_inspector_warns_when_it_mixes(imported, changed, clock, remark):
-    ring = {"coll_algo": "RING", "coll_proto": "SIMPLE"}
-    records = [inspector(r, 1, 10.0, **ring) for r in (0, 1)]
-    records += [inspector(r, 2, 10.0, **{**ring, **changed}) for r in (0, 1)]
+    records = [inspector(r, 1, 10.0) for r in (0, 1)]
+    records += [inspector(r, 2, 10.0, **changed) for r in (0, 1)]
     (result,) = imported("".join(json.dumps(r) + "\n" for r in records)).runs[0].results
     assert list(result.time_ns) == [clock]
     assert result.warnings[0].startswith(remark)

@@ -31,7 +31,6 @@ READERS = (
     "scaling @",
     "compare run-1.jsonl @ --format csv",
     "model fit @ -o m.json",
-    "model validate @",
 )
 SHARED = {"--collective", "--ranks", "--filter"}
 

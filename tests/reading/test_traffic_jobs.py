@@ -98,7 +98,6 @@ def test_one_rank_again_later(tmp_path):
     [
         ({"ranks": 4}, "one has 2 ranks and the other 4"),
         ({"later_ns": DAY_NS + 10**9}, "they are more than a day apart"),
-        ({"groups": {"1": [1]}}, "group 1 has the ranks 0-1 in one of them only"),
     ],
 )
 def test_contradictions(tmp_path, second, reason):
@@ -115,22 +114,6 @@ def test_a_group_of_other_ranks_is_no_contradiction(tmp_path):
     dump(tmp_path / "b_rank2", ranks=4, groups={"1": [2, 3]}, later_ns=5)
     (job,) = read_jobs([tmp_path])
     assert [group.ranks for group in job.groups.values()] == [(0, 1, 2, 3), (0, 1), (2, 3)]
-
-
-def test_two_dumps_of_one_process(tmp_path):
-    """The later one has more calls; the buffer lost the first. And the same as JSON."""
-    dump(tmp_path / "pickle" / "nccl_trace_rank_0", numbers=(1, 2))
-    dump(tmp_path / "other" / "nccl_trace_rank_0", numbers=(2, 3, 4))
-    (tmp_path / "json").mkdir()
-    data = pickle.loads((tmp_path / "other" / "nccl_trace_rank_0").read_bytes())
-    (tmp_path / "json" / "fr_rank0.json").write_text(json.dumps(data))
-    (job,) = read_jobs([tmp_path])
-    assert [call.sequence for call in job.calls[0]] == [1, 2, 3]
-    common = "have calls in common: the one with more of them is read"
-    assert job.notes[:2] == [
-        f"pickle/nccl_trace_rank_0 and json/fr_rank0.json {common}",
-        f"other/nccl_trace_rank_0 and json/fr_rank0.json {common}",
-    ]
 
 
 def test_dumps_and_traces_of_one_job(tmp_path):

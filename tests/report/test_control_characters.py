@@ -7,7 +7,7 @@ import io
 import json
 
 import pytest
-from handmade import case, result, run
+from handmade import Terminal, case, result, run
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
@@ -15,7 +15,7 @@ from torchcoll.core.file import save
 from torchcoll.reading.inputs import load
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import records_csv
-from torchcoll.report.grid import Grid, Head, rich_table
+from torchcoll.report.grid import Grid, Head, print_grid
 from torchcoll.report.pictures import literal
 
 EVIL = "a\x1b[31m\x07\x00\x9b2J\u202eb\nc\ud800"  # ESC, BEL, NUL, C1, bidi, a line end, a surrogate
@@ -102,15 +102,11 @@ def test_what_a_file_holds(tmp_path, capsys, words):
     assert clean(stated.out) and clean(stated.err)
 
 
-def test_a_table_on_a_terminal(tmp_path):
-    grid = Grid([Head("h")], [[EVIL]])
-    from rich.console import Console
-
-    out = io.StringIO()
-    Console(file=out, force_terminal=True, color_system=None).print(rich_table(grid))
-    assert clean(out.getvalue())
+def test_a_table_on_a_terminal():
+    out = Terminal()
+    print_grid(Grid([Head("h")], [[EVIL]], styles=["red"]), Destination(out))
     Destination(out).write(EVIL)
-    assert clean(out.getvalue())
+    assert clean(out.text())
 
 
 @pytest.mark.parametrize(

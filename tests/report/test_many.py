@@ -65,9 +65,6 @@ def test_more_than_twenty_runs_are_a_summary():
         "all_reduce 1M 25 100.0 us 100.0 us 150.0 us 1.500 10.486 24.jsonl",
         "all_reduce 4M 25 200.0 us 200.0 us 300.0 us 1.500 20.972 24.jsonl",
     ]
-    assert "24.jsonl 1.500 n3" in lines
-    # n3 was in 6 runs of the others and in the slow one: the median of the seven is 1.
-    assert "n3 1.000 7" in lines
     assert len(lines) < 40
     whole = printed(*fleet(25), every=True)
     assert sum(line.split()[:1] == ["call"] for line in whole.splitlines()) == 25
@@ -226,14 +223,13 @@ def many_ranks(ranks: int):
     return run(result(ranks, time_ns={"host": times}), ranks=ranks, members=members)
 
 
-def test_more_than_64_ranks_are_a_line_a_case():
+def test_of_more_than_64_ranks_the_extremes_are_shown():
     text = printed(many_ranks(80), view="ranks")
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    # median, shortest (rank), longest (rank), longest / median
-    assert "all_reduce 64M 100.0 us 80.00 us 9 130.0 us 7 1.300" in lines
-    assert "7 (n0) 1.300 9 (n1) 0.800" in lines
-    assert any("the rank that arrives last has the shortest" in line for line in lines)
-    assert len(lines) < 40
+    assert "9 n1 cpu 80.00 us 0 ns 0" in lines
+    assert "7 n0 cpu 130.0 us 50.00 us 100" in lines
+    assert "the 8 ranks at each end, of 80 (--all shows every rank)" in lines
+    assert sum("cpu" in line.split() for line in lines) < 20
     whole = printed(many_ranks(80), view="ranks", every=True)
     assert sum(line.split()[1:3] == ["n9", "cpu"] for line in whole.splitlines()) == 8
     assert len(whole.splitlines()) > 85

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 from handmade import MIB, case, result, run
 from made_pairs import pairs_run
@@ -13,15 +12,12 @@ from made_runs import run as launch
 
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.soak_windows import SoakCase, SoakWindow
-from torchcoll.parts.fleet.nights_page import nights_charts
-from torchcoll.parts.fleet.panel import Panel
 from torchcoll.questions.comparison.compare import compare
 from torchcoll.questions.comparison.speed_up_charts import speed_up_charts
 from torchcoll.questions.contention.soak_show import soak_chart
 from torchcoll.questions.contention.soaked import soaked
 from torchcoll.questions.page.charts import (
     calls_chart,
-    calls_pictures,
     chosen,
     first_calls_charts,
     ranks_chart,
@@ -52,26 +48,13 @@ def test_calls_in_order_of_the_slowest_rank_and_of_each():
     assert chart.key == "0.0"
 
 
-def test_a_picture_of_calls_begins_with_the_distribution_of_each_rank():
+def test_a_picture_of_calls_has_the_slowest_rank_alone():
     times = {"host": [[400, 100, 300, 200], [500, 500, 500, 900]]}
     one = result(2, time_ns=times, cold=(5000,))
-    shares, calls = calls_pictures(run(one, ranks=2), [one])
-    first, second = shares.traces
-    assert first["x"] == [1e-7, 2e-7, 3e-7, 4e-7]  # the faster rank comes first
-    assert first["y"] == [0.25, 0.5, 0.75, 1.0]
-    assert second["x"] == [5e-7, 5e-7, 5e-7, 9e-7]
-    assert [first["name"], second["name"]] == ["rank 0", "rank 1"]
+    calls = calls_chart(run(one, ranks=2), one, most_ranks=None)
     assert traces(calls)["steady"]["y"] == [5e-7, 5e-7, 5e-7, 9e-7]
     assert calls.layout["yaxis"]["title"]["text"] == "slowest rank"
     assert not any("can be chosen" in line for line in calls.caption)
-
-
-def test_of_many_ranks_the_extremes_have_names():
-    one = result(12, time_ns={"host": [[100 + rank] * 3 for rank in range(12)]})
-    shares, _ = calls_pictures(run(one, ranks=12), [one])
-    assert len(shares.traces) == 12
-    names = [trace["name"] for trace in shares.traces if trace["name"]]
-    assert names == ["rank 0", "rank 6", "rank 11"]
 
 
 def test_the_smallest_a_middle_and_the_largest_size_are_drawn():
@@ -213,26 +196,6 @@ def test_pairs_are_symmetric_and_blank_on_the_diagonal():
         assert len(z) == 5
     first = pairs_charts(pairs)[0].traces[0]["z"]
     assert first[0][1] == first[1][0] is not None
-
-
-def test_a_node_that_became_slow_is_at_the_top():
-    """100 nodes of which node 37 is 10 % slow in the last 5 of 30 nights; of more than 80
-    nodes those with the slowest weeks are shown first.
-    """
-    nodes, nights = 100, 30
-    generator = np.random.default_rng(1)
-    log_times = generator.normal(0, 0.002, (nights, nodes, 1)).astype(np.float32)
-    log_times[25:, 37] += np.log(1.1)
-    names = tuple(f"node{n}" for n in range(nodes))
-    panel = Panel("", 8, 0, names, (None,), log_times, np.full((nights, nodes), -1), [])
-    slowest, every = nights_charts(panel, "torchcoll nightly x --night {x}")
-    (trace,) = slowest.traces
-    assert trace["y"][0] == "node37" and len(trace["y"]) == 40 and len(trace["x"]) == nights
-    assert trace["z"][0][24] == pytest.approx(0, abs=1.5)
-    assert trace["z"][0][25:] == pytest.approx([10] * 5, abs=1.5)
-    assert "reduced: 40 of 100 nodes" in slowest.caption
-    assert len(every.traces[0]["z"]) == 100
-    assert trace["meta"]["command"] == "torchcoll nightly x --night {x}"
 
 
 def test_texts_are_no_markup_and_nothing_is_nan():

@@ -87,11 +87,7 @@ def sent():
 def test_traffic_is_no_side(folder, make):
     with pytest.raises(TorchcollError) as error:
         make(folder)
-    text = str(error.value)
-    assert got(error_tail("Traffic", "a Run, a file, a folder")) in text
-    assert (
-        "torchcoll.compare(traffic, traffic)" in text and "torchcoll trace PATH --plot FILE" in text
-    )
+    assert got(error_tail("Traffic", "a Run, a file, a folder")) in str(error.value)
 
 
 @pytest.mark.parametrize("others", [(), (".",)])

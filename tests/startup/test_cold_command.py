@@ -95,8 +95,6 @@ def saved(tmp_path):
         "import_torch": [800 * MS, 900 * MS],
         "communicator": [10 * MS, 30 * MS],
         "nccl_init": [9 * MS, 20 * MS],
-        "nccl_init_topo": [1 * MS, 15 * MS],
-        "nccl_init_rest": [8 * MS, 5 * MS],
     }
     for job in ("71", "72"):
         for k, ms in enumerate((40, 42) if job == "71" else (44, 43)):
@@ -120,8 +118,8 @@ def test_a_folder_of_launches(tmp_path, capsys):
     # with 1 degree of freedom p = 1 - 2 / pi x atan t.
     assert " 1.007 " in two
     assert two.endswith("inconclusive (p 0.79, 30 jobs per side would show 1.6 %)")
-    init = "30.0 ms (rank 1, +20.0 ms) 20.0 ms (rank 1, +11.0 ms) topo 15.0 ms, 75 %"
-    assert any(line.endswith(f"900 ms (rank 1, +100 ms) {init}") for line in shown)
+    assert "import torch 900 ms 900 ms 1 (+100 ms) auto-71-1.jsonl" in shown
+    assert "communicator 30.0 ms 30.0 ms 1 (+20.0 ms) auto-71-1.jsonl" in shown
     assert f"{tmp_path}/four.jsonl: truncated: the file has no end record" in shown
     late = "2 4K 20 TREE/LL 60.00 us 1.000 us 60.000 59.00 us 4 of 4 first of TREE/LL"
     assert late in shown
@@ -153,7 +151,7 @@ def test_json_and_csv_have_base_units(tmp_path, capsys):
     names = ("job", "place_in_job", "first_call_ns", "first_result_ns", "second_over_first")
     assert [row[name] for name in names] == ["71", 1, 40 * MS, 70 * MS, 0.1]
     assert row["connect_ns"] == 70 * MS - 1000
-    assert (row["nccl_init_largest_part"], row["communicator_slowest_rank"]) == ("topo", 1)
+    assert row["communicator_slowest_rank"] == 1
     assert [one["in_job"] for one in found["by_ranks"]] == ["1", "2", ""]
     assert found["by_ranks"][1]["again"]["jobs"] == 2
     assert found["late"][0]["extra_ns"] == pytest.approx(59_000)
@@ -227,3 +225,17 @@ def test_the_second_call_is_said_and_each_run_is_listed_once(capsys):
     )
     assert sum(" 768 2.680 s 3.082 s" in line for line in shown) == 1
     assert any(line.startswith("2nd run / 1st, 7 jobs of 12 to 768 ranks: ") for line in shown)
+
+
+def test_both_tables_leave_out_the_same_columns(tmp_path):
+    """A table of the runs and one of the means over them, on a terminal of 80 columns."""
+    for job in ("71", "72"):
+        for number in (1, 2):
+            launch = start([40 + number, 4, 2], 2, 1000, job=job, utc=f"{job}:{number}")
+            save(launch, tmp_path / f"{job}-{number}.jsonl")
+    out = io.StringIO()
+    print_grids([("", cold_grids(cold(str(tmp_path))))], "table", Destination(out, 80))
+    hidden = re.findall(r"not shown in 80 columns: (.*?) \(use", " ".join(out.getvalue().split()))
+    only_here = {"slowest rank", "excess over other ranks", "range over runs"}
+    runs, means = ({*names.split(", ")} - only_here for names in hidden)
+    assert runs == means == {"hosts", "2nd / 1st", "2nd / 3rd", "library setup"}

@@ -36,25 +36,6 @@ def test_two_samples():
     assert distributions.two_sample_p([1.0, 1.0], [2.0, 2.0]) == 0
 
 
-RANKED = [
-    [3, 1, 4, 1.5, 5, 9, 2.6],
-    [1, 2, 3, 4, 5, 6, 7],
-    [1, 1, 2, 2, 3, 3, 3, 5],
-    list(range(33, 0, -1)),
-    [x * 7 % 41 for x in range(40)],
-    [0, 1],
-]
-
-
-@pytest.mark.parametrize("x", RANKED)
-def test_kendall(x):
-    for rising in (list(range(len(x))), [n // 2 for n in range(len(x))]):
-        expected = stats.kendalltau(rising, x).pvalue
-        if math.isnan(expected):  # all values are equal
-            expected = 1.0
-        assert distributions.kendall_p(rising, x) == pytest.approx(expected)
-
-
 def test_lines():
     x, y = [1.0, 2.0, 4.0, 8.0, 8.0], [2.0, 2.5, 5.0, 7.0, 30.0]
     line = stats.linregress(x, y)

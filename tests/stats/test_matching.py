@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy
 import pytest
 from error_form import error_text
 from made_runs import given, make_runs, measured, run
@@ -13,7 +10,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Reported, Verification
 from torchcoll.questions.comparison.compare import compare
 from torchcoll.questions.comparison.conclusion_show import answer_of
-from torchcoll.questions.comparison.show import comparison_grids, comparison_object
+from torchcoll.questions.comparison.show import comparison_object
 from torchcoll.stats.sides import side
 
 
@@ -368,163 +365,9 @@ def test_two_backends_are_compared_by_their_first_calls_too():
     assert found_starts == [
         (name, pytest.approx(call), pytest.approx(all)) for name, call, all in expected
     ]
-    (last,) = comparison_grids(found)[-1:]
-    assert (
-        "first call: gloo 6.00 ms, ccl 1.00 s; time to first result: gloo 16.3 ms, ccl 1.00 s "
-        "(geometric means over the runs)"
-    ) in last.below
     assert answer_of(found).text.endswith(
         "; time to first result (connecting and first call): gloo 16.3 ms, ccl 1.00 s"
     )
     assert comparison_object(found)["starts"][1]["first_result_ns"] == pytest.approx(1e9)
     # Of one backend they are not told, unless they changed.
     assert "first" not in answer_of(compare(one(), one())).text
-
-
-def line(latency, gbps, noise=1.0):
-    return {n: round(noise * (latency + n / gbps)) for n in (1024, 1 << 16, 1 << 20, 1 << 26)}
-
-
-def test_fit_finds_latency_and_bandwidth():
-    noises = (1, 1.004, 0.996, 1.002)
-    base = make_runs([line(20_000, 10, noise) for noise in noises])
-    new = make_runs([line(30_000, 10, noise) for noise in noises])
-    found = compare(base, new, fit=True)
-    latency, bandwidth = found.fitted
-    assert (latency.base, latency.new) == (
-        pytest.approx(20_000, rel=0.01),
-        pytest.approx(30_000, rel=0.01),
-    )
-    assert (latency.judged.result, bandwidth.judged.result) == ("slower", "same")
-    assert bandwidth.base == pytest.approx(10, rel=0.01)
-    assert latency.judged.ratio.low < 1.5 < latency.judged.ratio.high
-    assert latency.misfit < 0.01
-
-
-def test_fit_without_enough_sizes_or_on_other_hardware():
-    few = compare(make_runs([{8: 1, 64: 2}]), make_runs([{8: 1, 64: 2}]), fit=True).fitted
-    assert few[0].judged.reason == "no latency in base: 3 sizes that differ in it are needed"
-    other = compare(make_runs([SIZES]), make_runs([SIZES], device_name="PVC"), fit=True).fitted
-    assert {one.judged.result for one in other} == {"not comparable"}
-
-
-def test_fit_says_where_sizes_follow_no_line():
-    from torchcoll.questions.comparison.fits import misfit_note
-
-    steps = make_runs([{1024: 10_000, 2048: 90_000, 4096: 10_000, 8192: 12_000}])
-    (note,) = misfit_note(
-        compare(steps, make_runs([SIZES]), fit=True, filter="size=1K").fitted
-    ) or [""]
-    assert note == ""
-    fitted = compare(steps, make_runs([{1024: 9, 2048: 9, 4096: 9, 8192: 9}]), fit=True).fitted
-    (note,) = misfit_note(fitted)
-    assert note.startswith("1 of 1 fits are poor: sizes there follow no line")
-    assert note.endswith("% (all_reduce, 2K)")
-    # Its figures are shown, and nothing is made of them.
-    for one in fitted:
-        assert (one.judged.result, one.judged.ratio) == ("inconclusive", None)
-        assert one.judged.reason.startswith("no line: off by ")
-        assert one.judged.reason.endswith(" % at 2K")
-
-
-@pytest.mark.parametrize(
-    ("collective", "metric", "gbps"),
-    [
-        # 100 GB/s of size / time on 8 ranks; 2 x 7/8, 7/8, 1 by nccl-tests doc/PERFORMANCE.md,
-        # whose hypercube counts 7/8 of the size.
-        ("all_reduce", "algbw", 100),
-        ("all_reduce", "busbw", 175),
-        ("all_gather", "busbw", 87.5),
-        ("broadcast", "busbw", 100),
-        ("hypercube", "algbw", 87.5),
-        ("hypercube", "time", 87.5),
-    ],
-)
-def test_the_bandwidth_of_a_fit_is_that_of_the_metric(collective, metric, gbps):
-    sizes = (1 << 16, 1 << 20, 1 << 26)
-    sides = [
-        run(
-            *(
-                measured(20_000 + n // 100, 8, size_bytes=n, collective=collective, op=None)
-                for n in sizes
-            ),
-            ranks=8,
-        )
-        for _ in "ab"
-    ]
-    _, bandwidth = compare(*sides, fit=True, metric=metric).fitted
-    assert bandwidth.base == pytest.approx(gbps, rel=1e-3)
-    assert bandwidth.metric == ("busbw" if metric == "busbw" else "algbw")
-
-
-def test_the_busbw_of_a_fit_of_all_to_all_v_is_the_busiest_ranks():
-    """100 GB/s of size / time, of which a fifth crosses; nccl-tests' share would be 7/8."""
-    fields = {"collective": "all_to_all_v", "op": None, "ranks": 8}
-    sides = [
-        run(
-            *(
-                measured(20_000 + n // 100, size_bytes=n, busiest_bytes=known and n // 5, **fields)
-                for n in (1 << 16, 1 << 20, 1 << 26)
-            ),
-            ranks=8,
-        )
-        for known in (True, True, None)
-    ]
-    _, bandwidth = compare(*sides[:2], fit=True, metric="busbw").fitted
-    assert bandwidth.base == pytest.approx(20, rel=1e-3)
-    _, bandwidth = compare(*sides[1:], fit=True, metric="busbw").fitted
-    assert bandwidth.judged.reason == "no busbw in new: what each rank sends is not known"
-
-
-def test_one_rank_has_no_busbw():
-    alone = [
-        run(*(measured(n, 1, size_bytes=n) for n in (1 << 16, 1 << 20, 1 << 26)), ranks=1)
-        for _ in "ab"
-    ]
-    _, bandwidth = compare(*alone, fit=True, metric="busbw").fitted
-    assert bandwidth.judged.reason == "no busbw in base: 1 rank"
-
-
-def test_a_latency_that_some_launches_cannot_resolve_is_no_figure():
-    # In the last run of new small sizes are faster than any line through 0 with a latency.
-    line = {k: 10_000 + k for k in (1 << 14, 1 << 15, 1 << 16, 1 << 17)}
-    steep = {k: round(k * (0.9 + 0.1 * k / (1 << 17))) for k in line}
-    found = compare(make_runs([line] * 3), make_runs([line, line, steep]), fit=True).fitted
-    (latency,) = (one for one in found if one.figure == "latency")
-    assert latency.judged.result == "not comparable"
-    assert latency.judged.reason == "latency not resolved in 1 of 3 runs of new"
-
-
-def test_a_fit_shows_no_smaller_difference_than_it_is_off_by():
-    # One size is 20 % beyond 10 us + n / 1 GB/s. What is 5 % less may be the line's own mistake;
-    # half of it is not.
-    def times(share):
-        law = {n: 10_000 + n for n in (1024, 4096, 16384, 65536)} | {262144: 1.2 * 272_144}
-        return [{n: round(share * ns) + k for n, ns in law.items()} for k in range(6)]
-
-    base = make_runs(times(1))
-    for one in compare(base, make_runs(times(0.95)), fit=True, threshold=0.02).fitted:
-        assert one.judged.result == "inconclusive"
-        assert one.judged.reason.endswith("more than this ratio") and one.judged.ratio
-    for one in compare(base, make_runs(times(0.5)), fit=True, threshold=0.02).fitted:
-        assert one.judged.result in ("faster", "slower")
-
-
-def test_a_fit_is_not_off_by_what_noise_is():
-    # 5 us + n / 2 GB/s, 12 runs with 2 % noise, one time of 108 three times as long: the line
-    # is right, and 10 % are shown.
-    random = numpy.random.default_rng(0)
-
-    def times(share):
-        sizes = [1024 << k for k in range(9)]
-        return [
-            {n: round(share * (5000 + n / 2) * math.exp(0.02 * random.standard_normal()) * 100)
-             for n in sizes}
-            for _ in range(12)
-        ]  # fmt: skip
-
-    base, new = times(1), times(1.1)
-    base[3][16384] *= 3
-    for one in compare(make_runs(base), make_runs(new), fit=True).fitted:
-        assert one.misfit < 0.02
-        assert one.judged.result == "slower"

@@ -24,8 +24,7 @@ LIMIT = math.log(1.02)
 
 
 def at(design, runs, difference, spread, tested=25):
-    arrays = numpy.array([difference]), numpy.array([spread])
-    return float(needed.power(needed.asked(0.02, tested), design, runs, *arrays)[0])
+    return needed.power(needed.asked(0.02, tested), design, runs, difference, spread)
 
 
 @pytest.mark.parametrize("runs", [3, 6, 12])

@@ -39,15 +39,6 @@ def test_one_side_after_the_other_is_said_in_the_answer(capsys):
     assert answer_of(compare(*in_turn(side(), side(scale=1.2)))).details == ()
 
 
-def test_a_fit_says_it_too():
-    sizes = (1 << 10, 1 << 20, 1 << 22)
-    both = [
-        make_runs([{n: 20_000 + n // 10 + noise for n in sizes} for noise in NOISE]) for _ in "ab"
-    ]
-    assert STEP in answer_of(compare(minutes(both[0], 0), minutes(both[1], 10), fit=True)).details
-    assert STEP not in answer_of(compare(*in_turn(*both), fit=True)).details
-
-
 def test_a_drift_over_both_sides_is_no_difference():
     """1 % a run: the second side is 6.2 % slower, and Welch's t was sure of it."""
     base = side([NOISE[i] + 1000 * i for i in range(6)])

@@ -55,22 +55,6 @@ def test_waiting_is_what_others_have_more_than_the_shortest():
     assert arrivals.wait_ns == 105_000
     assert arrivals.transfer_ns == 20_000
     assert by_rank[2].caused_share == pytest.approx(95 / 105)
-    pairs = {(p.waiter, p.last): (p.calls, p.total_ns, p.median_ns) for p in arrivals.pairs}
-    assert pairs == {
-        (0, 2): (2, 55_000, 27_500),
-        (1, 2): (2, 40_000, 20_000),
-        (1, 0): (1, 3_000, 3_000),
-        (2, 0): (1, 7_000, 7_000),
-    }
-    hosts = {h.host: (h.ranks, h.last, h.calls, h.caused_ns) for h in arrivals.hosts}
-    assert hosts == {"b": (1, 2, 3, 95_000), "a": (2, 1, 3, 10_000)}
-    # Three blocks are fewer than a name needs.
-    assert not arrivals.late
-    # Rank 2 caused 95 us of waiting in 3 calls, of two other ranks each.
-    assert arrivals.answer.text == (
-        "Cannot tell whether rank 2 (b) is late: the other ranks wait 15.8 us a call for it (90 % "
-        "of all waiting, last in 2 of 3 calls, 33 % by chance). Next: record about 64 calls"
-    )
 
 
 def test_a_coin_is_called_a_coin():
@@ -174,13 +158,6 @@ def test_a_rank_that_became_late_is_late_in_the_last_third():
     assert arrivals.answer.headline.startswith(
         "rank 3 is late in the last third: the other ranks wait 168 us a call for it "
     )
-    assert [third.rank for third in arrivals.thirds][2] == 3
-    assert [third.last_share for third in arrivals.thirds][2] == 1.0
-    assert [third.when for third in arrivals.thirds] == [
-        "calls 0 to 10",
-        "calls 11 to 21",
-        "calls 22 to 32",
-    ]
 
 
 def issued(*times_of_ranks, clocks=("one host", "one host"), asynchronous=True, backend="gloo"):
@@ -331,8 +308,8 @@ def test_a_rank_that_may_have_waited_for_an_unrecorded_one_is_in_doubt():
     whole = mesh([("tp0", {0: 510, 1: 10}), ("dp0", {0: 10, 2: 510})])
     whole.calls.pop(1)
     arrivals = find_arrivals(Ledger(whole))
-    assert [(row.rank, row.doubt) for row in arrivals.late] == [(0, "tp0")]
-    assert arrivals.answer.text.endswith("unless it waited for an unrecorded rank of group tp0")
+    assert [row.rank for row in arrivals.late] == [0]
+    assert arrivals.answer.text.endswith("unless it waited for a rank that was not recorded")
     assert arrivals.unsplit == {"1 of the 2 ranks of its group were recorded": 12}
 
 
@@ -354,11 +331,7 @@ def test_trace_shows_who_is_late(tmp_path, capsys):
     assert main(["trace", str(path)]) == 0
     text = capsys.readouterr().out
     assert text.startswith("rank 1 is late: ")
-    assert "who waited for whom" in text
     assert main(["trace", str(path), "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     arrivals = document["arrivals"]
     assert [row["rank"] for row in arrivals["ranks"]] == [1, 0]
-    assert arrivals["pairs"] == [
-        {"waiter": 0, "last": 1, "calls": 10, "total_ns": 200_000, "median_ns": 20_000.0}
-    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 
 import pytest
 import torch
@@ -20,17 +19,15 @@ from torchcoll.parts.training.config_plan import (
     plan_config,
     stage_blocks,
 )
-from torchcoll.parts.training.config_projection import compare_layouts, plan_layout, project_config
-from torchcoll.parts.training.layouts import LayerOptions, parse_batch, parse_layout
+from torchcoll.parts.training.config_projection import PlanSetting, compare_layouts, project_config
+from torchcoll.parts.training.layouts import parse_batch, parse_layout
 from torchcoll.parts.training.projection import dominant
 from torchcoll.parts.training.sent_by_wrappers import (
     Parameter,
     assign_buckets,
-    deepspeed_buckets,
 )
 from torchcoll.parts.training.step_program import (
     BACKWARD,
-    BLOCKS,
     FORWARD,
     BeginCall,
     Idle,
@@ -38,7 +35,7 @@ from torchcoll.parts.training.step_program import (
 )
 
 BF16 = TrainingOptions("bfloat16")
-FP32 = TrainingOptions("float32", layers=LayerOptions("float32"))
+FP32 = TrainingOptions("float32")
 
 
 def plan(config, layout, batch="1x8", options=FP32):
@@ -204,72 +201,6 @@ def test_zero1_closes_buckets_of_40_million_elements():
     assert sum(call.size_bytes for call in calls) == pytest.approx(4 * 8_030_261_248, rel=1e-6)
 
 
-def test_deepspeed_reduces_one_bucket_and_gathers_all_parameters():
-    """Elements: embedding and head 512 each, two layers of 2720, a norm of 16: 6480; on 4 ranks
-    that is a multiple of 2 x 4, on 7 ranks 6482 = 463 x 14.
-    """
-    for layout, padded in (("zero1-deepspeed=4", 6480), ("zero2-deepspeed=7", 6482)):
-        calls = sent(plan(llama_config(), layout, options=BF16))
-        assert [(c.collective, c.size_bytes, c.overlaps) for c in calls] == [
-            ("all_reduce", 2 * 6480, BLOCKS),
-            ("all_reduce", 1, BLOCKS),  # overflow
-            ("all_reduce", 4, BLOCKS),  # the norm
-            ("all_gather", 2 * padded, BLOCKS),
-        ]
-    options = TrainingOptions("float16", "", "float32")
-    calls = sent(plan(llama_config(), "zero2-deepspeed=4", options=options))
-    assert [call.size_bytes for call in calls] == [4 * 6480, 1, 4, 2 * 6480]
-    calls = sent(plan(llama_config(), "zero1-deepspeed=4", options=FP32))
-    assert [call.size_bytes for call in calls] == [4 * 6480, 4, 4 * 6480]
-
-
-@pytest.mark.parametrize(
-    ("layout", "reductions", "computed"),
-    [
-        ("zero1-deepspeed=4", 1, 1),  # computed: share of the backward pass before the first call
-        ("zero1-deepspeed=4,overlap", 1, 1),
-        ("zero2-deepspeed=4", 3, 1 / 3),
-        ("zero2-deepspeed=4,overlap", 3, 1 / 3),
-    ],
-)
-def test_deepspeed_zero2_reduces_in_each_micro_batch(layout, reductions, computed):
-    planned = plan(llama_config(), layout, "3x1x8")
-    assert len([c for c in sent(planned) if c.what == "gradients"]) == reductions
-    acts = planned.program.acts
-    before = acts[: next(n for n, act in enumerate(acts) if isinstance(act, BeginCall))]
-    shares = [act.share for act in before if isinstance(act, PassWork) and act.phase == BACKWARD]
-    assert sum(shares) == pytest.approx(computed)
-
-
-def test_deepspeed_closes_a_bucket_before_the_gradient_that_is_too_much():
-    sizes = {"a": 10, "b": 15, "c": 5, "d": 5, "e": 25}
-    parameters = [Parameter(name, (n,), "bfloat16", 2) for name, n in sizes.items()]
-    registered = parameters[::-1]
-
-    def buckets(ranks, limit):
-        planned = deepspeed_buckets(parameters, ranks, registered, limit)
-        return [(bucket.elements, "".join(bucket.names)) for bucket in planned]
-
-    assert buckets(2, 30) == [(30, "abc"), (30, "de")]
-    assert buckets(2, 29) == [(25, "ab"), (10, "cd"), (25, "e")]
-    # e is larger than these buckets and fills the first 25 of 60 elements: two and a half of the
-    # partitions of 10 that 6 ranks have. 10 + 10 is beyond 18, but not beyond 20.
-    assert buckets(6, 20)[-1] == (25, "e")
-    assert buckets(6, 18)[-2:] == [(20, "e"), (5, "e")]
-
-
-def test_deepspeed_memory():
-    """2 + 18 / N bytes for each parameter with ZeRO 2 (estimate_zero2_model_states_mem_needs);
-    with ZeRO 1 gradients are whole. The buffer of gradients has 500 million elements.
-    """
-    count = parse_config(llama_config(), "x").parameters
-    memory = plan(llama_config(), "zero2-deepspeed=4", options=BF16).memory
-    kept = memory.parameters + memory.gradients + memory.optimizer
-    assert (kept, memory.buffers) == (2 * count + 18 * count / 4, 1e9)
-    memory = plan(llama_config(), "zero1-deepspeed=4,overlap", options=BF16).memory
-    assert (memory.gradients, memory.buffers) == (2 * count, 2e9)
-
-
 def test_calls_name_the_modules_behind_them():
     def named(layout, *collectives, batch="1x8"):
         return [
@@ -314,56 +245,10 @@ def test_groups_of_a_layout_call_at_once():
     machine = machine_of_groups()
     architecture, batch = parse_config(llama_config(), "x"), parse_batch("1x8")
     for layout, factor in (("dp=2", 1), ("dp=2,tp=2", 3)):
-        step = plan_layout(machine, architecture, parse_layout(layout), batch, FP32, None)
+        step = PlanSetting(machine, architecture, batch, FP32, None).step(parse_layout(layout))
         for row in step.rows:
             expected = 1000 + factor * row.size_bytes
             assert row.prediction.time_ns == pytest.approx(expected, rel=0.01), (layout, row)
-            assert row.at_once == (1 if factor == 1 else 2)
-            assert row.measured_at_once == (factor == 3)
-
-
-def test_a_plan_says_which_groups_are_taken_as_if_alone(tmp_path):
-    """Two groups at once were measured, four were not: a plan that grows says so, each once."""
-    machine = machine_of_groups()
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(llama_config()))
-
-    def notes(parallel, machine=machine, compare=None, **options):
-        options |= {"batch": "1x8", "machine": machine, "dtype": "float32"}
-        if compare is not None:
-            return torchcoll.compare_plans(config, compare, **options).notes
-        return torchcoll.plan(config, parallel, **options).notes
-
-    def alone(notes):
-        return [note for note in notes if note.endswith("taken as if alone")]
-
-    taken = "groups at once were not measured; taken as if alone"
-    assert alone(notes("dp=2,tp=2")) == []
-    grown = notes("dp=2,tp=2", ranks=[4, 8])
-    assert alone(grown) == [f"tp on 8 ranks: 4 {taken}", f"dp on 8 ranks: 2 {taken}"]
-    assert alone(notes(None, ranks=4, compare="dp,dp+tp=2")) == []
-    # FSDP2's collectives were measured neither at once nor alone: half an all_reduce.
-    compared = alone(notes(None, ranks=4, compare="dp+tp=2,fsdp+tp=2"))
-    assert compared == [f"fsdp on 4 ranks: 2 {taken}"]
-    assert alone(notes(None, ranks=4, compare="dp,fsdp")) == []
-    # Where no calls at once were measured, all are alone.
-    of_one = fit_model(
-        [run(*(measured(1000 + size, size_bytes=size) for size in (1 << n for n in range(2, 20))))]
-    ).model
-    one = notes("dp=2,tp=2", of_one)
-    assert alone(one) == []
-    # What the calls are measured with is said of those that it is true of.
-    (bound,) = [note for note in one if "a lower bound" in note]
-    assert bound.startswith("calls as they are alone: a lower bound")
-    (bound,) = [note for note in notes("dp=2,tp=2") if "a lower bound" in note]
-    assert "alone" not in bound
-    (bound,) = [note for note in grown if "a lower bound" in note]
-    assert bound.startswith("calls of tp, dp as all groups make them at once, other calls alone: ")
-    # A call that is larger than those of groups at once.
-    larger = alone(notes("dp=2,tp=2", machine_of_groups(1 << 11)))
-    assert larger == [
-        "dp on 4 ranks: 2 groups at once were not measured with calls as large; taken as if alone"
-    ]
 
 
 def test_stages_share_the_layers():
@@ -549,9 +434,8 @@ def test_layouts_that_do_not_fit_get_more_micro_batches():
     layouts = [parse_layout(text) for text in ("fsdp=2,tp=8,sp", "fsdp=16")]
 
     def compared(memory_bytes):
-        rows = compare_layouts(
-            None, architecture, layouts, parse_batch("8x1x8192"), BF16, None, memory_bytes
-        ).rows
+        setting = PlanSetting(None, architecture, parse_batch("8x1x8192"), BF16, None)
+        rows = compare_layouts(setting, layouts, memory_bytes).rows
         return {row.layout.name: row for row in rows}
 
     free = compared(None)["fsdp=2,tp=8,sp"]
@@ -567,7 +451,7 @@ def test_layouts_that_do_not_fit_get_more_micro_batches():
 def test_over_ranks_without_a_machine():
     architecture = parse_config(llama_config(), "x")
     layout, batch = parse_layout("fsdp=4"), parse_batch("1x8")
-    projection = project_config(None, architecture, layout, [4, 8], batch, FP32, None)
+    projection = project_config(PlanSetting(None, architecture, batch, FP32, None), layout, [4, 8])
     assert [step.ranks for step in projection.weak] == [4, 8]
     assert projection.step.comm_ns is projection.step.step_ns is None
     # A ring sends 3/4 of each: the parameters twice (but the root's once), and the gradients.
@@ -580,7 +464,8 @@ def test_over_ranks_without_a_machine():
 def test_comparison_keeps_the_tokens_and_begins_with_the_pareto_set():
     architecture = parse_config(llama_config(), "x")
     layouts = [parse_layout(text) for text in ("dp=8", "fsdp=8", "zero1=8", "fsdp=4,tp=2")]
-    comparison = compare_layouts(None, architecture, layouts, parse_batch("1x8"), FP32, None)
+    setting = PlanSetting(None, architecture, parse_batch("1x8"), FP32, None)
+    comparison = compare_layouts(setting, layouts)
     assert "64 tokens in a step" in comparison.what
     best = [row for row in comparison.rows if row.pareto]
     assert comparison.rows[: len(best)] == best
@@ -591,7 +476,7 @@ def test_comparison_keeps_the_tokens_and_begins_with_the_pareto_set():
     # Within so many bytes only the layouts that shard the parameters fit.
     needed = {row.layout.name: row.memory_bytes for row in comparison.rows}
     limit = needed["fsdp=8"]
-    limited = compare_layouts(None, architecture, layouts, parse_batch("1x8"), FP32, None, limit)
+    limited = compare_layouts(setting, layouts, limit)
     fits = {row.layout.name: row.fits for row in limited.rows if not row.layout.checkpoint}
     # The plan's memory may be off by 10 %.
     assert {name: word != "no" for name, word in fits.items()} == {

@@ -17,7 +17,7 @@ from sent import MS, call, traffic
 from torchcoll import Traffic, capture
 from torchcoll.core.traffic import Group
 from torchcoll.parts.training.ledger import Ledger
-from torchcoll.parts.training.step_show import traffic_trace
+from torchcoll.parts.training.perfetto import traffic_trace
 from torchcoll.parts.training.traffic_table import ModuleRow, summarise_traffic
 
 
@@ -116,8 +116,8 @@ def test_modules_with_numbers_for_names_are_called_modules(module, text):
 
 def test_the_answer_names_the_layer(shown):
     text = shown(traffic(sent, steps=1, groups=MESH))
-    assert "exposed: 6.00 ms a step, 6.0 % of it" in text
-    assert "most for the all_gather of layers.1: 5.00 ms" in text
+    assert "6 % exposed (most for the all_gather of layers.1)" in text
+    assert "all_gather of layers.1: 5.00 ms" in text
     assert "group mesh_dp" in text
 
 

@@ -14,39 +14,30 @@ import torchcoll
 SIZE = 64
 
 
-def train(folder, original):
+def train(folder):
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     dist.init_process_group("gloo")
     cpu = torch.device("cpu")
     layers = [torch.nn.Linear(SIZE, SIZE, bias=False) for _ in range(2)]
-    inner = FullyShardedDataParallel(layers[1], device_id=cpu, use_orig_params=original)
+    inner = FullyShardedDataParallel(layers[1], device_id=cpu)
     whole = torch.nn.Sequential(layers[0], inner)
-    model = FullyShardedDataParallel(whole, device_id=cpu, use_orig_params=original)
+    model = FullyShardedDataParallel(whole, device_id=cpu)
     with torchcoll.capture(folder) as traffic:
         for _ in range(4):
             model(torch.ones(2, SIZE)).sum().backward()
             traffic.step()
     if not dist.get_rank():
         calls = torchcoll.Traffic.load(folder).calls[0]
-        print([(call.collective, call.module) for call in calls if call.step == 3])
-        print(sorted(traffic.parameters.items()))
+        print([call.collective for call in calls if call.step == 3])
     dist.barrier()
     dist.destroy_process_group()
 
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="FSDP1 on gloo is only tried from here on")
-@pytest.mark.parametrize("original", [False, True])
-def test_calls_of_fsdp1_are_captured_and_named(tmp_path, original):
+def test_calls_of_fsdp1_are_captured(tmp_path):
     folder = tmp_path / "traffic"
-    ended = Job(tmp_path / "job", lambda: train(folder, original), 2).wait()
+    ended = Job(tmp_path / "job", lambda: train(folder), 2).wait()
     assert [process.code for process in ended.values()] == [0, 0], ended[0].stderr
-    calls, parameters = ended[0].stdout.splitlines()
-    assert ast.literal_eval(calls) == [
-        ("all_gather", "(root)"),
-        ("all_gather", "1"),
-        ("all_gather", "1"),
-        ("reduce_scatter", "1"),
-        ("reduce_scatter", "(root)"),
-    ]
-    assert ast.literal_eval(parameters) == [("(root)", ("0.weight",)), ("1", ("1.weight",))]
+    gathers, scatters = ["all_gather"] * 3, ["reduce_scatter"] * 2
+    assert ast.literal_eval(ended[0].stdout) == [*gathers, *scatters]

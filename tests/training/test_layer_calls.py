@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 import torch
 import torch.distributed as dist
 from parallel_models import (
@@ -30,7 +29,7 @@ from torch.distributed.tensor.experimental._context_parallel._attention import s
 from torchcoll import capture
 from torchcoll.parts.training.architectures import parse_config
 from torchcoll.parts.training.config_plan import TrainingOptions, plan_config
-from torchcoll.parts.training.layouts import LayerOptions, check_layout, parse_batch, parse_layout
+from torchcoll.parts.training.layouts import check_layout, parse_batch, parse_layout
 from torchcoll.parts.training.step_program import BeginCall
 
 LAYERS = 3
@@ -124,9 +123,9 @@ def pipeline(virtual, micro_batches, sharded=False):
     return captured(traffic, names)
 
 
-def context(ring):
+def context():
     """One layer's attention: 8 tokens over the ranks, as many heads as the plan's keys have."""
-    set_rotate_method("alltoall" if ring else "allgather")
+    set_rotate_method("allgather")
     local = TOKENS // dist.get_world_size()
     head = HIDDEN // HEADS
     heads = (1, KEY_HEADS, local, head)
@@ -156,12 +155,11 @@ def experts():
     return calls and [[group, name.get(what, what), size] for group, what, size in calls]
 
 
-def planned(layout_text, batch="1x8", layers=LAYERS, ring=False, config=None):
+def planned(layout_text, batch="1x8", layers=LAYERS, config=None):
     architecture = parse_config(config or llama_config(layers), "small")
     layout, batch = parse_layout(layout_text), parse_batch(batch)
     check_layout(layout, architecture, batch.micro_batches)
-    options = TrainingOptions("float32", layers=LayerOptions("float32", ring))
-    plan = plan_config(architecture, layout, batch, options)
+    plan = plan_config(architecture, layout, batch, TrainingOptions("float32"))
     return [
         [act.sent.group, act.sent.collective, act.sent.size_bytes]
         for act in plan.program.acts
@@ -184,13 +182,10 @@ def test_two_ranks(tmp_path):
         "sp checkpoint": lambda: tp(True, checkpoint=True),
         "pp": lambda: pipeline(1, 4),
         "pp interleaved": lambda: pipeline(2, 4),
-        "cp": lambda: context(False),
-        "cp ring": lambda: context(True),
+        "cp": context,
     }
     result = on_ranks(tmp_path, 2, cases)
-    for name in ("cp", "cp ring"):
-        plan = planned_groups("cp=2", layers=1, ring=name == "cp ring")
-        assert by_group(result[name])["cp"] == plan["cp"]
+    assert by_group(result["cp"])["cp"] == planned_groups("cp=2", layers=1)["cp"]
     # Without FSDP the gradients of norms stay partial sums: nothing reduces them.
     norms = ["tp", "all_reduce", 4 * HIDDEN]
 
@@ -220,12 +215,11 @@ def test_four_ranks(tmp_path):
         "hsdp": hsdp,
         "hsdp 2": lambda: hsdp(2),
         "pp fsdp": lambda: pipeline(1, 4, sharded=True),
-        "cp ring": lambda: context(True),
+        "cp": context,
         "ep": experts,
     }
     result = on_ranks(tmp_path, 4, cases)
-    plan = planned_groups("cp=4", layers=1, ring=True)
-    assert by_group(result["cp ring"])["cp"] == plan["cp"]
+    assert by_group(result["cp"])["cp"] == planned_groups("cp=4", layers=1)["cp"]
     config = llama_config(LAYERS, model_type="mixtral", num_local_experts=4, num_experts_per_tok=2)
     plan = planned_groups("fsdp=4,ep=2", config=config)
     assert by_group(result["ep"]) == plan
@@ -257,21 +251,16 @@ def test_context_parallel_by_hand():
     assert calls[0] == ["fsdp", "all_gather", 4 * (2 * VOCABULARY * HIDDEN + HIDDEN)]
 
 
-@pytest.mark.parametrize(
-    ("capacity", "tokens"),
-    [(None, 16), (1.25, 20), (0.5, 8)],
-)
-def test_expert_parallel_by_hand(capacity, tokens):
-    """8 tokens a rank, each to 2 of 4 experts: 16 visits of 16 columns, with a capacity factor."""
+def test_expert_parallel_by_hand():
+    """8 tokens a rank, each to 2 of 4 experts: 16 visits of 16 columns."""
     config = llama_config(2, model_type="mixtral", num_local_experts=4, num_experts_per_tok=2)
     architecture = parse_config(config, "small")
     layout = parse_layout("fsdp=4,ep=2")
-    options = TrainingOptions("float32", layers=LayerOptions("float32", capacity=capacity))
-    plan = plan_config(architecture, layout, parse_batch("1x8"), options)
+    plan = plan_config(architecture, layout, parse_batch("1x8"), TrainingOptions("float32"))
     counts = Counter()
     for sent, number in plan.program.counts.items():
         counts[sent.group, sent.collective, sent.size_bytes] += number
-    size_bytes = 4 * tokens * HIDDEN
+    size_bytes = 4 * 16 * HIDDEN
     experts = 4 * 2 * 3 * 40 * 16  # bytes of two experts, gate, up and down
     assert counts["ep", "all_to_all", size_bytes] == 2 * 4
     assert counts["ep", "all_to_all", 32] == 2  # numbers of tokens: 4 x int64, 2 layers

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 
 from torchcoll.parts.training.architectures import parse_config
 from torchcoll.parts.training.config_plan import TrainingOptions, plan_config
-from torchcoll.parts.training.layouts import LayerOptions, parse_batch, parse_layout
+from torchcoll.parts.training.layouts import parse_batch, parse_layout
 
 RANKS = 3  # divides none of the sizes: shards are padded
 LAYERS, WIDTHS = 2, Widths(64, 8, 8, 192, 256)
@@ -65,7 +65,7 @@ def fsdp(reshard):
 
 def planned(layout):
     architecture = parse_config(llama_config(LAYERS, WIDTHS), "small")
-    options = TrainingOptions("float32", layers=LayerOptions("float32"))
+    options = TrainingOptions("float32")
     return plan_config(architecture, parse_layout(layout), parse_batch("1x16"), options).memory
 
 

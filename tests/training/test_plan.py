@@ -129,7 +129,6 @@ def test_a_step_of_even_buckets(model):
     # The second begins when it is ready, at the end of the backward pass: all of it is exposed.
     assert projection.step.exposed_ns[0] == pytest.approx(second_ns, rel=1e-3)
     assert projection.step.compute_ns == 1.5 * MS
-    assert projection.step.hidden_ns[0] == pytest.approx(first_ns, rel=1e-3)
 
 
 def test_ranks_beyond_the_data_are_said_and_one_host_is_no_network(model):
@@ -170,9 +169,9 @@ def test_where_it_stops():
     strong = steps((2, 80, 80, 80, 80), (4, 40, 50, 41, 70), (8, 20, 45, 21, 69))
     result = Plan("", weak[0], weak, strong)
     # Half of 19 is below 10; of 21 it is not; of 30 it is not either.
-    assert result.scaling_limit(WEAK) == (8, None, 4)
+    assert result.scaling_limit(WEAK) == 8
     # 80 to 50 is 1.6 times; 50 to 45 is less than 1.25; by the ends 41 to 21 is, 80 to 70 is not.
-    assert result.scaling_limit(STRONG) == (4, None, 2)
+    assert result.scaling_limit(STRONG) == 4
 
 
 def test_the_largest_part_of_a_group_without_a_name():
@@ -302,13 +301,9 @@ def test_the_answer_comes_first(file, buckets, capsys):
     assert main([*command, "--step-ms", "1.5"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     # 5 + 12 us and 1.5 x 104.8576 us, and 1.5 x 95.1424 us
-    # Alone, on the cores that compute.
-    assert first.startswith(
-        "a step on 4 ranks takes 1.66 ms, or longer where calls and computation share "
-        "cores: 1.50 ms of computation and 160 us ("
-    )
+    assert first.startswith("a step on 4 ranks takes 1.66 ms: 1.50 ms of computation and 160 us (")
     assert "of communication that computation does not hide; all communication (3 MB per" in first
-    assert " takes 334 us (" in first and " us) alone" in first
+    assert " takes 334 us (" in first
 
 
 def test_json_csv_and_a_picture(file, buckets, tmp_path, capsys):
@@ -416,10 +411,6 @@ def test_layouts_are_compared(capsys):
             error_text("parallel", "dp", "one of --parallel, --compare and --find"),
         ),
         ("gpt2 --ranks 8 --dtype fp7", error_text("dtype", "fp7", "one of")),
-        (
-            "mixtral-8x7b --ranks 8 --capacity-factor 0",
-            error_text("capacity-factor", "0", "a number above 0"),
-        ),
         ("gpt2 --ranks 8..2", error_text("ranks", "8..2", "from above 0, and not down")),
         ("gpt2 --ranks 4 --step-ms 0", error_text("step-ms", "0", "a number above 0")),
         ("gpt2 --ranks 4 --step-ms x", error_text("step-ms", "x", "a number")),
@@ -459,8 +450,8 @@ def test_what_is_only_a_guess_is_told_as_one(monkeypatch, capsys):
     # Each call alone has 1/8.97 to 8.7 times its time; two calls of about half of the sum each,
     # with independent errors, have sqrt(1/2) of their logarithms.
     answer = told(capsys)
-    assert answer.startswith("a step on 2 ranks takes 12.0 ms, or longer where calls and ")
-    assert " takes 78.6 us (16.6 us to 364 us) alone; " in answer
+    assert answer.startswith("a step on 2 ranks takes 12.0 ms: ")
+    assert " takes 78.6 us (16.6 us to 364 us); " in answer
     show_training_plans([planned_buckets(model, 2_000_000, [64], 12 * MS)])
     assert told(capsys) == (
         "how long a step on 64 ranks communicates is only a guess, 84.5 us to 10.7 ms. "

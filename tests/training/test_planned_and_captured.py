@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torchcoll import capture
 from torchcoll.parts.training.config_plan import TrainingOptions, plan_config
-from torchcoll.parts.training.layouts import LayerOptions, parse_batch, parse_layout
+from torchcoll.parts.training.layouts import parse_batch, parse_layout
 from torchcoll.parts.training.meta_model import read_module
 from torchcoll.parts.training.step_program import BeginCall
 
@@ -46,7 +46,7 @@ def fsdp(replicas):
 
 
 def planned(name, layout):
-    options = TrainingOptions("float32", layers=LayerOptions("float32"))
+    options = TrainingOptions("float32")
     program = plan_config(
         read_module(f"planned_models:{name}"), parse_layout(layout), parse_batch("1x8"), options
     ).program

@@ -80,23 +80,15 @@ def test_gaps_and_what_had_ended_before():
     traffic = world(calls)
     traffic.steps[0] = [(10 * MS, 50 * MS)]
     playback = rank_playback(traffic, 0, 0)
-    gaps = [play.gap_ns for play in playback.plays]
-    assert gaps == [2 * MS, 2 * MS, 4 * MS, 10 * MS, 0, 4 * MS, 8 * MS]
     # A kernel's time says nothing of when its call had ended.
     assert [play.after for play in playback.plays] == [(), (), (0,), (1,), (), (), ()]
-    assert (playback.rest_ns, playback.span_ns) == (1 * MS, 40 * MS)
+    assert playback.span_ns == 40 * MS
 
 
 def test_messages_that_torch_tells_nothing_of_are_asynchronous():
     playback = rank_playback(world([send(1), send(1, asynchronous=False), reduced()], []), 0, None)
     assert [play.asynchronous for play in playback.plays] == [True, False, False]
     assert playback.notes == ("send: played asynchronously, for torch does not tell what it was",)
-
-
-def test_without_times_there_are_no_gaps():
-    playback = rank_playback(world([reduced(), reduced(asynchronous=True)]), 0, None)
-    assert [play.gap_ns for play in playback.plays] == [None, None]
-    assert (playback.rest_ns, playback.span_ns) == (None, None)
 
 
 def test_points_and_groups():

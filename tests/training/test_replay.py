@@ -235,27 +235,6 @@ def test_an_asynchronous_call_is_waited_for_where_it_had_ended(jobs, tmp_path):
     assert json.loads(job.text(0, "stdout")) == once * 2
 
 
-def test_gaps_of_compute(jobs, tmp_path):
-    """The host waits at least as long as the training computed."""
-    calls = [
-        reduced(start_ns=20 * MS, time_ns=5 * MS, step=0),  # 20 after the start of the step
-        reduced(start_ns=40 * MS, time_ns=5 * MS, step=0),  # 15 after the end of the first
-    ]
-    reported = traffic(calls, calls)
-    reported.steps = {rank: [(0, 55 * MS)] for rank in (0, 1)}  # and 10 more at the end
-    reported.save(tmp_path / "t.jsonl")
-    job = jobs(tmp_path, console("t.jsonl", "--steps", "2", "--compute", "-J", "out.jsonl"), 2)
-    assert job.codes() == [0, 0], job.text(0) + job.text(1)
-    recorded = Traffic.load(tmp_path / "out.jsonl")
-    for rank in (0, 1):
-        for step, (start, end) in enumerate(recorded.steps[rank]):
-            first, second = (call for call in recorded.calls[rank] if call.step == step)
-            assert first.start_ns - start >= 20 * MS
-            assert second.start_ns - first.start_ns - first.time_ns >= 15 * MS
-            assert end - second.start_ns - second.time_ns >= 10 * MS
-    assert any("the host slept in the gaps between calls" in note for note in recorded.notes)
-
-
 def test_a_mesh_on_half_of_its_ranks(jobs, tmp_path):
     """dp=2 x tp=2: tensor parallel stays whole, data parallel disappears."""
     groups = {"tp0": (0, 1), "tp1": (2, 3), "dp0": (0, 2), "dp1": (1, 3)}
@@ -387,12 +366,6 @@ def test_in_the_launch_that_captured_it(jobs, tmp_path):
         ),
         (traffic([], []), "", 2, error_text("traffic", "no calls", "a captured step. Replay")),
         (
-            traffic([reduced()], [reduced()]),
-            "--compute",
-            2,
-            error_text("compute", "calls without times", "a traffic that was captured"),
-        ),
-        (
             traffic([reduced(op="band")], [reduced(op="band")]),
             "",
             4,
@@ -502,7 +475,7 @@ def test_a_rank_that_stops_is_named(jobs, tmp_path, monkeypatch):
 
     calls = [reduced(start_ns=0, time_ns=1), reduced(32, start_ns=2 * MS, time_ns=1)]
     traffic(calls, calls).save(tmp_path / "t.jsonl")
-    job = jobs(tmp_path, console("t.jsonl", "--compute", "-T", "3"), 2, setup=setup)
+    job = jobs(tmp_path, console("t.jsonl", "-T", "3"), 2, setup=setup)
     job.until(lambda: job.running() == [1])
     (line,) = errors(job)
     assert line.startswith("torchcoll: error: lost rank 1 (")
@@ -543,7 +516,7 @@ def test_torchrun_lets_every_option_pass():
     parser = argparse.ArgumentParser()
     command.replay_arguments(parser)
     names = {name: a.nargs for a in parser._actions for name in a.option_strings}
-    assert {"--backend", "--steps", "--compute", "--timeout", "-T", "--output", "-J"} <= set(names)
+    assert {"--backend", "--steps", "--timeout", "-T", "--output", "-J"} <= set(names)
     for name, nargs in names.items():
         for form in [[name], [f"{name}=1"]] if nargs == 0 else [[name, "1"], [f"{name}=1"]]:
             reported = ["--nproc-per-node", "2", "-m", "torchcoll", "replay", "t.jsonl", *form]

@@ -9,7 +9,7 @@ from error_form import error_text
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.parts.training.replay import shrink
+from torchcoll.parts.training.replay import shrink_traffic
 
 WORLD = tuple(range(4))
 
@@ -27,7 +27,7 @@ def traffic(*calls: TrafficCall, groups=()) -> Traffic:
 
 
 def only(call: TrafficCall, ranks: int = 2) -> TrafficCall:
-    smaller, _ = shrink(traffic(call), ranks)
+    smaller, _ = shrink_traffic(traffic(call), ranks)
     assert sorted(smaller.calls) == list(range(ranks)) and smaller.ranks == ranks
     (left,) = smaller.calls[1]
     return left
@@ -73,7 +73,7 @@ def test_what_is_left_out_is_counted():
         TrafficCall("send", 64, 0, "float32", peer=1),
         TrafficCall("all_reduce", 1024, 1024, "float32", op="sum"),
     )
-    smaller, notes = shrink(traffic(*calls), 2)
+    smaller, notes = shrink_traffic(traffic(*calls), 2)
     assert [call.collective for call in smaller.calls[0]] == ["send", "all_reduce"]
     assert "(world 4 to 2)" in notes[0]
     assert "2 send" in notes[1] and "128 B" in notes[1]
@@ -83,7 +83,7 @@ def test_ranks_that_would_divide_groups_unlike():
     pairs = [Group("a", (0, 1)), Group("b", (2, 3))]
     call = TrafficCall("all_reduce", 64, 64, "float32", op="sum")
     with pytest.raises(UsageError) as caught:
-        shrink(traffic(call, groups=pairs), 3)
+        shrink_traffic(traffic(call, groups=pairs), 3)
     expected = "a number that shortens all groups of a kind alike: 2"
     assert str(caught.value) == error_text("ranks", 3, expected)
 
@@ -91,5 +91,5 @@ def test_ranks_that_would_divide_groups_unlike():
 def test_nothing_is_left():
     call = TrafficCall("all_reduce", 64, 64, "float32", op="sum", group="far")
     with pytest.raises(UsageError) as caught:
-        shrink(replace(traffic(call, groups=[Group("far", (0, 3)), Group("b", (1, 2))])), 2)
+        shrink_traffic(replace(traffic(call, groups=[Group("far", (0, 3)), Group("b", (1, 2))])), 2)
     assert "all calls are with ranks that are left out" in str(caught.value)

@@ -12,7 +12,7 @@ import torchcoll
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.traffic import Group
 from torchcoll.parts.training.ledger import Ledger
-from torchcoll.parts.training.traffic_table import SizeBin, TrafficRow, summarise_traffic
+from torchcoll.parts.training.traffic_table import TrafficRow, summarise_traffic
 
 ROW = {
     "collective": "all_reduce",
@@ -71,36 +71,10 @@ def test_the_steps_of_ddp():
     # In flight: from 0 to 42 ms, as each of four begins 10 ms after the last and takes 12.
     assert table.busy_ns == 42 * MS + MS // 5
     assert table.notes == [
-        "left out: step 0 of 4: 1 all_reduce 84M float32 in place of 3 all_reduce 25M float32, "
-        "1 all_reduce 9M float32",
+        "left out: step 0 of 4, with other calls than most steps",
         "2 calls of 2 ranks outside of the marked steps: left out",
         "asynchronous calls overlap each other and the computation: their times add up to more "
         "than the step pays",
-    ]
-
-
-def test_the_sizes_of_ddp():
-    assert summarise_traffic(Ledger(traffic(ddp, steps=4))).sizes == [
-        SizeBin("0-1", 8, 16, 1, 8),
-        SizeBin("0-1", 8 * MIB, 16 * MIB, 1, 9 * MIB),
-        SizeBin("0-1", 16 * MIB, 32 * MIB, 3, 75 * MIB),
-    ]
-
-
-def test_bins_begin_at_powers_of_two():
-    sizes = [0, 1, 2, 3, 4, MIB - 1, MIB]
-    recorded = traffic(lambda rank: [call(size_bytes=n, sequence=i) for i, n in enumerate(sizes)])
-    bins = [
-        (size.low_bytes, size.high_bytes, size.calls_per_step, size.bytes_per_step)
-        for size in summarise_traffic(Ledger(recorded)).sizes
-    ]
-    assert bins == [
-        (0, 0, 1, 0),
-        (1, 2, 1, 1),
-        (2, 4, 2, 5),
-        (4, 8, 1, 4),
-        (MIB // 2, MIB, 1, MIB - 1),
-        (MIB, 2 * MIB, 1, MIB),
     ]
 
 
@@ -135,17 +109,17 @@ def stepwise(*counts, size_bytes=MIB):
 @pytest.mark.parametrize(
     ("counts", "steady", "calls", "notes"),
     [
-        ((1, 4), (1,), 4, ["left out: step 0 of 2: 3 all_reduce 1M float32 fewer"]),
-        ((2, 2, 5), (0, 1), 2, ["left out: step 2 of 3: 3 all_reduce 1M float32 more"]),
+        ((1, 4), (1,), 4, ["left out: step 0 of 2, with other calls than most steps"]),
+        ((2, 2, 5), (0, 1), 2, ["left out: step 2 of 3, with other calls than most steps"]),
         # Gradients are accumulated: most steps send nothing.
-        ((0, 0, 3, 0, 0, 3), (2, 5), 3, ["left out: steps 0-1,3-4 of 6: no calls"]),
+        ((0, 0, 3, 0, 0, 3), (2, 5), 3, ["left out: steps 0-1,3-4 of 6, without calls"]),
         (
             (7, 0, 3, 3, 0),
             (2, 3),
             3,
             [
-                "left out: step 0 of 5: 4 all_reduce 1M float32 more",
-                "left out: steps 1,4 of 5: no calls",
+                "left out: step 0 of 5, with other calls than most steps",
+                "left out: steps 1,4 of 5, without calls",
             ],
         ),
         ((4, 4), (0, 1), 4, []),
@@ -169,7 +143,7 @@ def test_steps_that_all_differ_are_averaged_and_that_is_said():
 
 def test_steps_that_send_nothing_at_all():
     table = summarise_traffic(Ledger(stepwise(0, 0)))
-    assert (table.rows, table.sizes, table.steps) == ([], [], (0, 1))
+    assert (table.rows, table.steps) == ([], (0, 1))
 
 
 def test_a_rank_that_was_cut_off_marked_fewer_steps():
@@ -322,8 +296,7 @@ def test_a_row_with_a_call_that_nobody_timed_has_no_sum():
 
 
 def test_no_calls():
-    table = summarise_traffic(Ledger(traffic(lambda rank: [])))
-    assert (table.rows, table.sizes) == ([], [])
+    assert summarise_traffic(Ledger(traffic(lambda rank: []))).rows == []
     assert summarise_traffic(Ledger(torchcoll.Traffic())).rows == []
 
 

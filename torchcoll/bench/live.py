@@ -146,7 +146,7 @@ class _Rows(Reporter):
         self.columns, self.widths = stream_columns(self.run, self.cases)
         self.heads = [column.head for column in self.columns]
         dropped, self.gap = grid.fit(self.heads, self.widths, self.out.width)
-        self.hidden = grid.hidden_note(self.heads, dropped, self.out.width or 0) if dropped else ""
+        self.hidden = grid.hidden_note(self.heads, dropped, self.out.width) if dropped else ""
         # What does not fit beside the first columns, and may not be left out, comes at the end.
         self.tables = grid.split_columns(self.heads, self.widths, self.out.width)
         self.grid = grid.Grid(self.heads, [])
@@ -179,8 +179,8 @@ class _Rows(Reporter):
             grid.print_grid(self.grid.only(table), self.out)
         rows = [entry.row for entry in self.view.entries(self.run)]
         below = [] if rows else ["no case has ended"]
-        notes = self.notes.lines(verbose=self.verbose)
-        notes += run_lines(self.run, rows, verbose=self.verbose)
+        notes = self.notes.lines()
+        notes += run_lines(self.run, rows)
         verdict = judge(self.run, rows=rows)
         below += most_notes(without_verdict(notes, verdict), self.run, self.verbose)
         below += [self.hidden] if self.hidden else []

@@ -74,9 +74,9 @@ def lines_of(
             yield joined()
 
 
-def chunks_of(path: Path, problems: list[str], what: str) -> Iterator[bytes]:
+def chunks_of(path: Path, problems: list[str], what: str, lined: bool = False) -> Iterator[bytes]:
     """Yield the bytes of a file, like ``lines_of``, in pieces of any length."""
-    with _pieces(path, problems, what, _CHUNK) as pieces:
+    with _pieces(path, problems, what, _CHUNK, lined) as pieces:
         yield from pieces
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from torchcoll.core.backends import communicates
 from torchcoll.core.case import Case, count_samples, split_batch, with_settings
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_gbps
-from torchcoll.core.errors import choice
+from torchcoll.core.errors import choice, one_line
 from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.result import LAST_TO_ARRIVE, CaseResult, Matrix, Reported, Run, run_numbers
 
@@ -192,6 +192,15 @@ def batches_of(result: CaseResult, samples: Matrix) -> list[tuple[int, int]]:
         if ends and ends[-1] == length:
             return list(zip([0, *ends], ends, strict=False))
     return [(0, length)]
+
+
+def reported_reading(reported: Reported) -> str:
+    """Describes a published time: its statistic over calls and over ranks."""
+    recorded = reported.statistic != "unknown"
+    calls = f"{one_line(reported.statistic)} over calls" if recorded else "one figure per case"
+    calls = COLD_CALL if reported.one_cold_call else calls
+    over = reported.over_ranks
+    return calls if over == "unknown" else f"{calls}, {one_line(over)} over ranks"
 
 
 def over_ranks_of(result: CaseResult, how: str) -> str | None:

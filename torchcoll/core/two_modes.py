@@ -1,7 +1,4 @@
-"""Finds out whether the times of a case have two modes, so that the median may be in either.
-
-A call of gloo takes 0.5 ms, or 2 to 4 ms if a thread lost its core.
-"""
+"""Finds out whether the times of a case have two modes, so that the median may be in either."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``torchcoll log`` reads logs of NCCL, RCCL and oneCCL, and NCCL's topology and graph files."""
+"""``torchcoll log`` reads logs of NCCL, RCCL and oneCCL, and NCCL's topology files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchcoll.core.commands import SubCommand
@@ -32,10 +31,10 @@ def log_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="FILE",
         help=(
-            "logs of NCCL, RCCL or oneCCL (also .gz), folders of them, and NCCL's XML "
-            "files (NCCL_TOPO_DUMP_FILE, one per host, and NCCL_GRAPH_DUMP_FILE), which show what "
-            "the links allow. A file may hold several processes and jobs, and a job may have "
-            "several files. Without a file: the topology of this machine, which NCCL writes"
+            "logs of NCCL, RCCL or oneCCL (also .gz), folders of them, and NCCL's "
+            "topology files (NCCL_TOPO_DUMP_FILE, one per host), which show what the links allow. "
+            "A file may hold several processes and jobs, and a job may have several files. "
+            "Without a file: the topology of this machine, which NCCL writes"
         ),
     )
     add("--format", default="table", help="table (default), markdown, csv or json")
@@ -87,16 +86,12 @@ def _read_dump(path: str) -> tuple[Dump, list[str]]:
 
 
 def _limits(dumps: Sequence[Dump], paths: Sequence[str]) -> LimitsView | None:
-    """What the machine of the topology files allows. None without a topology, or with files that
-    do not belong together.
-    """
+    """What the machine of the topology files allows. None for topologies without limits."""
     from torchcoll.libraries.limits_show import limits_view
     from torchcoll.libraries.shares import read_machine
 
-    if not any(dump.kind == "topology" for dump in dumps):
-        return None
     try:
-        return limits_view(read_machine(paths))
+        return limits_view(read_machine(paths)) if dumps else None
     except UsageError as error:
         tell(f"torchcoll: warning: no limits: {error}")
         return None
@@ -107,22 +102,22 @@ def _show_local_topology(format: str) -> ExitCode:
     from torchcoll.libraries.show import show_logs
 
     with tempfile.TemporaryDirectory() as folder:
-        paths = _dump_topology(Path(folder))
-        dumps = [_read_dump(path)[0] for path in paths]
-        limits = _limits(dumps, paths)
-    for dump in dumps:
-        dump.file = os.uname().nodename
-    show_logs([], [], format, dumps=dumps, limits=limits)
+        path = os.path.join(folder, "topology.xml")
+        _dump_topology(path)
+        dump, _ = _read_dump(path)
+        limits = _limits([dump], [path])
+    dump.file = os.uname().nodename
+    show_logs([], [], format, dumps=[dump], limits=limits)
     return ExitCode.OK
 
 
-# A program with which NCCL writes its topology and graph files of this machine. It creates one
+# A program with which NCCL writes its topology of this machine. It creates one
 # communicator of all visible GPUs (ncclCommInitAll, as torch.cuda.nccl does), because the topology
 # of a communicator has only its own GPUs. On AMD, RCCL reads the same variables.
 _TIMEOUT_S = 180.0
 _PROGRAM = """
 import os, sys
-os.environ["NCCL_TOPO_DUMP_FILE"], os.environ["NCCL_GRAPH_DUMP_FILE"] = sys.argv[1:]
+os.environ["NCCL_TOPO_DUMP_FILE"] = sys.argv[1]
 try:
     import torch
 except ImportError:
@@ -134,18 +129,13 @@ nccl.all_reduce([torch.zeros(1, device=f"cuda:{n}") for n in range(torch.cuda.de
 """
 
 
-def _dump_topology(folder: Path) -> list[str]:
-    """Have NCCL write into the folder and return the files: the topology, and the graphs if any.
-
-    Raises UnavailableError if NCCL did not write the topology.
-    """
+def _dump_topology(path: str) -> None:
+    """Have NCCL write its topology to ``path``. Raises UnavailableError if it did not."""
     from torchcoll.machine.doctor_facts import run, text_lines
 
-    paths = [str(folder / "topology.xml"), str(folder / "graph.xml")]
-    code, _, stderr = run([sys.executable, "-c", _PROGRAM, *paths], _TIMEOUT_S)
-    files = [path for path in paths if os.path.isfile(path)]
-    if not code and paths[0] in files:
-        return files
+    code, _, stderr = run([sys.executable, "-c", _PROGRAM, path], _TIMEOUT_S)
+    if not code and os.path.isfile(path):
+        return
     lines = text_lines(stderr)
     raise UnavailableError(
         "limits of this machine",
@@ -161,7 +151,7 @@ COMMANDS = {
         run_log,
         examples=(
             "torchcoll log nccl.log",
-            "torchcoll log topo.xml graph.xml",
+            "torchcoll log topo.xml",
         ),
     ),
 }

@@ -1,4 +1,4 @@
-"""Facts and tables of NCCL's topology and graph files, as plain values."""
+"""Facts and tables of NCCL's topology files, as plain values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.plausibility import device_named
 from torchcoll.core.units import format_ranges
 from torchcoll.libraries.nccl import speeds, topology
-from torchcoll.libraries.nccl.xml_tree import Node, read_tree
+from torchcoll.libraries.nccl.xml_tree import read_tree
 
 Row = dict[str, Any]
 _MOST_DEVICES = 1024  # of each kind: every interface is compared with every GPU
@@ -21,13 +21,11 @@ _MOST_DEVICES = 1024  # of each kind: every interface is compared with every GPU
 class Dump:
     """One XML file.
 
-    kind: ``topology`` or ``graphs``.
     facts, tables: as in ``JobLog``.
     links: (number of links, whether they go to switches, their sum in GB/s) of a GPU, where all
         GPUs have the same ones.
     """
 
-    kind: str
     file: str
     facts: Row
     tables: dict[str, list[Row]] = field(default_factory=dict)
@@ -46,10 +44,6 @@ class Dump:
 def read_dump(path: str) -> tuple[Dump, list[str]]:
     """Read an XML file: (its content, what was wrong with the file). Raises UnreadableError."""
     root, problems = read_tree(path)
-    return (_topology_dump if root.tag == "system" else _graph_dump)(root, path), problems
-
-
-def _topology_dump(root: Node, path: str) -> Dump:
     tags = Counter(node.tag for node in root.walk())
     if max(tags["gpu"], tags["net"]) > _MOST_DEVICES:
         expected = f"at most {_MOST_DEVICES} GPUs and interfaces"
@@ -89,11 +83,8 @@ def _topology_dump(root: Node, path: str) -> Dump:
             for cpu in topo.cpus
         ],
     }
-    return Dump("topology", path, facts, _filled(tables), _links(topo))
-
-
-def _filled(tables: dict[str, list[Row]]) -> dict[str, list[Row]]:
-    return {name: rows for name, rows in tables.items() if rows}
+    tables = {name: rows for name, rows in tables.items() if rows}
+    return Dump(path, facts, tables, _links(topo)), problems
 
 
 def _gpu(gpu: topology.Gpu) -> Row:
@@ -199,63 +190,3 @@ def _nic(nic: topology.Nic, topo: topology.Topology) -> Row:
         "nearest_gpus": [g.name for p, g in paths if p and topology.PATHS.index(p) == near],
         "path": None if near is None else topology.PATHS[near],
     }
-
-
-def _graph_dump(root: Node, path: str) -> Dump:
-    parsed = topology.read_graphs(root)
-    used = [graph for graph in parsed if graph.channels or graph.orders]
-    rings = [graph for graph in used if graph.id == 0 and graph.whole]
-    facts: Row = {
-        "version": root.text("version") or None,
-        "cut": not root.whole,
-        "graph_count": len(used),
-        "unused": [_name(graph) for graph in parsed if graph not in used],
-        "alone": bool(used) and all(graph.alone for graph in used),
-        "leaves_host": any(graph.leaves_host for graph in used),
-        "ring_gbps": rings[0].together_gbps if len(rings) == 1 else None,
-    }
-    tables = {
-        "graphs": [
-            {
-                "graph": _name(graph),
-                "pattern": topology.pattern_name(graph.pattern) or None,
-                "channels": graph.channels,
-                "channels_read": len(graph.orders),
-                "gpus": max((len(c.gpus) for c in graph.orders), default=None),
-                "intra_gbps": graph.intra_gbps,
-                "inter_gbps": graph.inter_gbps if graph.leaves_host else None,
-                "together_gbps": graph.together_gbps,
-                "intra_type": graph.intra_type or None,
-                "inter_type": (graph.inter_type or None) if graph.leaves_host else None,
-                "crosses_nics": graph.crossnic,
-                "fallback": graph.fallback,
-            }
-            for graph in used
-        ],
-        "channels": [row for graph in used for row in _orders(graph)],
-    }
-    return Dump("graphs", path, facts, _filled(tables))
-
-
-def _name(graph: topology.SearchGraph) -> str:
-    number = graph.id
-    if number is None:
-        return "?"
-    return topology.IDS[number] if 0 <= number < len(topology.IDS) else f"graph {number}"
-
-
-def _orders(graph: topology.SearchGraph) -> list[Row]:
-    """A row for each distinct order of GPUs, with the channels that have it."""
-    orders: dict[topology.Channel, list[int]] = {}
-    for number, channel in enumerate(graph.orders):
-        orders.setdefault(channel, []).append(number)
-    return [
-        {
-            "graph": _name(graph),
-            "channels": format_ranges(numbers),
-            "gpus": list(channel.gpus),
-            "ranks": None if channel.ranks is None else list(channel.ranks),
-            "nets": list(channel.nets),
-        }
-        for channel, numbers in orders.items()
-    ]

@@ -81,7 +81,6 @@ def _nccl_log(job: NcclJob) -> JobLog:
     tables = {
         "communicators": [_communicator(n, g) for n, g in numbered if g.nranks is not None],
         "rings": [row for n, g in numbered for row in _rings(n, g)],
-        "trees": [row for n, g in numbered for row in _trees(n, g)],
         "graphs": [{"communicator": n, **g._asdict()} for n, c in numbered for g in c.graphs],
         "transports": [
             {"kind": kind, "connections": count, "pairs": len(job.pairs(kind)) or None}
@@ -136,8 +135,6 @@ def _communicator(number: int, group: NcclCommunicator) -> Row:
         "nvls_channels": channels.get("nvls"),
         "p2p_channels": channels.get("p2p"),
         "nvls": any(m.nvls for m in group.members) or None,
-        "path_gbps": min((m.max_gbps for m in group.members if m.max_gbps), default=None),
-        "gpu_gbps": min((m.total_gbps for m in group.members if m.total_gbps), default=None),
         "state": group.state,
     }
 
@@ -157,46 +154,6 @@ def _rings(number: int, group: NcclCommunicator) -> list[Row]:
         }
         for order, channels in orders.items()
     ]
-
-
-def _trees(number: int, group: NcclCommunicator) -> list[Row]:
-    """A row for each (root, depth) of the channels' trees that the log has with all ranks."""
-    channels_by_tree: dict[tuple[int, int], list[int]] = {}
-    ups: dict[int, dict[int, int]] = {}
-    for member in group.members:
-        for channel, up in member.up.items():
-            if member.rank is not None:
-                ups.setdefault(channel, {})[member.rank] = up
-    for channel, above in sorted(ups.items()):
-        depth, root = _depth(above)
-        if depth and len(above) == group.nranks and len(above) > 1:
-            channels_by_tree.setdefault((root, depth), []).append(channel)
-    return [
-        {"communicator": number, "channels": format_ranges(channels), "root": root, "depth": depth}
-        for (root, depth), channels in channels_by_tree.items()
-    ]
-
-
-def _depth(above: dict[int, int]) -> tuple[int, int]:
-    """(edges from the deepest rank to the root, root) of a tree, given as rank -> parent (-1:
-    root).
-
-    (0, -1) where the ranks do not form one tree.
-    """
-    roots = [rank for rank, up in above.items() if up == -1]
-    if len(roots) != 1:
-        return 0, -1
-    depth = {roots[0]: 0}
-    for rank in above:
-        path: list[int] = []
-        while rank not in depth and rank in above and len(path) <= len(above):
-            path.append(rank)
-            rank = above[rank]
-        if rank not in depth:
-            return 0, -1
-        for below in reversed(path):
-            depth[below], rank = depth[rank] + 1, below
-    return max(depth.values()), roots[0]
 
 
 def _oneccl_log(job: oneccl.OneCclJob) -> JobLog:

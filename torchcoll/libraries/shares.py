@@ -18,7 +18,7 @@ from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row
 from torchcoll.core.units import counted
 from torchcoll.libraries.nccl import ceilings
-from torchcoll.libraries.nccl.topology import SearchGraph, Topology, read_graphs, read_topology
+from torchcoll.libraries.nccl.topology import Topology, read_topology
 from torchcoll.libraries.nccl.xml_tree import read_tree
 
 _SLACK = 1.02  # versions of NCCL assume slightly different speeds of a link
@@ -27,13 +27,9 @@ _MOST_GPUS = 256  # in a file: every pair of GPUs is looked at
 
 @dataclass
 class Machine:
-    """The hosts of some topology files, and the graphs that NCCL's search found for them.
+    """The hosts of some topology files. problems: what was wrong with the files."""
 
-    problems: what was wrong with the files.
-    """
-
-    hosts: list[Topology]
-    graphs: list[SearchGraph] = field(default_factory=list)
+    hosts: list[Topology] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def reach(self, hosts: int) -> ceilings.Reach:
@@ -42,44 +38,23 @@ class Machine:
 
 
 def read_machine(paths: Sequence[str]) -> Machine:
-    """Read topology files (one for each host) and at most one graph file, in any order.
+    """Read topology files, one for each host.
 
-    Raises UnreadableError for a file that is not such XML. Raises UsageError if there is no
-    topology, a second graph file, a topology without GPUs, or a graph of other GPUs.
+    Raises UnreadableError for a file that is not such XML, and UsageError for a topology without
+    GPUs.
     """
-    machine = Machine([])
-    graph_path = ""
+    machine = Machine()
     for path in paths:
         root, problems = read_tree(path)
         machine.problems += problems
-        if root.tag == "system":
-            topo = read_topology(root, path)
-            _check(topo)
-            machine.hosts.append(topo)
-        elif graph_path:
-            raise UsageError("graph file", f"{graph_path} and {path}", "one, of all these hosts")
-        else:
-            graph_path = path
-            machine.graphs = read_graphs(root)
-    if not machine.hosts:
-        action = "Have NCCL write it: NCCL_TOPO_DUMP_FILE=topo.xml."
-        raise UsageError("topology", f"{graph_path} alone, a graph", "a topology with it", action)
-    # A graph lists the GPUs of its host. The graph of another host does not apply here.
-    sizes = {len(c.gpus) for g in machine.graphs if g.id == 0 for c in g.orders}
-    gpu_counts = {len(host.described_gpus) for host in machine.hosts if host.described_gpus}
-    if sizes and gpu_counts and not sizes & gpu_counts:
-        actual = f"rings of {counted(max(sizes), 'GPU')} in {graph_path}"
-        expected = f"{' or '.join(map(str, sorted(gpu_counts)))}, as the topology has"
-        raise UsageError("graph file", actual, expected, "Give the two files of one run.")
+        topo = read_topology(root, path)
+        if len(topo.gpus) > _MOST_GPUS:
+            expected = f"at most {_MOST_GPUS} GPUs in a topology"
+            raise UnreadableError("XML", f"{len(topo.gpus)} in {topo.file}", expected)
+        if not topo.gpus:
+            raise UsageError("topology", f"no GPU in {topo.file}", "one or more")
+        machine.hosts.append(topo)
     return machine
-
-
-def _check(topo: Topology) -> None:
-    if len(topo.gpus) > _MOST_GPUS:
-        expected = f"at most {_MOST_GPUS} GPUs in a topology"
-        raise UnreadableError("XML", f"{len(topo.gpus)} in {topo.file}", expected)
-    if not topo.gpus:
-        raise UsageError("topology", f"no GPU in {topo.file}", "one or more")
 
 
 @dataclass(frozen=True)
@@ -128,7 +103,7 @@ def row_limits(machine: Machine, run: Run, rows: Sequence[Row]) -> list[RowLimit
             continue
         key = (reach.hosts, reach.gpus)
         if key not in reaches:
-            reaches[key] = ceilings.algorithm_limits(reach, machine.graphs)
+            reaches[key] = ceilings.algorithm_limits(reach)
         limits.append(_share(row, reaches[key], reach))
     return limits
 

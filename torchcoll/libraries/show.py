@@ -31,11 +31,6 @@ _NOTES = {
     "transports": "one for each line of the log: both ends log a connection between hosts",
     "graphs": "what the search of the topology found; NCCL may make several channels of one",
 }
-_COMMUNICATOR_NOTES = {
-    "init_s": "init: 'Init timings' of the slowest rank that the log has",
-    "path_gbps": "best path: maxBw, from a GPU to another (of several nodes: to the network); all "
-    "links: totalBw, of one GPU; one direction, as NCCL reckons; 5000 is one GPU alone",
-}
 _BASIS = "sizes of AllGather and ReduceScatter are {0} here, as this version logs them"
 
 LogRow = dict[str, Any]
@@ -50,7 +45,7 @@ def show_logs(
     dumps: Sequence[Dump] = (),
     limits: LimitsView | None = None,
 ) -> None:
-    """Print ``dumps`` (topologies and graphs in XML), then ``jobs``, then how many lines of each of
+    """Print ``dumps`` (topologies in XML), then ``jobs``, then how many lines of each of
     ``files`` were understood (``job_logs.file_rows``).
 
     limits: what the machine of the dumps allows. Raises UsageError for an unknown format.
@@ -61,7 +56,7 @@ def show_logs(
     if limits:
         titled += [*limits.titled, ("", [Grid([], [], answer=limits.answer)])]
         rows += [{"table": "limits", **row} for row in limits.rows]
-        document["limits"] = limits.document
+        document["limits"] = {"rows": limits.rows}
     names = list(dict.fromkeys(("job", "table", *(name for row in rows for name in row))))
     print_forms(titled, rows, document, format, file, names)
 
@@ -89,7 +84,7 @@ def _document(
 ) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "dumps": [{"kind": d.kind, "file": d.file, **d.facts, **d.tables} for d in dumps],
+        "dumps": [{"file": d.file, **d.facts, **d.tables} for d in dumps],
         "jobs": [
             {
                 **job.facts,
@@ -173,20 +168,12 @@ _COLUMNS: dict[str, list[tuple[Head, Cell]]] = {
         (Head("channels"), field_cell("coll_channels")),
         (Head("nvls", "channels", drop=5), field_cell("nvls_channels")),
         (Head("p2p", "channels", drop=5), field_cell("p2p_channels")),
-        (Head("best path", "GB/s", drop=5), lambda row: units.format_bandwidth(row["path_gbps"])),
-        (Head("all links", "GB/s", drop=5), lambda row: units.format_bandwidth(row["gpu_gbps"])),
         (Head("state", left=True), field_cell("state")),
     ],
     "rings": [
         (Head("communicator"), field_cell("communicator")),
         (Head("channels", left=True), field_cell("channels")),
         (Head("ring", left=True), _order),
-    ],
-    "trees": [
-        (Head("communicator"), field_cell("communicator")),
-        (Head("channels", left=True), field_cell("channels")),
-        (Head("root of", "tree"), field_cell("root")),
-        (Head("depth"), field_cell("depth")),
     ],
     "graphs": [
         (Head("communicator"), field_cell("communicator")),
@@ -255,9 +242,8 @@ def _notes(name: str, rows: Sequence[LogRow]) -> list[str]:
         if any(row["unit"] == "elements" for row in rows):
             notes.append("sizes are counts of elements, as oneCCL logs them")
         return notes
-    if name == "communicators":
-        present = {key for row in rows for key, value in row.items() if value is not None}
-        return [text for key, text in _COMMUNICATOR_NOTES.items() if key in present]
+    if name == "communicators" and any(row["init_s"] is not None for row in rows):
+        return ["init: 'Init timings' of the slowest rank that the log has"]
     return [_NOTES[name]] if name in _NOTES else []
 
 

@@ -1,4 +1,4 @@
-"""Tables of NCCL's topology and graph files."""
+"""Tables of NCCL's topology files."""
 
 from __future__ import annotations
 
@@ -13,45 +13,21 @@ if TYPE_CHECKING:
     from torchcoll.libraries.dumps import Dump
 
 
-_MOST = 64  # GPUs of a channel in a table; json has all
+_MOST = 64  # GPUs in a cell; json has all
 _PATHS = {
-    "LOC": "one GPU",
-    "NVL": "NVLink or XGMI",
-    "NVB": "NVLink through another GPU",
-    "C2C": "C2C",
     "PIX": "through one PCI switch",
     "PXB": "through several PCI switches",
-    "P2C": "C2C, then PCI",
-    "PXN": "through another GPU's PCI",
     "PHB": "through the CPU",
     "SYS": "from CPU to CPU",
-    "NET": "network",
-    "DIS": "none",
 }
 _ASSUMED_SPEED = "GB/s: one direction, as {0} reckons (topo.h, topo.cc), below the rate of the wire"
-_FIXED = (
-    "GB/s each: of the fixed list of speeds that NCCL's search tries (search.cc), no measurement"
-)
-_TOGETHER = "; together: channels x GB/s, of a ring the busbw that NCCL expects"
-_NEVER = (
-    "{0}NCCL then runs each ring and tree twice or more over the same links (connect.cc): the "
-    "channels that its log counts, times GB/s, are no bandwidth"
-)
-_EACH_ALONE = "each graph is searched as if it had the links alone, so none is added to another. "
-_ALONE = (
-    "one GPU alone (type LOC): no channel crosses a link, so NCCL's search takes the highest speed "
-    "of its list (search.cc): channels x GB/s is no bandwidth here"
-)
-_FALLBACK = "0.1 GB/s: NCCL found no such path and took the GPUs in their order (search.cc)"
 
 DumpRow = dict[str, Any]
 
 
 def dump_grids(dump: Dump) -> list[Grid]:
     """The grids of one file: first its summary, then its tables."""
-    if dump.kind == "topology":
-        return [Grid([], [], above=_about_topology(dump)), *_topology_grids(dump)]
-    return [Grid([], [], above=_about_graphs(dump)), *_graph_grids(dump)]
+    return [Grid([], [], above=_about_topology(dump)), *_topology_grids(dump)]
 
 
 def _about_topology(dump: Dump) -> list[str]:
@@ -164,70 +140,6 @@ def _to_cpu(row: DumpRow) -> str:
     """The narrowest link up to the CPU; ``-`` where the device's own link is the narrowest."""
     device_gbps, narrowest = row["pci_gbps"], row["pci_to_cpu_gbps"]
     return "-" if device_gbps == narrowest else format_bandwidth(narrowest)
-
-
-def _about_graphs(dump: Dump) -> list[str]:
-    facts = dump.facts
-    first = f"NCCL graphs: {facts['graph_count']} with channels"
-    if facts["unused"]:
-        first += f", none of {', '.join(facts['unused'])}"
-    lines = [first]
-    if facts["cut"]:
-        lines.append("the file is cut off: channels may be missing")
-    if facts["alone"]:
-        lines.append(_ALONE)
-    elif facts["ring_gbps"]:
-        (ring,) = (row for row in dump.tables["graphs"] if row["graph"] == "ring")
-        each = min(gbps for n in ("intra_gbps", "inter_gbps") if (gbps := ring[n]) is not None)
-        lines.append(
-            f"ring: {counted(ring['channels'], 'channel')} x {each:g} GB/s = "
-            f"{format_bandwidth(facts['ring_gbps'])} GB/s: the busbw that NCCL expects of it"
-        )
-    return [one_line(line) for line in lines]
-
-
-def _graph_grids(dump: Dump) -> list[Grid]:
-    graphs, channels = dump.tables.get("graphs", []), dump.tables.get("channels", [])
-    types = {row[name] for row in graphs for name in ("intra_type", "inter_type")}
-    together = _TOGETHER if any(row["together_gbps"] for row in graphs) else ""
-    notes = [_FIXED + together, _NEVER.format(_EACH_ALONE if len(graphs) > 1 else "")]
-    notes += [_FALLBACK] if any(row["fallback"] for row in graphs) else []
-    return [
-        make_grid(
-            [
-                (Head("graph", left=True), field_cell("graph")),
-                (Head("pattern", left=True, drop=1), field_cell("pattern")),
-                (Head("channels"), _graph_channels),
-                (Head("in a node", "GB/s each"), _gbps("intra_gbps")),
-                (Head("between", "GB/s each"), _gbps("inter_gbps")),
-                (Head("together", "GB/s"), _gbps("together_gbps")),
-                (Head("types", left=True), _types),
-            ],
-            graphs,
-            below=[*notes, *_legend(types)],
-        ),
-        make_grid(
-            [
-                (Head("graph", left=True, repeat=True), field_cell("graph")),
-                (Head("channels", left=True, repeat=True), field_cell("channels")),
-                (Head("GPUs in order", left=True), _list("gpus")),
-                (Head("their ranks", left=True), _list("ranks")),
-                (Head("network", left=True), _list("nets")),
-            ],
-            channels,
-        ),
-    ]
-
-
-def _graph_channels(row: DumpRow) -> str:
-    declared, read = row["channels"], row["channels_read"]
-    if declared == read:
-        return str(declared)
-    return f"{read} of {'?' if declared is None else declared}"
-
-
-def _types(row: DumpRow) -> str:
-    return one_line("/".join(row[n] for n in ("intra_type", "inter_type") if row[n]) or "-")
 
 
 def field_cell(key: str) -> Callable[[DumpRow], str]:

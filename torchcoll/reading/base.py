@@ -5,15 +5,13 @@ An importer is a module, built in or named by an entry point of the group ``torc
     NAME = "osu"                                     the name for --from
     def sniff(head: Sequence[str]) -> bool           is it this format? head: the first lines
     def read(lines: Iterable[Line], options: ImportOptions) -> Imported
-    LONG_LINES = True                                if a line may be longer than MOST_TEXT
-    STARTS = re.compile(...)                         how its rows and headings begin, if text of
-                                                     other programs may precede them
+    LONG_LINES = True                                if it is JSON, with lines as they are
     def read_together(files: Iterable[Iterable[Line]], options: ImportOptions) -> Imported
                                                      if the processes of a job write a file each:
                                                      a run for each job in the files
 
-``lines`` are (line number, text) without ANSI codes and, by STARTS, without prefixes (source.py);
-the lines for ``sniff`` are alike. ``read`` never raises for the content of a file: a row that it
+``lines`` are (line number, text) without ANSI codes and prefixes (source.py, writers.py); the lines
+for ``sniff`` are alike. ``read`` never raises for the content of a file: a row that it
 cannot use, or cannot separate from other text, is refused with its line number and a reason.
 """
 
@@ -21,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
@@ -32,7 +30,6 @@ from torchcoll.core.errors import UnreadableError, UsageError, choice
 from torchcoll.core.result import CaseResult, Reported, Run, Verification
 from torchcoll.core.units import format_ranges
 from torchcoll.core.variables import masked, masked_texts
-from torchcoll.reading.writers import is_message, without_log
 
 Line = tuple[int, str]
 Value = TypeVar("Value", int, str)
@@ -45,7 +42,7 @@ STATISTICS = ("mean", "median", "min", "max")  # values of --statistic
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """What the user tells about a file. ``columns``: --map of a plain table."""
+    """What the user tells about a file. columns: --map of a plain table."""
 
     file: str = ""
     ranks: int | None = None
@@ -77,11 +74,8 @@ class Refused:
 class Imported:
     """The content of one file.
 
-    rows: how many rows were read; a row of nccl-tests has two cases.
-    importer: its name.
-    run_outputs: for a file with several outputs, the number of the output that each run is from.
-    output: number of the output that is being read; None where a file has only one.
-    warned_outputs: warning -> the outputs that it is about; other warnings are about all.
+    rows: how many rows were read; a row of nccl-tests has two cases. importer: its name.
+    own_warnings: of each run those that are not about all runs; [] where there are none.
     action: what to do next if nothing was read.
     """
 
@@ -90,9 +84,7 @@ class Imported:
     refused: list[Refused] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     importer: str = ""
-    run_outputs: list[int] = field(default_factory=list)
-    output: int | None = None
-    warned_outputs: dict[str, set[int]] = field(default_factory=dict)
+    own_warnings: list[list[str]] = field(default_factory=list)
     action: str = ""
 
     def refuse(self, line: int, reason: str) -> None:
@@ -100,10 +92,7 @@ class Imported:
         self.check_rows(len(self.refused))
 
     def take(self, rows: int = 1, most: int | None = None) -> None:
-        """Count rows that were read.
-
-        Raises UnreadableError for more than ``most`` rows in all (default: MOST_ROWS).
-        """
+        """Count rows that were read. Raises UnreadableError for more than ``most`` in all."""
         self.rows += rows
         self.check_rows(self.rows, most)
 
@@ -113,8 +102,6 @@ class Imported:
             raise UnreadableError("file", f"more than {most} rows", "less", "Split it.")
 
     def warn(self, text: str) -> None:
-        if self.output is not None:
-            self.warned_outputs.setdefault(text, set()).add(self.output)
         if text not in self.warnings and len(self.warnings) < MOST_PROBLEMS:
             self.warnings.append(text)
 
@@ -125,14 +112,12 @@ class Imported:
         return requested or recorded
 
     def warnings_by_run(self) -> list[list[str]]:
-        """The warnings of each run. One about an output without a run is given to all runs."""
-        about = {
-            text: self.warned_outputs.get(text, set()) & {*self.run_outputs}
-            for text in self.warnings
-        }
+        """The warnings of each run: its own, and those that are about all."""
+        own = self.own_warnings or [[]] * len(self.runs)
+        about_some = {text for texts in own for text in texts}
         return [
-            [text for text in self.warnings if not about[text] or output in about[text]]
-            for output in self.run_outputs or [-1] * len(self.runs)
+            [text for text in self.warnings if text in texts or text not in about_some]
+            for texts in own
         ]
 
     def refusals(self) -> list[tuple[str, str]]:
@@ -150,17 +135,13 @@ def join(parts: Sequence[Imported]) -> Imported:
     """What was read of several texts as one. Warnings remain with the runs of their text."""
     whole = Imported()
     for part in parts:
-        first = max(whole.run_outputs, default=-1) + 1
-        outputs = part.run_outputs or [0] * len(part.runs)
         whole.runs += part.runs
-        whole.rows += part.rows
+        whole.own_warnings += part.warnings_by_run()
+        whole.take(part.rows)
         whole.refused += part.refused
-        whole.run_outputs += [first + output for output in outputs]
         whole.action = whole.action or part.action
         for text in part.warnings:
-            about = part.warned_outputs.get(text) or set(outputs)
             whole.warn(text)
-            whole.warned_outputs.setdefault(text, set()).update(first + each for each in about)
     return whole
 
 
@@ -235,7 +216,7 @@ def collective_named(text: str) -> str | None:
 
 @lru_cache(maxsize=64)  # called with the name of the file for each row
 def collective_in(text: str) -> str | None:
-    """The collective that a file name or a heading contains; None if it contains none or several.
+    """The collective that a file name or a heading contains; None for none or several.
 
     ``2. All_reduce`` and ``nccl_allgather.log`` contain one. all_reduce does not count as reduce.
     """
@@ -281,39 +262,6 @@ def basis(collective: str) -> str:
     return "per peer" if collective.startswith("all_to_all") else "per rank"
 
 
-def host_mean(
-    collective: str, time_us: float, size_bytes: int, printed_bytes: int, **figures: Any
-) -> Reported:
-    """A Reported for a benchmark that prints the mean over ranks of each rank's mean over calls, by
-    the host's clock.
-
-    size_bytes: S. printed_bytes: the size that the source prints.
-    figures: further fields of Reported.
-    """
-    is_size = size_bytes == printed_bytes
-    return Reported(
-        time_us * 1e3,
-        statistic="mean",
-        over_ranks="mean",
-        clock="host",
-        size_bytes=None if is_size else printed_bytes,
-        size_basis="" if is_size else basis(collective),
-        **figures,
-    )
-
-
-# Notes that people append to a row: `<-- here`, `# best`, `| ok`, and signs outside of ASCII.
-NOTE = re.compile(r"\s(?=[<#|;(!*]|//|--|[^\x00-\x7fµμ])")
-
-
-def half_row(fields: Sequence[str], heading: Sequence[str]) -> str:
-    """The reason for refusing a row whose number of fields differs from its heading's."""
-    return f"half a row: {len(fields)} fields, the heading has {len(heading)}"
-
-
-NOTHING_SENT = "0 bytes: nothing was sent"
-
-
 def make_result(
     collective: str,
     size_bytes: int,
@@ -337,9 +285,8 @@ def make_result(
 ) -> CaseResult:
     """Make the result of one case.
 
-    size_bytes: S as nccl-tests defines it. Importers convert their sizes to S.
-    ranks: 0 if not known.
-    wrong: how many of the ``checked`` elements are wrong; None if the source did not check.
+    size_bytes: S as nccl-tests defines it. ranks: 0 if not known. wrong: how many of the
+    ``checked`` elements are wrong; None if the source did not check.
     """
     entry = COLLECTIVES[collective]
     case = Case(
@@ -411,16 +358,6 @@ def make_run(
     )
 
 
-def runs_of_ranks(
-    results: Mapping[int, Sequence[CaseResult]],
-    options: ImportOptions,
-    source: Mapping[str, str | None],
-    **more: Any,
-) -> list[Run]:
-    """A run for each number of ranks, the keys of ``results``. more: arguments of ``make_run``."""
-    return [make_run(each, options, source, ranks=ranks, **more) for ranks, each in results.items()]
-
-
 # A command line up to the program, whose own options may have the same names.
 _LAUNCHER = re.compile(
     r"\b(mpi(?:run|exec)[\w.]*|srun|prun|aprun|jsrun|torchrun|nccom-test)\b"
@@ -461,75 +398,6 @@ def collective_of_title(text: str) -> str | None:
     return None if prose and name in _WORDS and f"{name}_perf" not in text else name
 
 
-class TableReader:
-    """Reads the text of a benchmark line by line. A subclass has ``line`` and ``end``.
-
-    results: of the rows that were read, by the number of ranks of their run. RANKS_UNTOLD: the
-    output has no number of ranks, which is taken from a launcher's command line above it. A command
-    may continue on the next line.
-    """
-
-    RANKS_UNTOLD = False
-
-    def __init__(self, options: ImportOptions) -> None:
-        self.options, self.imported = options, Imported()
-        self.results: dict[Any, list[CaseResult]] = {}
-
-    @classmethod
-    def read(cls, lines: Iterable[Line], options: ImportOptions) -> Imported:
-        reader = cls(options)
-        command = ""
-        for line, text in lines:
-            if cls.RANKS_UNTOLD and options.ranks is None:
-                command = f"{command} {text}" if command[-1:] == "\\" else text.rstrip()
-                if (ranks := ranks_in(command)) and ranks != reader.options.ranks:
-                    reader.options = replace(options, ranks=ranks)
-                    reader.imported.warn(f"{ranks} ranks: taken from line {line}")
-            before, logged = without_log(text)
-            if not logged:
-                reader.line(line, text)
-            elif not is_message(text) and before.strip():  # a message that begins within a row
-                reader.line(line, before)
-        reader.end()
-        return reader.imported
-
-    def line(self, line: int, text: str) -> None:
-        raise NotImplementedError
-
-    def end(self) -> None:
-        raise NotImplementedError
-
-    def add(self, line: int, result: CaseResult | str) -> None:
-        """Keep the result of a row, or refuse the row for the reason that is given in its place."""
-        if isinstance(result, str):
-            self.imported.refuse(line, result)
-        else:
-            self.imported.take()
-            self.results.setdefault(self.run_of(result), []).append(result)
-
-    def run_of(self, result: CaseResult) -> Any:
-        """The key in ``results``."""
-        return result.ranks
-
-    def add_runs_without_ranks(self, source: Mapping[str, str | None]) -> None:
-        """Add the run of an output that does not have the number of ranks."""
-        self.imported.runs += runs_of_ranks(self.results, self.options, source)
-        if self.results and not self.options.ranks:
-            self.imported.warn("the file does not tell the ranks: give --ranks for bus bandwidth")
-
-
-def number_runs(imported: Imported, runs: int) -> None:
-    """Warn if a file has the outputs of several runs, one after the other.
-
-    The source of each run has the number of the run; it is removed if there is only one.
-    """
-    if runs > 1:
-        imported.warn(f"the output of {runs} runs, one after the other")
-    else:
-        for run in imported.runs:
-            del run.header["source"]["run"]
-
-
 TRUNCATED = "truncated"
 _ROUNDED = 0.05  # published figures are rounded, and each is a separate mean
 
@@ -537,11 +405,9 @@ _ROUNDED = 0.05  # published figures are rounded, and each is a separate mean
 def contradiction(
     name: str, printed_gbps: float | None, expected_gbps: float | None, basis: str, step: float
 ) -> str:
-    """A text if the bandwidth that a source prints contradicts the one computed from ``basis``.
+    """A text if a bandwidth contradicts the one computed from ``basis``; '' if they agree.
 
     step: half a unit in the last place of the printed figure, in GB/s.
-
-    Returns '' if the two agree, or if one of them is missing or 0.
     """
     if not printed_gbps or not expected_gbps:
         return ""

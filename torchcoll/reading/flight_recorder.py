@@ -1,13 +1,8 @@
 """Reads dumps of torch's Flight Recorder: the pickle that the watchdog writes, or JSON.
 
-A file has one rank: what ``torch._C._distributed_c10d._dump_nccl_trace()`` or
-``_dump_nccl_trace_json()`` returns, in newer torch also ``_dump_fr_trace()`` and
-``_dump_fr_trace_json()``. Layout: ``dump`` and ``dump_json`` of torch/csrc/distributed/c10d/
-FlightRecorderDetail.hpp, versions 2.4 (torch 2.6) to 2.10 (torch 2.15). These fields of each entry
-are read: process_group [name, description], profiling_name, collective_seq_id (from 1, equal on all
-ranks), input_sizes, input_dtypes, output_sizes, output_dtypes, time_created_ns, state, and
-duration_ms, which exists if TORCH_NCCL_ENABLE_TIMING was set. The times at which the watchdog
-noticed that a call had started or ended are not read, because they may be much too late.
+A file has one rank. Layout: ``dump`` and ``dump_json`` of torch/csrc/distributed/c10d/
+FlightRecorderDetail.hpp, versions 2.4 (torch 2.6) to 2.10 (torch 2.15). The times at which the
+watchdog noticed that a call had started or ended are not read: they may be much too late.
 """
 
 from __future__ import annotations
@@ -26,7 +21,6 @@ from torchcoll.reading.torch_names import (
     Numbers,
     check_ranks,
     clock_of_rank,
-    hidden_op,
     parse_rank_list,
     product,
     rank_in_name,
@@ -77,7 +71,7 @@ def read_dump(data: Mapping[str, Any], path: Path) -> Traffic:
     members = {r for group in traffic.groups.values() for r in group.ranks}
     check_ranks(members, path)
     traffic.ranks = max(rank, *members, 0) + 1
-    traffic.notes = [*_notes(entries, calls), *hidden_op(calls)]
+    traffic.notes = _notes(entries, calls)
     return traffic
 
 
@@ -99,7 +93,7 @@ def _backend(entry: Mapping[str, Any]) -> str:
 
 
 def read_groups(data: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Group]:
-    """The configured groups. On gloo they have no ranks, but the entries have the groups' names."""
+    """The configured groups. On gloo they have no ranks."""
     groups = {}
     config = data.get("pg_config")
     for name, entry in config.items() if isinstance(config, dict) else ():
@@ -119,10 +113,7 @@ def read_groups(data: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -
 def _call(
     entry: Mapping[str, Any], groups: Mapping[str, Group], numbers: Numbers, start: int
 ) -> TrafficCall | None:
-    """The call of one entry; None for an entry that is not a call, such as a split.
-
-    Raises KeyError, TypeError or ValueError for a broken entry.
-    """
+    """The call of one entry; None for an entry that is not a call, such as a split."""
     name = str(entry["profiling_name"])
     collective = torch_collective(name)
     if collective in NO_CALLS:
@@ -161,10 +152,7 @@ NO_CALLS = ("coalesced", "split", "new_window", "init")
 
 
 def _kind_of_call(collective: str, entry: Mapping[str, Any], ranks: int) -> str:
-    """The collective, or its uneven variant if the shapes show that. torch gives both one name.
-
-    Splits that the shapes do not show are not detected (see ``_notes``).
-    """
+    """The collective, or its uneven variant if the shapes show that."""
     sides = [entry[f"{side}_sizes"] for side in ("input", "output")]
     exchange = exchange_with_splits(collective)
     if exchange and all(len(shapes) == 1 for shapes in sides):
@@ -217,11 +205,6 @@ def _notes(entries: Sequence[Mapping[str, Any]], calls: Sequence[TrafficCall]) -
                     "have with TORCH_NCCL_ENABLE_TIMING=1"
                 )
         notes.append(f"the dump has no durations{action}")
-    if any(exchange_with_splits(c.collective) for c in calls):
-        notes.append(
-            "the Flight Recorder records no splits: an all_to_all whose sizes look even may be an "
-            "uneven one"
-        )
     if "gloo" in backends:
         notes.append(
             "on gloo the Flight Recorder calls a reduce_scatter of one tensor all_reduce, as gloo "
@@ -231,6 +214,4 @@ def _notes(entries: Sequence[Mapping[str, Any]], calls: Sequence[TrafficCall]) -
     if unfinished:
         count = counted(len(unfinished), "call")
         notes.append(f"{count} had not completed when the dump was written")
-    if any(torch_collective(str(e.get("profiling_name"))) == "coalesced" for e in entries):
-        notes.append("the time of coalesced calls is known of each group of them as a whole only")
     return notes

@@ -10,20 +10,20 @@ IMB_output.c, IMB_calculate_times). Since 2017 there is an untimed barrier befor
 collective, unless ``-sync off`` is given. Barrier and Sendrecv are timed as one loop.
 ``Mbytes/sec`` is not read, because that of Sendrecv counts both sent and received bytes.
 
-A file may contain the outputs of several programs, one after the other; each is a run. With -multi
-several groups of processes run at once, each in its own row (-multi 1) or all in one (-multi 0).
+A file may contain the outputs of several programs, one after the other; each is a run. Tables of
+groups that run at once (-multi) are refused.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.other_commands import PAIRS
 from torchcoll.core.result import CaseResult
 from torchcoll.reading import base
+from torchcoll.reading.table_reader import NOTE, Columns, TableReader
 
 NAME = "imb"
 _TITLE = re.compile(
@@ -36,29 +36,11 @@ _PROCESSES = re.compile(r"#\s*#processes\s*=\s*(\d+)")
 _NAMED = re.compile(r"(?:[-*#]+ )?([A-Z][A-Za-z_]+)\s*[:\uff1a]$")  # above a table in a mail
 _NAMED_ROW = re.compile(r"([A-Z][A-Za-z_]+)\s+(\d+)\s+(\d+\s+\d+\s.*)")
 _NAMED_ROWS = re.compile(r"#?Benchmarking\s+#procs\s+(#bytes\s.*)")
-_GROUPS = re.compile(r"#\s*\( ?(\d+) groups of (\d+) processes each running simultaneous")
-_GROUP = re.compile(r"#\s*Group\s+(\d{1,9})\s*:((?:\s+\d+)+)\s*$")
+_GROUPS = re.compile(r"#\s*\( ?\d+ groups of \d+ processes each running simultaneous")
 _TYPE = re.compile(r"#\s*MPI_(Datatype(?: for reductions)?|Op)\s*:\s*(MPIX?_\w+)")
 _HEADING = re.compile(r"(?:Group\s+)?(?:#bytes\s+)?#repetitions\s+(?:t\S*\[usec\]|Mbytes/sec)")
 _END = re.compile(r"#\s*All processes entering MPI_Finalize")
 _FAILED = re.compile(r"(?:\d+\s+){1,2}(out-of-mem|int-overflow|time-out)\b")
-STARTS = re.compile(
-    r"#[ \t]*(?:(?:Intel ?\(R\)|PALLAS) MPI Bench|Benchmarking |#processes = |\( ?\d+ groups of "
-    r"|Group[ \t]+\d+[ \t]*:|MPI_(?:Datatype|Op)\b|Calling sequence|All processes entering)"
-    r"|(?:Group[ \t]+)?(?:#bytes[ \t]+)?#repetitions[ \t]"
-    # A row: whole numbers, then figures to the end of the line, or why there are none.
-    r"|(?<![\w.:,+-])(?:[A-Z]\w+[ \t]+(?=\d+[ \t]+\d+[ \t]+\d+[ \t]))?"
-    r"\d+(?:(?:[ \t]+[\d.]+){3,8}[ \t]*$|(?:[ \t]+\d+)?[ \t]+(?:out-|int-|time-)o)"
-)
-_PER_RANK = (
-    "all_gather",
-    "all_gather_v",
-    "all_to_all",
-    "all_to_all_v",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-)
 _LOOPS = ("barrier", "sendrecv")  # timed as a loop without barriers
 _PAIRS = re.compile(r"Ping(?:Pong|Ping)(?:(?:Any|Specific)Source)?|Uniband|Biband")
 _WRONG = 1e-2  # limit for the column that -DCHECK adds (IMB_declare.h, TOL)
@@ -78,48 +60,53 @@ def sniff(head: Sequence[str]) -> bool:
     )
 
 
-class _ImbReader(base.TableReader):
+class _ImbReader(TableReader):
+    TOOL, BACKEND = "Intel MPI Benchmarks", "mpi"
+    COLUMNS = Columns("bytes", ("t_avg[usec]",), "t_min[usec]", "t_max[usec]", "", "repetitions")
+    PER_RANK = (
+        "all_gather",
+        "all_gather_v",
+        "all_to_all",
+        "all_to_all_v",
+        "gather",
+        "scatter",
+        "reduce_scatter",
+    )
+
     def __init__(self, options: base.ImportOptions) -> None:
         super().__init__(options)
-        self.runs = 0
         self.begin()
 
     def begin(self) -> None:
         """Start reading the output of a program."""
-        self.runs += 1
         self.version = self.section = ""  # from the title: 2021.3 and 'MPI-1 part (GPU)'
         self.barriers = True  # between calls, unless the command line disables them
         self.types: dict[str, str] = {}
         self.ended = False
         self.read_from: dict[str, str] = {}  # collective -> benchmark that it is read from
-        self.results = {}
         self.start_table("")
 
     def start_table(self, benchmark: str) -> None:
-        self.benchmark = benchmark
-        self.columns: list[str] = []
-        self.ranks, self.groups = 0, 1
-        self.members: dict[int, list[int]] = {}  # group -> ranks; IMB shortens long lists
+        self.benchmark, self.names = benchmark, list[str]()
+        self.ranks, self.in_groups = 0, False
 
     def line(self, line: int, text: str) -> None:
         text = text.strip()
         if text[:1].isdigit():
-            if self.columns:
+            if self.names:
                 self.row(line, text)
         elif match := _TITLE.match(text):
             if self.version or self.results:
                 self.finish()
                 self.begin()
+                self.outputs += 1
             self.version, self.section = match[1].strip(), match[2]
         elif match := _BENCHMARK.match(text):
             self.start_table(match[1])
         elif match := _PROCESSES.match(text):
             self.ranks = base.parse_ranks(match[1]) or 0
-        elif match := _GROUPS.match(text):
-            self.groups = base.parse_ranks(match[1]) or 1
-            self.ranks = base.parse_ranks(match[2]) or 0
-        elif match := _GROUP.match(text):
-            self.members[int(match[1])] = [base.whole(rank) or 0 for rank in match[2].split()]
+        elif _GROUPS.match(text):
+            self.in_groups = True
         elif match := _TYPE.match(text):
             self.types[match[1]] = match[2]
         elif _NO_BARRIERS.match(text):
@@ -127,108 +114,64 @@ class _ImbReader(base.TableReader):
         elif match := _NAMED.match(text):
             self.start_table(match[1])
         elif match := _NAMED_ROWS.match(text):
-            self.columns = match[1].replace("#", "").split()
+            self.names = match[1].replace("#", "").split()
         elif match := _NAMED_ROW.match(text):
             self.benchmark, self.ranks = match[1], base.parse_ranks(match[2]) or 0
             self.row(line, match[3])
         elif _HEADING.match(text):
-            self.columns = text.replace("#", "").split()
+            self.names = text.replace("#", "").split()
         elif _END.match(text):
             self.ended = True
 
     def row(self, line: int, text: str) -> None:
         fields = text.split()
-        if len(fields) != len(self.columns):
-            fields = base.NOTE.split(text, maxsplit=1)[0].split()
+        if len(fields) != len(self.names):
+            fields = NOTE.split(text, maxsplit=1)[0].split()
         if match := _FAILED.match(text):
             self.imported.refuse(line, f"IMB did not measure this size: {match[1]}")
-        elif len(fields) != len(self.columns):
-            self.imported.refuse(line, base.half_row(fields, self.columns))
-        else:
-            self.add(line, self.result(dict(zip(self.columns, fields, strict=True))))
+        elif self.in_groups:
+            self.imported.refuse(line, "groups that ran at once (-multi) are not read")
+        elif record := self.record(line, fields):
+            self.add(line, self.case(record))
 
-    def run_of(self, result: CaseResult) -> int:
-        """The number of ranks in all groups."""
-        return result.ranks * self.groups
-
-    def result(self, record: dict[str, str]) -> CaseResult | str:
-        options, choose = self.options, self.imported.choose
+    def case(self, record: dict[str, str]) -> CaseResult | str:
         if _PAIRS.fullmatch(self.benchmark):
             self.imported.action = PAIRS
             return f"{self.benchmark}: between pairs of ranks, no collective"
-        name = choose("collective", options.collective, base.collective_named(self.benchmark))
-        if name is None:
-            if not self.benchmark:
-                return "the table names no benchmark: give --collective"
-            return f"{self.benchmark} is no collective that torchcoll has"
+        collective = self.options.collective or base.collective_named(self.benchmark)
+        has_op = collective is not None and COLLECTIVES[collective].has_op
+        dtype = base.mpi_dtype(
+            self.types.get("Datatype for reductions" if has_op else "Datatype", "")
+        )
+        row = self.measured(record, self.benchmark, self.ranks, dtype)
+        if isinstance(row, str):
+            return row
+        name, entry = row.collective, COLLECTIVES[row.collective]
         first = self.read_from.setdefault(name, self.benchmark)
         if first != self.benchmark:
             return f"{self.benchmark}: {name} is read from {first} of the same output"
-        entry = COLLECTIVES[name]
-        ranks = choose("ranks", options.ranks, self.ranks) or 0
-        datatype = "Datatype for reductions" if entry.has_op else "Datatype"
-        recorded = base.mpi_dtype(self.types.get(datatype, ""))
-        dtype = choose("dtype", options.dtype, recorded)
-
-        printed = base.whole(record.get("bytes", "0" if not entry.has_data else None))
-        time = base.number(record.get("t_avg[usec]"))
-        if printed is None:
-            return f"bytes is {record['bytes']}" if "bytes" in record else "no column of bytes"
-        if not time:
-            cell = record.get("t_avg[usec]")
-            return base.no_figure("t_avg[usec]", cell) if cell else "no column t_avg[usec]"
-        sent = printed - printed % (base.itemsize(dtype) or 1)
-        if entry.has_data and not sent:
-            return "less than one element: nothing was sent" if printed else base.NOTHING_SENT
-        per_rank: bool | None = name in _PER_RANK
+        row.printed_bytes -= row.printed_bytes % (base.itemsize(row.dtype) or 1)
+        if entry.has_data and not row.printed_bytes:
+            return "less than one element: nothing was sent"
+        per_rank = None
         if self.benchmark == "Reduce_scatter":
-            per_rank = self.reduce_scatter_per_rank
-        if per_rank is None:
-            return REDUCE_SCATTER
-        if per_rank and not ranks:
-            return f"IMB's size of {name} is for one rank, and the file has no ranks: give --ranks"
-        size_bytes = sent * ranks if per_rank else sent
-
-        remarks = []
-        if entry.has_splits:
-            remarks.append(f"measured as MPI_{self.benchmark} with equal parts")
-        group = self.group(record.get("Group"))
-        if self.groups > 1 and "Group" not in record:
-            remarks.append(f"{self.groups} groups at once: the times are those of all groups")
+            if not self.version:
+                return REDUCE_SCATTER
+            per_rank = self.version != "2019" and self.year >= 2019
         defects = base.number(record.get("defects"))
-        result = base.make_result(
-            name,
-            size_bytes,
-            base.host_mean(
-                name,
-                time,
-                size_bytes,
-                sent,
-                calls=base.whole(record.get("repetitions")),
-                min_ns=base.ns_of_us(record.get("t_min[usec]")),
-                max_ns=base.ns_of_us(record.get("t_max[usec]")),
-            ),
-            ranks=ranks,
-            dtype=dtype,
+        result = self.result(
+            row,
+            per_rank,
             op=self.types.get("Op", "").removeprefix("MPI_").lower() or None,
             mode=self.mode(name),
-            backend=options.backend or "mpi",
             device="unknown" if "GPU" in self.section else "cpu",
             wrong=None if defects is None else int(defects > _WRONG),
             checked=0 if defects is None else 1,
-            warnings=remarks,
-            group=group,
         )
-        if entry.has_splits and ranks:
-            result.busiest_bytes = sent * (ranks - 1)
+        if entry.has_splits and isinstance(result, CaseResult):
+            result.warnings = [f"measured as MPI_{self.benchmark} with equal parts"]
+            result.busiest_bytes = row.printed_bytes * (row.ranks - 1)
         return result
-
-    @property
-    def reduce_scatter_per_rank(self) -> bool | None:
-        """Whether #bytes of Reduce_scatter is one rank's share; None for an unknown release."""
-        if not self.version:
-            return None
-        return self.version != "2019" and self.year >= 2019
 
     @property
     def year(self) -> int:
@@ -242,29 +185,9 @@ class _ImbReader(base.TableReader):
         loop = collective in _LOOPS or not self.barriers
         return "back-to-back" if loop else "synchronized"
 
-    def group(self, index: str | None) -> str | None:
-        """The sub-groups as ``--groups`` takes them, with the number of this row's group."""
-        if self.groups < 2:
-            return None
-        size, members = self.ranks, self.members
-        rule = f"div:{size}"
-        if any(ranks != [*range(n * size, (n + 1) * size)] for n, ranks in members.items()):
-            rule = ";".join(",".join(map(str, ranks)) for ranks in members.values())
-        return rule if index is None else f"{rule}/{index}"
-
-    def end(self) -> None:
-        self.finish()
-        base.number_runs(self.imported, self.runs)
-
     def finish(self) -> None:
-        """Add a Run for each number of ranks in the output that has ended."""
-        end: dict[str, Any] = {"status": "complete"}
-        if self.version and not self.ended:
-            reason = "the output stops before '# All processes entering MPI_Finalize'"
-            end = {"status": base.TRUNCATED, "reason": reason}
-        source = {"tool": "Intel MPI Benchmarks", "version": self.version, "format": "text"}
-        source["run"] = str(self.runs)
-        self.imported.runs += base.runs_of_ranks(self.results, self.options, source, end=end)
+        cut = self.version and not self.ended
+        self.add_runs("# All processes entering MPI_Finalize" if cut else "")
 
 
 read = _ImbReader.read

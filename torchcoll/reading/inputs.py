@@ -1,8 +1,7 @@
 """Resolves the arguments of commands: a file, a folder, a pattern, ``label=PATH`` or stdin.
 
 A file is a result of torchcoll, output of another tool (which becomes runs), captured traffic, the
-manifest of a matrix, or a library's log or topology. All commands use this module to find out which
-of these an argument is.
+manifest of a matrix, or a library's log or topology.
 """
 
 from __future__ import annotations
@@ -72,10 +71,8 @@ def load(
 ) -> Run | Any:
     """Load a result file, or the output of another tool, as a Run; a folder or pattern as a list.
 
-    path: a result file, which is read together with its continuations FILE.2, FILE.3, ...
-    (--resume), or output of another tool in a format that an importer reads, compressed or not. For
-    a folder or a glob pattern all runs in it are returned.
-    collective, ranks: what the output of another tool does not state.
+    path: a result file, read together with its continuations FILE.2, FILE.3, ... (--resume), or
+    output of another tool, compressed or not. collective, ranks: what that output does not state.
 
     A file without an ``end`` record is loaded as far as it goes, and ``run.problems`` says so.
     Raises UnreadableError if the file is missing, has an unknown format or another major schema, or
@@ -125,38 +122,60 @@ def load_all(
 ) -> list[Run]:
     """Load the runs in these files, each file once. FILE.2 belongs to the run of FILE.
 
-    sources: files, or Runs, which are returned unchanged.
-    collective, ranks: what the output of other tools does not state.
-
-    All runs in the output of another tool are returned. Records that were skipped are listed in the
-    ``problems`` of their run. Skipped files are named on stderr: traffic (a replay writes it next
-    to its results), and files of a folder that no importer reads. Raises UnreadableError for a file
-    that cannot be read, for output of another tool without a usable row, and if all files are
-    traffic or manifests of ``torchcoll matrix``.
+    sources: files, or Runs, which are returned unchanged. collective, ranks: what the output of
+    other tools does not state. Skipped files are named on stderr: traffic, and files of a folder
+    that no importer reads. Raises UnreadableError for a file that cannot be read, for output of
+    another tool without a usable row, and if all files are traffic or manifests of ``torchcoll
+    matrix``.
     """
-    runs: dict[str | int, Run] = {}
-    manifest: Source | None = None
+    runs: dict[str, Run] = {}
+    traffic: list[str] = []
+    manifests: list[str] = []
+    foreign: dict[str, UnreadableError] = {}
     refused: list[UnreadableError] = []
-    for number, source in enumerate(_without_traffic(sources, collective, ranks)):
+    sources = [source if isinstance(source, Run) else from_stdin(source) for source in sources]
+    together = _files_of_jobs(sources)
+    for number, source in enumerate(sources):
         if isinstance(source, Run):
-            runs[number] = source
+            runs[f"{number}"] = source
             continue
-        if is_manifest(source):  # `DIR/*.jsonl` of a matrix
-            manifest = source
-            continue
-        real = os.path.realpath(source)
-        if real in runs:
-            runs[real].problems.append(f"{source} was named twice: it is shown once")
-        else:
-            try:
-                runs[real] = load_own(os.fspath(source))
-            except UnreadableError as error:
-                if not may_skip():
-                    raise
+        path, ours = os.fspath(source), is_ours(source)
+        real = os.path.realpath(path)
+        try:
+            if not ours:
+                # The files of a job are read together with the first of them.
+                files = together.get(path, [])
+                imported = _imported(*files, collective=collective, ranks=ranks) if files else []
+                runs |= {f"{number} {index}": run for index, run in enumerate(imported)}
+            elif is_traffic(path):
+                traffic.append(path)
+            elif is_manifest(path):  # `DIR/*.jsonl` of a matrix
+                manifests.append(path)
+            elif real in runs:
+                runs[real].problems.append(f"{path} was named twice: it is shown once")
+            else:
+                runs[real] = load_own(path)
+        except UnreadableError as error:
+            if not may_skip() and (ours or not isinstance(source, Inside)):
+                raise
+            if not ours and _holds_no_results(source, error):
+                foreign[path] = error
+            else:
                 refused.append(error)
-    skip(refused, bool(runs))
-    if manifest and not runs:  # no run of the matrix has written a file
-        raise UnreadableError("result files", f"{manifest} alone", "result files of its runs")
+    if foreign and not (runs or traffic or manifests or refused):
+        raise _none_of(list(foreign), foreign)
+    others = bool(runs or traffic or manifests)
+    skip(refused if others else refused[:1], others)
+    if foreign:
+        number_of_files, names = counted(len(foreign), "file"), shorten(list(foreign), _NAMED)
+        tell(f"torchcoll: note: skipped {number_of_files} without results: {names}")
+    if not runs and traffic:
+        actual = f"traffic alone: {shorten(traffic, 1)}"
+        action = "torchcoll show FILE shows traffic; in Python torchcoll.Traffic.load reads it."
+        raise UnreadableError("result files", actual, "results", action)
+    if not runs and manifests:  # no run of the matrix has written a file
+        raise UnreadableError("result files", f"{manifests[0]} alone", "result files of its runs")
+    note_traffic(traffic)
     for run in list(runs.values()):
         for continuation in run.continuations:
             if continuation.path and runs.pop(os.path.realpath(continuation.path), None):
@@ -171,8 +190,8 @@ def resolve_sources(
 ) -> list[Source]:
     """Resolve the arguments of a command to sources that ``load_all`` accepts.
 
-    A path stays a path, unless it has to be loaded here: ``label=PATH`` becomes Runs with the label
-    ``cell``, and output of another tool becomes Runs if collective or ranks is given.
+    ``label=PATH`` becomes Runs with the label ``cell``, and output of another tool becomes Runs if
+    collective or ranks is given. Other paths stay paths.
     """
     resolved = _resolved(arguments, collective, ranks)
     check_import_options(
@@ -203,8 +222,7 @@ def _resolved(arguments: Iterable[str], collective: str | None, ranks: int | Non
 
 
 def select_cases(runs: Sequence[Run], label: str) -> list[Run]:
-    """The runs with the cases that a label such as ``backend:gloo`` selects, as in ``compare``; all
-    runs for a label that selects nothing.
+    """The runs with the cases that a label such as ``backend:gloo`` selects; all for other labels.
 
     Raises UsageError for a name that is no field of a case, and if no case has the value.
     """
@@ -231,9 +249,7 @@ def check_import_options(runs: Iterable[Run], collective: str | None, ranks: int
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that all commands share that read results: ``stats.filters.read_runs`` and
-    the commands apply them.
-    """
+    """Add the options that all commands share that read results."""
     parser.add_argument(
         "--collective",
         metavar="NAME",
@@ -271,8 +287,7 @@ def add_filter(parser: argparse.ArgumentParser) -> None:
 def drop_non_results(arguments: Sequence[str], least: int = 1) -> list[str]:
     """Drop traffic and manifests, which ``DIR/*.jsonl`` matches too; traffic is named on stderr.
 
-    For commands in which each argument is a side. If fewer than ``least`` are left, all arguments
-    are returned, so that the error of reading them says what they are.
+    If fewer than ``least`` are left, all are returned, so that reading them says what they are.
     """
     traffic = [path for path in arguments if os.path.isfile(path) and is_traffic(path)]
     results = [path for path in arguments if not (path in traffic or is_manifest(path))]
@@ -283,10 +298,7 @@ def drop_non_results(arguments: Sequence[str], least: int = 1) -> list[str]:
 
 
 def split_results_and_traffic(paths: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Split paths into files of results (or of other tools' output) and captured traffic.
-
-    A folder that holds only traffic stays one path, since the files of its ranks are joined.
-    """
+    """Split paths into files of results (or of other tools' output) and captured traffic."""
     from torchcoll.core.traffic import RANK_FILE
 
     results: list[str] = []
@@ -322,9 +334,8 @@ def read_material(
 ) -> Material:
     """Read result files, output of other tools, traffic, logs and topology files.
 
-    arguments: such files, folders of them, or ``label=PATH``. collective, ranks: what the output of
-    other tools does not state. Raises UnreadableError for a file that is none of these, and if
-    there is nothing to read.
+    arguments: such files, folders of them, or ``label=PATH``. Raises UnreadableError for a file
+    that is none of these, and if there is nothing to read.
     """
     from torchcoll.core.traffic import join_folder
 
@@ -402,10 +413,7 @@ def _read_file(
     collective: str | None = None,
     ranks: int | None = None,
 ) -> str:
-    """Add a file to the material, or its path to the results.
-
-    Returns its kind, as in ``Material.arguments``. Raises UnreadableError for an unknown kind.
-    """
+    """Add a file to the material, or its path to the results; returns its kind."""
     from torchcoll.core.traffic import Traffic
     from torchcoll.libraries.dumps import read_dump
     from torchcoll.libraries.log_files import read_log
@@ -458,11 +466,7 @@ def expand(source: Source) -> list[Source]:
 
 
 def _without_documents(paths: list[Path]) -> list[Path]:
-    """The paths without reports, pictures, notes and scripts, unless there is nothing else.
-
-    A folder of results often holds the report that torchcoll wrote about them, whose tables look
-    like those of another tool.
-    """
+    """The paths without reports, pictures, notes and scripts, unless there is nothing else."""
     return [path for path in paths if not path.name.endswith(_DOCUMENTS)] or paths
 
 
@@ -498,62 +502,12 @@ def is_manifest(path: str | os.PathLike[str]) -> bool:
 def note_traffic(traffic: Sequence[str]) -> None:
     """Print one line on stderr that names these skipped traffic files, if there are any."""
     if traffic:
-        names = [*traffic[:3], f"... ({len(traffic)} files)"] if len(traffic) > 4 else traffic
-        text = f"{' '.join(', '.join(names).split())}; torchcoll show FILE shows what it holds"
+        text = f"{shorten(traffic, 4)}; torchcoll show FILE shows what it holds"
         tell(f"torchcoll: note: skipped traffic, which holds no results: {text}")
 
 
-def _without_traffic(
-    sources: Iterable[Source], collective: str | None = None, ranks: int | None = None
-) -> list[Run | str]:
-    """Drop traffic, import the output of other tools as Runs, and keep result files as paths."""
-    kept: list[Run | str] = []
-    traffic: list[str] = []
-    foreign: dict[str, UnreadableError] = {}
-    broken: list[UnreadableError] = []
-    sources = [source if isinstance(source, Run) else from_stdin(source) for source in sources]
-    together = _files_of_jobs(sources)
-    for source in sources:
-        if isinstance(source, Run):
-            kept.append(source)
-        elif not is_ours(source):
-            if os.fspath(source) not in together:
-                continue  # was read together with the first of its job
-            try:
-                paths = together[os.fspath(source)]
-                kept += _imported(*paths, collective=collective, ranks=ranks)
-            except UnreadableError as error:
-                if not isinstance(source, Inside) and not may_skip():
-                    raise
-                if _holds_no_results(source, error):
-                    foreign[os.fspath(source)] = error
-                else:
-                    broken.append(error)
-        else:
-            (traffic if is_traffic(source) else kept).append(os.fspath(source))
-    if foreign and not (kept or traffic or broken):
-        raise _none_of(list(foreign), foreign)
-    others = bool(kept or traffic)
-    skip(broken if others else broken[:1], others)
-    if foreign:
-        number, names = counted(len(foreign), "file"), shorten(list(foreign), _NAMED)
-        tell(f"torchcoll: note: skipped {number} without results: {names}")
-    if traffic and all(isinstance(source, str) and is_manifest(source) for source in kept):
-        actual = f"traffic alone: {shorten(traffic, 1)}"
-        raise UnreadableError(
-            "result files",
-            actual,
-            "results",
-            "torchcoll show FILE shows traffic; in Python torchcoll.Traffic.load reads it.",
-        )
-    note_traffic(traffic)
-    return kept
-
-
 def _holds_no_results(source: str | os.PathLike[str], error: UnreadableError) -> bool:
-    """Whether a file that cannot be read is just another file beside the results: any foreign file
-    of a folder or pattern, and notes, scripts and reports of torchcoll also if they are named.
-    """
+    """Whether a file that cannot be read is just another file beside the results."""
     path = os.fspath(source)
     if isinstance(error, ForeignError):
         return isinstance(source, Inside) or path.endswith(_DOCUMENTS)
@@ -567,15 +521,8 @@ def _none_of(paths: Sequence[str], errors: Mapping[str, UnreadableError]) -> Unr
     """The error for folders and patterns without a single result."""
     if len(paths) == 1:
         return errors[paths[0]]
-    folders = {os.path.dirname(path) or "." for path in paths}
-    nested = [p for folder in folders for p in glob.glob(f"{glob.escape(folder)}/*/*.jsonl")]
-    subfolders = list(dict.fromkeys(os.path.dirname(path) for path in sorted(nested)))
-    return UnreadableError(
-        "result files",
-        shorten(paths, _NAMED),
-        "a torchcoll result file, or output of another tool",
-        f"Name a folder of them: {shorten(subfolders, _NAMED)}." if subfolders else "",
-    )
+    expected = "a torchcoll result file, or output of another tool"
+    return UnreadableError("result files", shorten(paths, _NAMED), expected)
 
 
 def _result_files(folder: Path) -> list[Path]:
@@ -583,10 +530,7 @@ def _result_files(folder: Path) -> list[Path]:
 
 
 def _no_files(folder: Path) -> UnreadableError:
-    """The error for a folder without files. It lists the subfolders that have some.
-
-    None of them is read instead: they may be two sides of a comparison, or logs.
-    """
+    """The error for a folder without files. It lists the subfolders that have some."""
     subfolders = []
     # A matrix without a result yet has no result in its subfolders either, only logs.
     is_matrix = any(map(is_manifest, files_in(folder)))
@@ -596,9 +540,7 @@ def _no_files(folder: Path) -> UnreadableError:
             break
         if count := len(_result_files(Path(name))):
             subfolders.append(f"{name} ({counted(count, 'file')})")
-    names = ", ".join(
-        subfolders if len(subfolders) < 5 else [*subfolders[:3], f"... ({len(subfolders)} folders)"]
-    )
+    names = shorten(subfolders, 4)
     action = f"Below it are {names}: name what is meant, or '{folder}/**/*' for all."
     return UnreadableError(
         "folder", folder, "a folder with result files", action if subfolders else ""

@@ -1,22 +1,19 @@
 """NCCL Inspector: one JSON object for each collective that a rank ran, in a file per process.
 
-The ranks of a job do not begin a call together, and each rank's time includes its waiting for the
-others. So a call takes as long as it does on the rank that arrived last, whose time is the
-shortest, and its bandwidth is computed from that. This needs the records of all ranks of the
-communicator. For ``torchcoll trace`` the calls of a job become Traffic. What the records say of
-jobs is in inspector_records.py.
+The ranks do not begin a call together, and each rank's time includes its waiting. So a call takes
+as long as on the rank that arrived last, whose time is the shortest; this needs the records of all
+ranks. For ``torchcoll trace`` the calls of a job become Traffic.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from torchcoll.core.collectives import COLLECTIVES, Layout, busbw_gbps
+from torchcoll.core.collectives import COLLECTIVES, Layout
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.opening import common_folder
 from torchcoll.core.result import LAST_TO_ARRIVE, CaseResult, Reported, Run
@@ -38,7 +35,6 @@ from torchcoll.reading.inspector_records import (
     add_records,
     find_jobs,
     is_json,
-    is_last_call,
 )
 from torchcoll.reading.source import Source
 
@@ -57,7 +53,7 @@ _MIXED = "{n} of {all} calls have several clocks ({clocks}), which cannot be com
 
 
 def sniff(head: Sequence[str]) -> bool:
-    return any(is_json(text) or is_last_call(text) for text in head)
+    return any(map(is_json, head))
 
 
 def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Imported:
@@ -180,24 +176,10 @@ def _result(
         names = ", ".join(sorted({r.timing for call in whole_calls for r in call.values()}))
         mixed = len(whole_calls) - len(timed)
         remarks.append(_MIXED.format(n=mixed, all=len(calls), clocks=names))
-    choices = list(dict.fromkeys(record.choice for record in records if record.choice))
-    if len(choices) > 1:
-        remarks.append(f"several algorithms together: {', '.join(choices)}")
     if len(clocks) > 1:
         remarks.append(f"several clocks together: {', '.join(sorted(clocks))}")
     if ENQUEUED in clocks:
         remarks.append(f"{ENQUEUED}: waiting in the stream is in the time, busbw is a lower bound")
-    if "unknown" in clocks:
-        remarks.append("the clock is not known: read as the host's")
-    pairs = [
-        (record.printed_gbps, gbps)
-        for record in records
-        if record.printed_gbps and (gbps := busbw_gbps(name, size_bytes, ranks, record.time_ns))
-    ]
-    if pairs:
-        printed, expected = (sum(figures) / len(pairs) for figures in zip(*pairs, strict=True))
-        text = base.contradiction("busbw", printed, expected, "size, time and ranks", 0.0)
-        remarks += [text] if text else []
     result = base.make_result(
         name,
         size_bytes,
@@ -249,8 +231,7 @@ def read_inspector(paths: Sequence[Path]) -> list[Traffic]:
 
 def _lines(paths: Iterable[Path]) -> Iterator[Iterable[base.Line]]:
     for path in paths:
-        with closing(Source(str(path))) as source:
-            yield source.lines()
+        yield Source(str(path)).lines()
 
 
 def _traffic(job: Job, notes: Sequence[str], path: Path) -> Traffic:
@@ -307,11 +288,7 @@ def _records(communicator: JobCommunicator) -> Iterator[Record]:
 
 
 def _numbers(communicator: JobCommunicator) -> dict[CallKey, int]:
-    """Each call of a communicator -> its number among those of all collectives.
-
-    NCCL counts each collective separately. The order between them is that of writing on the rank
-    with the lowest number; calls that were written together keep their order in the file.
-    """
+    """Each call of a communicator -> its number among those of all collectives."""
 
     def order(key: CallKey) -> int:
         record = communicator.calls[key][min(communicator.calls[key])]

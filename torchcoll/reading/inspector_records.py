@@ -1,21 +1,14 @@
 """Reads the records of NCCL Inspector, and sorts them into jobs and communicators.
 
-Inspector writes one file per process (``HOST-pidPID.log``), in JSON lines:
-
-- 2.28 to 2.30 (format v4.0 to v4.2): each record has a header (communicator, rank in it) and
-  metadata (host, pid, time of writing); plugins/profiler/inspector/inspector_json.cc.
-- From v4.3 on only the ``dump_stats`` record has them, before the records of one communicator.
-- Prometheus text of 2.29 has the last call of each communicator, with the same facts as labels.
-
-NCCL counts the calls of a communicator for each collective separately (``comm->seqNumber[func]``),
-so a call is known by communicator, collective and number.
+Inspector writes JSON lines, one file per process (``HOST-pidPID.log``). In 2.28 to 2.30 (format
+v4.0 to v4.2) each record has a header and metadata; from v4.3 on only the ``dump_stats`` record
+before those of a communicator (plugins/profiler/inspector/inspector_json.cc). NCCL counts the calls
+of a communicator for each collective separately.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +17,6 @@ from typing import Any, NamedTuple
 
 from torchcoll.core.bounds import MOST_RECORDS
 from torchcoll.core.traffic import POINT_TO_POINT
-from torchcoll.core.units import parse_utc
 from torchcoll.reading import base
 
 PER_RANK = ("all_gather", "reduce_scatter")  # Inspector's size of these is that of one rank
@@ -36,16 +28,16 @@ LOST = (
     "{n} collectives were overwritten before Inspector wrote them: those here are not all "
     "(NCCL_INSPECTOR_DUMP_COLL_RING_SIZE)"
 )
+RESTARTED = (
+    "{n} calls are recorded twice, with different times, as by a job that began again with the "
+    "same NCCL_COMM_ID: only the later ones are read. Give every start a folder of its own"
+)
 # ensureDir() of inspector.cc, NCCL 2.28 to 2.30: mkdir() fails where another process was faster.
 ALL_FILES = (
     "Inspector writes a file per process: read the whole folder. If some wrote none, make "
     "NCCL_INSPECTOR_DUMP_DIR before the job starts: processes that make it at the same time fail, "
     "and write nothing"
 )
-_UNIT_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)(?:-\d{1,15})?([KMGT]?B)", re.ASCII)
-_METRIC = re.compile(r"(nccl_[a-z0-9_]+)\{(.*)\}\s+(\S+)\s*\Z")
-_LABEL = re.compile(r'([a-z_]\w*)="((?:[^"\\]|\\.)*)"')
 
 
 class Record(NamedTuple):
@@ -55,7 +47,7 @@ class Record(NamedTuple):
     it was written, since 1970. name: a collective of torchcoll, ``send`` or ``recv``. number: the
     count of NCCL. size_bytes: as Inspector prints it. started_us, kernel_us: when the call was
     enqueued and its kernel began, since 1970 (verbose output); None where not recorded. choice:
-    algorithm and protocol. printed_gbps: busbw in the record. peer: of a message, in the
+    algorithm and protocol.  peer: of a message, in the
     communicator.
     """
 
@@ -74,7 +66,6 @@ class Record(NamedTuple):
     choice: str
     started_us: int | None = None
     kernel_us: int | None = None
-    printed_gbps: float | None = None
     peer: int | None = None
 
     @property
@@ -83,7 +74,7 @@ class Record(NamedTuple):
         return self.size_bytes * self.ranks if self.name in PER_RANK else self.size_bytes
 
 
-Process = tuple[str, int, int, int]  # host, pid (-1: not recorded), index of its GPU, life
+Process = tuple[str, int, int]  # host, pid (-1: not recorded), index of its GPU
 CallKey = tuple[str, int]  # collective, number
 
 
@@ -138,11 +129,6 @@ def is_json(text: str) -> bool:
     return "coll_exec_time_us" in text or "inspector_output_format_version" in text
 
 
-def is_last_call(text: str) -> bool:
-    """Whether it is a line of the Prometheus text of 2.29."""
-    return text.startswith("nccl_") and 'coll_sn="' in text
-
-
 def add_records(
     log: Log, lines: Iterable[base.Line], options: base.ImportOptions, imported: base.Imported
 ) -> None:
@@ -152,13 +138,6 @@ def add_records(
     for line, text in lines:
         text = text.strip().rstrip(",")
         if not text or text in "[]" or text.startswith("#"):
-            continue
-        if text.startswith("nccl_"):
-            flat = _metric(text)
-            if flat is None:
-                imported.refuse(line, "half a row: no whole metric")
-            elif flat:
-                _add(log, flat, line, options, imported)
             continue
         for record in _objects(text, line, imported):
             stats = record.get("dump_stats")
@@ -200,48 +179,6 @@ def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
         flat.update(group if isinstance(group, Mapping) else {})
     flat.update({k: v for k, v in record.items() if not isinstance(v, Mapping)})
     return flat
-
-
-def metric_of(text: str) -> tuple[str, dict[str, str], float] | None:
-    """(name, labels, value) of a line of Prometheus text; None for another line."""
-    match = _METRIC.match(text)
-    value = base.number(match[3]) if match else None
-    if match is None or value is None:
-        return None
-    return match[1], dict(_LABEL.findall(match[2])), value
-
-
-def range_bytes(text: str) -> int | None:
-    """The lower end of ``4-5GB``, or ``2.00GB``, in bytes; None if it is not a size."""
-    match = _SIZE.fullmatch(text)
-    return round(float(match[1]) * _UNIT_BYTES[match[2]]) if match else None
-
-
-def _metric(text: str) -> dict[str, Any] | None:
-    """The fields of the time in Prometheus text of 2.29; {} for another metric, None for no metric.
-
-    The text names no pid: the number of the GPU takes its place.
-    """
-    metric = metric_of(text)
-    if metric is None:
-        return None
-    name, labels, value = metric
-    if name != "nccl_collective_exec_time_microseconds":
-        return {}
-    stamp = None
-    with contextlib.suppress(ValueError):
-        stamp = round(parse_utc(labels.get("timestamp", "")).timestamp() * 1e6)
-    return {
-        **{key: labels.get(key) for key in ("hostname", "rank", "coll_sn")},
-        "id": labels.get("comm_id"),
-        "n_ranks": labels.get("nranks") or labels.get("n_ranks"),
-        "coll": labels.get("collective", ""),
-        "coll_msg_size_bytes": range_bytes(labels.get("message_size", "")),
-        "coll_exec_time_us": value,
-        "coll_timing_source": labels.get("coll_timing_source"),
-        "dump_timestamp_us": stamp,
-        "pid": labels.get("gpu_device_id", "").removeprefix("GPU"),
-    }
 
 
 def _add(
@@ -309,7 +246,6 @@ def _add(
         " ".join(str(flat[k])[:40] for k in ("coll_algo", "coll_proto") if flat.get(k)),
         started,
         kernel,
-        base.number(flat.get(f"{kind}_busbw_gbs")),
         base.whole(flat.get("p2p_peer")) if message else None,
     )
     log.records.append(record)
@@ -326,30 +262,34 @@ def _clock(us: int) -> str:
 def find_jobs(log: Log, imported: base.Imported) -> list[Job]:
     """The jobs of the records, the first to write first.
 
-    Processes are of one job if a communicator connects them. A communicator whose ranks were used
-    by two processes each is two: NCCL_COMM_ID gives every restart of a job the same identity. The
-    older processes are then those of the older job.
+    Processes are of one job if a communicator connects them. Of a call that a rank recorded twice
+    the last record counts.
     """
-    lives, repeated = _lives(log.records)
+    records: dict[tuple[object, ...], Record] = {}
+    ranks_of_process: dict[tuple[object, ...], set[int]] = defaultdict(set)
+    repeated = replaced = 0
+    for record in sorted(log.records, key=lambda record: record.dumped_us or 0):
+        identity = (record.communicator, record.ranks)
+        call = (identity, record.rank, record.name, record.number, record.peer)
+        if before := records.get(call):
+            same = before == record._replace(dumped_us=before.dumped_us)
+            repeated, replaced = repeated + same, replaced + (not same)
+        records[call] = record
+        ranks_of_process[record.host, record.pid, identity].add(record.rank)
     if repeated:
         imported.warn(f"{repeated} records are there twice: each counts once")
-    # (communicator, ranks) -> rank -> its processes -> first and last time of writing
-    users: dict[tuple[str, int], dict[int, dict[Process, tuple[int, int]]]] = {}
-    for record, process in lives:
-        by_rank = users.setdefault((record.communicator, record.ranks), {})
-        spans = by_rank.setdefault(record.rank, {})
-        when = record.dumped_us or 0
-        low, high = spans.get(process, (when, when))
-        spans[process] = min(low, when), max(high, when)
-    turns = {identity: _turns(by_rank) for identity, by_rank in users.items()}
-    communicators: dict[tuple[str, int, int], JobCommunicator] = {}
-    for record, process in lives:
+    if replaced:
+        imported.warn(RESTARTED.format(n=replaced))
+    communicators: dict[tuple[str, int], JobCommunicator] = {}
+    for record in records.values():
         identity = (record.communicator, record.ranks)
-        key = (*identity, turns[identity][process])
-        communicator = communicators.setdefault(key, JobCommunicator(*identity))
+        local_ranks = sorted(ranks_of_process[record.host, record.pid, identity])
+        pid = -1 if record.pid is None else record.pid
+        communicator = communicators.setdefault(identity, JobCommunicator(*identity))
         communicator.label = communicator.label or record.label
         communicator.hosts[record.rank] = record.host
-        communicator.processes[record.rank] = process
+        place = local_ranks.index(record.rank)
+        communicator.processes[record.rank] = (record.host, pid, place)
         if record.name in POINT_TO_POINT:
             communicator.messages.append(record)
         else:
@@ -357,66 +297,6 @@ def find_jobs(log: Log, imported: base.Imported) -> list[Job]:
             calls[record.rank] = record
     jobs = [_job(each) for each in _connected(list(communicators.values()))]
     return sorted(jobs, key=lambda job: (job.first_us or 0, job.name))
-
-
-def _lives(records: Iterable[Record]) -> tuple[list[tuple[Record, Process]], int]:
-    """(each record with its process, number of records that were there before).
-
-    A process that records a call again with other figures began anew: a container gives the same
-    pid to every restart. The GPUs of a process are told apart by their place among its ranks.
-    """
-    life: dict[tuple[str, int], int] = defaultdict(int)
-    seen: dict[tuple[str, int], dict[tuple[object, ...], Record]] = defaultdict(dict)
-    local: dict[tuple[object, ...], set[int]] = defaultdict(set)
-    kept: list[tuple[Record, tuple[str, int], int]] = []
-    repeated = 0
-    for record in records:
-        owner = (record.host, -1 if record.pid is None else record.pid)
-        whose = (record.communicator, record.ranks, record.rank)
-        call = (*whose, record.name, record.number, record.peer)
-        before = seen[owner].get(call)
-        if before == record._replace(dumped_us=before.dumped_us if before else None):
-            repeated += 1
-            continue
-        if before is not None:
-            life[owner] += 1
-            seen[owner].clear()
-        seen[owner][call] = record
-        kept.append((record, owner, life[owner]))
-        local[owner, life[owner], record.communicator, record.ranks].add(record.rank)
-    places = {
-        key: {rank: place for place, rank in enumerate(sorted(ranks))}
-        for key, ranks in local.items()
-    }
-    return [
-        (
-            record,
-            (*owner, places[owner, turn, record.communicator, record.ranks][record.rank], turn),
-        )
-        for record, owner, turn in kept
-    ], repeated
-
-
-def _turns(by_rank: Mapping[int, Mapping[Process, tuple[int, int]]]) -> dict[Process, int]:
-    """Process -> which use of the communicator it is of, from 0, the oldest first."""
-    most = max(map(len, by_rank.values()))
-    if most == 1:
-        return {process: 0 for spans in by_rank.values() for process in spans}
-    model = next(spans for _, spans in sorted(by_rank.items()) if len(spans) == most)
-    uses = sorted(model.values())
-    turns: dict[Process, int] = {}
-    for spans in by_rank.values():
-        in_order = sorted(spans, key=lambda process: spans[process])
-        if len(in_order) == most:
-            turns.update(zip(in_order, range(most), strict=True))
-            continue
-        free = set(range(most))
-        for process in in_order:
-            begin = spans[process][0]
-            turn = min(free, key=lambda n: (abs(begin - uses[n][0]), n))
-            free.remove(turn)
-            turns[process] = turn
-    return turns
 
 
 def _connected(communicators: list[JobCommunicator]) -> list[list[JobCommunicator]]:
@@ -440,11 +320,7 @@ def _connected(communicators: list[JobCommunicator]) -> list[list[JobCommunicato
 
 
 def _job(communicators: list[JobCommunicator]) -> Job:
-    """The job of these communicators, with its ranks numbered.
-
-    The largest communicator that has all processes is the world. Without one, processes are
-    numbered by host and pid.
-    """
+    """The job of these communicators. The largest one that has all processes is the world."""
     job = Job(sorted(communicators, key=lambda c: (-c.ranks, c.identity)))
     processes = {p for communicator in communicators for p in communicator.processes.values()}
     worlds = [c for c in job.communicators if set(c.processes.values()) == processes]

@@ -20,11 +20,7 @@ _MIN_LISTED = 2
 
 
 def text_of_json(blocks: Iterable[str], name: str) -> Iterator[list[str]]:
-    """Yield lists of lines.
-
-    blocks: the lines of the file. A line of an object per line keeps its number; other lines are
-    counted from 1. name: the file, for errors.
-    """
+    """Yield lists of lines. blocks: the lines of the file. name: the file, for errors."""
     blocks = iter(blocks)
     first = next(blocks, "")
     if _text_of_line(first.partition("\n")[0]) is not None:

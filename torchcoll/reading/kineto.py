@@ -31,7 +31,6 @@ from torchcoll.reading.torch_names import (
     Numbers,
     check_ranks,
     clock_of_rank,
-    hidden_op,
     parse_rank_list,
     product,
     rank_in_name,
@@ -42,27 +41,20 @@ from torchcoll.reading.torch_names import (
 # Arguments of the c10d operators, by torch's schema (torch/csrc/distributed/c10d/Ops.cpp).
 _OUT_FIRST = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
 _ROOT_INDEX = {"broadcast": 2, "reduce": 3, "gather": 3, "scatter": 3}
-_SAME_BOTH = ("all_reduce", "broadcast", "reduce", "send", "recv")  # input and output are alike
 _PEER_INDEX = 2
 UNKNOWN = -1  # in place of a number of bytes
 
 
 @dataclass
 class Calls:
-    """Makes calls from the events of one rank.
-
-    unknown: what is not known of calls -> number of such calls.
-    """
+    """Makes calls from the events of one rank. unknown: what is not known -> number of calls."""
 
     rank: int
     groups: Mapping[str, Group]
     unknown: Counter[str] = field(default_factory=Counter)
 
     def make(self, issued: kineto_events.IssuedCall, dtype: str | None) -> TrafficCall:
-        """Make a call without time, step and number. Both sizes are UNKNOWN if one is not known.
-
-        dtype: for operators that do not record it themselves.
-        """
+        """Make a call without time, step and number; both sizes are UNKNOWN if one is."""
         return self._from_param(issued) if issued.has_param else self._from_operator(issued, dtype)
 
     def _from_param(self, issued: kineto_events.IssuedCall) -> TrafficCall:
@@ -87,9 +79,7 @@ class Calls:
         )
 
     def _from_operator(self, issued: kineto_events.IssuedCall, dtype: str | None) -> TrafficCall:
-        event, annotation = issued.event, issued.annotation
-        sent = _Arguments(annotation) if annotation else None
-        name = annotation.name if annotation and event.name == kineto_events.PARAM else event.name
+        event, name = issued.event, issued.event.name
         collective = torch_collective(name)
         arguments = _Arguments(event)
         group = next(iter(self.groups)) if len(self.groups) == 1 else ""
@@ -98,11 +88,6 @@ class Calls:
         sizes = [arguments.elements(index), arguments.elements(0)]
         root = arguments.whole(_ROOT_INDEX[collective]) if collective in _ROOT_INDEX else None
         root = self._world(root, group)
-        if sent:  # older torch has no shapes of lists, but the annotation has those of all inputs
-            dtype = (torch_dtype(sent.types[0]) if sent.types else None) or dtype
-            sizes[0] = sent.all_elements() if sizes[0] is None else sizes[0]
-            if collective in _SAME_BOTH and sizes[1] is None:
-                sizes[1] = sizes[0]
         # torch has no shapes of lists of lists. They follow from the other side.
         if collective in ("all_gather", "gather"):
             sizes[1] = sizes[1] or (None if sizes[0] is None or not ranks else sizes[0] * ranks)
@@ -148,9 +133,7 @@ class Calls:
         each = itemsize(dtype)
         sizes_known = each is not None and all(n is not None and n * each < 1 << 62 for n in sides)
         size_bytes = [(n or 0) * (each or 0) if sizes_known else UNKNOWN for n in sides]
-        # For a scatter the root's trace may have the sizes that the other ranks lack.
-        awaited = collective == "scatter" and root not in (None, self.rank) and bool(group)
-        if not sizes_known and not awaited:
+        if not sizes_known:
             self.unknown[f"{collective}: {'dtype' if each is None else 'sizes'} not known"] += 1
         # A call with split sizes counts as uneven, as in a capture: other ranks may have other
         # sizes.
@@ -216,11 +199,6 @@ class _Arguments:
     def elements(self, index: int) -> int | None:
         return _total(self.dims(index))
 
-    def all_elements(self) -> int | None:
-        """Elements of all arguments, for an annotation: they are the tensors that were sent."""
-        good = all(isinstance(shape, list) and shape for shape in self._dims)
-        return _total(self._dims) if good else None
-
     def dtype(self, index: int) -> str | None:
         recorded = index < len(self.types) and self.dims(index)
         return torch_dtype(self.types[index]) if recorded else None
@@ -229,10 +207,7 @@ class _Arguments:
         return whole(self.values[index]) if index < len(self.values) else None
 
     def splits(self) -> list[tuple[int, ...]]:
-        """What an all_to_all sends to each rank and receives from it; () if all are equal.
-
-        For a single tensor these are numbers of rows, and for lists of tensors sizes.
-        """
+        """What an all_to_all sends to each rank and receives from it; () if all are equal."""
         lists = [parse_rank_list(self.values[i]) if i < len(self.values) else () for i in (4, 3)]
         if self.types[:1] != ["TensorList"]:
             return lists
@@ -278,20 +253,24 @@ def read_trace(
         unassigned = [event for event in unassigned if event not in only]
     if not calls:
         expected = "record_param_comms or c10d:: events"
-        raise _unreadable(path, "no communication", expected, "Profile a step that has some.")
+        raise UnreadableError(
+            f"trace {path}", "no communication", expected, "Profile a step that has some."
+        )
     info = data.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     rank = rank_in_name(path) if whole(info.get("rank")) is None else whole(info.get("rank"))
     if rank is None:
         expected = "distributedInfo in it, or a name such as trace_rank0.json"
-        raise _unreadable(path, "no rank", expected)
+        raise UnreadableError(f"trace {path}", "no rank", expected)
     maker = Calls(rank, kineto_events.make_groups(info, calls))
     ranks = max((len(group.ranks) for group in maker.groups.values()), default=1)
     works = _assign_works(calls, [e for e in events if e.name.startswith("gloo:")], ranks)
     pairs = [(issued, maker.make(issued, _dtype(works.get(issued, ())))) for issued in calls]
     if not without_sizes and all(call.bytes_in == UNKNOWN for _, call in pairs):
         reasons = "; ".join(maker.unknown)
-        raise _unreadable(path, reasons, "sizes of its calls", "Profile with record_shapes=True.")
+        raise UnreadableError(
+            f"trace {path}", reasons, "sizes of its calls", "Profile with record_shapes=True."
+        )
     steps = sorted(kineto_events.read_steps(events).items())
     spans = [span for _, span in steps]
     timed = _timed(pairs, works, computing, kernels, on_device)
@@ -301,11 +280,8 @@ def read_trace(
         for call, (issued, _) in zip(timed, pairs, strict=True)
     ]
     traffic_calls = _numbered(pairs, _in_steps(timed, spans))
-    # Calls without sizes are dropped after numbering. ``fill_from_root`` fills those of a scatter.
-    if not without_sizes:
-        traffic_calls = [
-            call for call in traffic_calls if call.bytes_in != UNKNOWN or _awaited(call, rank)
-        ]
+    if not without_sizes:  # dropped after numbering
+        traffic_calls = [call for call in traffic_calls if call.bytes_in != UNKNOWN]
     traffic = Traffic(SOURCE, path=path, groups=dict(maker.groups), calls={rank: traffic_calls})
     members = {member for group in traffic.groups.values() for member in group.ranks}
     check_ranks([rank, (whole(info.get("world_size")) or 1) - 1, *members], path)
@@ -320,55 +296,12 @@ def read_trace(
     copies = kineto_events.find_copies(events)
     traffic.copies = {rank: merged(copies)} if copies else {}
     # The time of dropped calls, and of kernels that belong to no single call.
-    left = [call.span for call in timed if call.bytes_in == UNKNOWN and not _awaited(call, rank)]
+    left = [call.span for call in timed if call.bytes_in == UNKNOWN]
     ran = [(event.start, event.end) for event in unassigned]
     traffic.apart = {rank: merged([*filter(None, left), *ran])} if ran or any(left) else {}
     traffic.notes = _notes(traffic_calls, maker, works, unassigned)
     traffic.left_out = maker.unknown.total()
     return traffic, steps[0][0] if steps else None
-
-
-def _awaited(call: TrafficCall, rank: int) -> bool:
-    scattered = call.collective == "scatter" and call.root not in (None, rank)
-    return scattered and bool(call.group) and call.bytes_in == UNKNOWN
-
-
-def fill_from_root(traffic: Traffic) -> None:
-    """Set dtype and size of scatter calls from the call of their root, in place.
-
-    On gloo the traces of the other ranks do not have them. Calls without a trace of their root are
-    dropped, with a note.
-    """
-    roots = {
-        (call.group, call.sequence): call
-        for rank, calls in traffic.calls.items()
-        for call in calls
-        if call.collective == "scatter" and call.root == rank
-    }
-    left = 0
-    for rank, calls in traffic.calls.items():
-        kept = []
-        for call in calls:
-            if _awaited(call, rank):
-                root = roots.get((call.group, call.sequence))
-                if root is None or root.root != call.root:
-                    left += 1
-                    continue
-                call = dataclasses.replace(
-                    call, bytes_in=0, bytes_out=root.bytes_out, dtype=root.dtype
-                )
-            kept.append(call)
-        traffic.calls[rank] = kept
-    if left:
-        traffic.notes.append(
-            f"left out: {counted(left, 'call')} of scatter: dtype not known but from the "
-            "trace of the root, which was not read"
-        )
-
-
-def _unreadable(path: Path, problem: str, expected: str, action: str = "") -> UnreadableError:
-    # The path is part of the first text, because the second one is cut if it is long.
-    return UnreadableError(f"trace {path}", problem, expected, action)
 
 
 def _dtype(works: Sequence[kineto_events.Event]) -> str | None:
@@ -379,11 +312,7 @@ def _dtype(works: Sequence[kineto_events.Event]) -> str | None:
 def _assign_works(
     calls: Sequence[kineto_events.IssuedCall], works: Sequence[kineto_events.Event], ranks: int
 ) -> dict[kineto_events.IssuedCall, list[kineto_events.Event]]:
-    """The gloo events of each c10d operator: the first ones after it with its operation and size.
-
-    gloo has no reduce_scatter. It runs an all_reduce of the whole input, or one for each of the
-    ``ranks`` tensors in a list.
-    """
+    """The gloo events of each c10d operator: the first after it with its operation and size."""
     waiting: dict[str, deque[kineto_events.Event]] = defaultdict(deque)
     for work in works:
         waiting[torch_collective(work.name)].append(work)
@@ -474,10 +403,7 @@ def _in_steps(calls: Sequence[TrafficCall], steps: Sequence[Span]) -> list[Traff
 
 
 def _numbered(pairs: Sequence[Pair], calls: Sequence[TrafficCall]) -> list[TrafficCall]:
-    """The calls with their sequence numbers: torch's ``Seq``, or else counted from the first call.
-
-    With ``Seq`` the traces of the ranks need not begin with the same call.
-    """
+    """The calls with sequence numbers: torch's ``Seq``, or else counted from the first call."""
     recorded = [whole(issued.event.args.get("Seq")) or 0 for issued, _ in pairs]
     last: dict[str, int] = defaultdict(int)
     counted: set[str] = set()
@@ -515,4 +441,4 @@ def _notes(
     if without:
         why = "coalesced calls share kernels" if coalesced else "the trace has no kernels of them"
         notes.append(f"{without} of {len(calls)} calls have no time: {why}")
-    return [*notes, *hidden_op(calls)]
+    return notes

@@ -3,9 +3,8 @@
 Two kinds of events show that a call was issued. ``record_param_comms`` (nccl, xccl and others on
 accelerators) has collective, group, sizes and dtype. ``c10d::*`` operators exist on every backend;
 one that contains a ``record_param_comms`` is the same call. Functional collectives
-(``_c10d_functional::*``) contain the c10d operator that they call. Before torch 2.2 (as in the
-traces of HolisticTraceAnalysis, of 2022 and 2023) record_param_comms has no parameters: the
-annotation within it (``nccl:all_reduce``) has the name and, with record_shapes, the tensors.
+(``_c10d_functional::*``) contain the c10d operator that they call. Traces of torch 2.1 and earlier,
+in which record_param_comms has no parameters, have no sizes.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 # Operators whose kernels are FSDP2's copies.
 _COPYING = ("fsdp::", "aten::_foreach_copy_", "aten::_chunk_cat", "aten::split_with_sizes_copy")
 _WANTED = {"cpu_op", "user_annotation", *ON_DEVICE}
-_RUNTIME = ("cuda_runtime", "cuda_driver")  # calls of the host; also the names for ROCm
-_ANNOTATION = re.compile(r"(?:nccl|rccl|xccl|hccl|ucc|mpi):\w")
 # Names of events whose arguments are needed.
 _WITH_ARGS = (PARAM, "c10d::", "_c10d_functional::", "gloo:")
 _NO_ARGS: Mapping[str, Any] = {}
@@ -69,22 +66,12 @@ class Event:
 class IssuedCall:
     """A call as it was issued.
 
-    event: its record_param_comms if that has parameters, or else its c10d operator.
+    event: its record_param_comms, or else its c10d operator.
     outer: the c10d operator around a record_param_comms.
-    inner: a record_param_comms without parameters.
-    annotation: the annotation of the library's work.
     """
 
     event: Event
     outer: Event | None = None
-    inner: Event | None = None
-    annotation: Event | None = None
-
-    @property
-    def ids(self) -> list[object]:
-        """The External ids with which kernels refer to this call."""
-        params = [event for event in (self.event, self.inner) if event and event.name == PARAM]
-        return [event.id for event in params if event.id is not None]
 
     @property
     def has_param(self) -> bool:
@@ -98,9 +85,7 @@ def make_event(record: object) -> Event | None:
     category, name = record.get("cat"), record.get("name")
     if not (isinstance(name, str) and isinstance(category, str)):
         category, name = str(category), str(name)
-    if category not in _WANTED and not (
-        name.startswith("gloo:") or (category in _RUNTIME and "Launch" in name)
-    ):
+    if category not in _WANTED and not name.startswith("gloo:"):
         return None
     begin, duration, args = record.get("ts"), record.get("dur"), record.get("args")
     if type(duration) not in (int, float):
@@ -110,8 +95,6 @@ def make_event(record: object) -> Event | None:
     if duration is None or not 0 <= duration < 1e18:
         return None
     args = _wanted_args(name, category, args) if args and isinstance(args, dict) else _NO_ARGS
-    if category in _RUNTIME and not args:
-        return None
     start = round(begin * 1000)
     pid, tid = record.get("pid"), record.get("tid")
     if type(pid) not in (int, str) or type(tid) not in (int, str):
@@ -132,43 +115,25 @@ def _thread(pid: int | str, tid: int | str) -> tuple[str, str]:
 
 
 def _wanted_args(name: str, category: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of an event that are needed.
-
-    Shapes and stacks of operators that are not communication are dropped: they would need most of
-    the memory of a large trace.
-    """
+    """The arguments of an event that are needed: others would fill the memory for a large trace."""
     if "Collective name" in args or name.startswith(_WITH_ARGS):
         return args
-    if category in ON_DEVICE or category in _RUNTIME:
-        # In those old traces an External id is not that of an operator but of the launch.
-        is_correlation = args.get("External id") == args.get("correlation")
-        if category in _RUNTIME:
-            return (
-                {"correlation": args["correlation"]}
-                if is_correlation and "correlation" in args
-                else {}
-            )
-        keys = ("correlation" if is_correlation else "External id", "device")
-        return {key: args[key] for key in keys if key in args}
-    if category == "user_annotation" and _ANNOTATION.match(name):
-        return args
+    if category in ON_DEVICE:
+        return {key: args[key] for key in ("External id", "device") if key in args}
     if name.startswith(_COPYING) and "External id" in args:
         return {"External id": args["External id"]}
     return _NO_ARGS
 
 
 def read_events(data: Mapping[str, Any]) -> tuple[list[Event], int | None]:
-    """(the complete events (``ph`` X), outer events before the events within them; when the first
-    of them began, in ns since 1970, None if the trace does not say it).
+    """(complete events, outer ones first; when the first began, in ns since 1970, or None).
 
-    Broken events are skipped. ``ts`` and ``dur`` are in microseconds with three decimals. Since
-    torch 2.4 times are from ``baseTimeNanoseconds``; before, they were since 1970.
-    ``traceEvents`` has objects of the JSON, or events that ``make_event`` has made.
+    ``ts`` and ``dur`` are in microseconds. Since torch 2.4 they are from ``baseTimeNanoseconds``.
     """
     listed = data["traceEvents"]
     made_events = (record if isinstance(record, Event) else make_event(record) for record in listed)
     events = [event for event in made_events if event]
-    events.sort(key=lambda event: (event.start, -event.end, _within(event.name)))
+    events.sort(key=lambda event: (event.start, -event.end, event.name == PARAM))
     if not events:
         return [], None
     first, base = events[0].start, whole(data.get("baseTimeNanoseconds"))
@@ -180,18 +145,11 @@ def read_events(data: Mapping[str, Any]) -> tuple[list[Event], int | None]:
 _IN_2015_NS = 1_420_070_400_000_000_000
 
 
-def _within(name: str) -> int:
-    """The nesting level among events with the same times."""
-    return 1 if name == PARAM else 2 if _ANNOTATION.match(name) else 0
-
-
 def find_issued(events: Iterable[Event]) -> tuple[list[IssuedCall], list[Span]]:
     """(all calls by start, spans of operators without communication: the host computed)."""
     threads: dict[tuple[str, str], list[Event]] = defaultdict(list)
     for event in events:
-        if event.category == "cpu_op" or (
-            event.category == "user_annotation" and _ANNOTATION.match(event.name)
-        ):
+        if event.category == "cpu_op":
             threads[event.thread].append(event)
     all_calls: list[IssuedCall] = []
     computing: list[Span] = []
@@ -220,14 +178,8 @@ def _thread_calls(events: Sequence[Event]) -> tuple[list[IssuedCall], list[Span]
                     break
                 busy.add(outer)
             param = event.name == PARAM
-            if param and event.args.get("Collective name") in _NO_CALLS:
+            if param and event.args.get("Collective name", "wait") in _NO_CALLS:
                 pass
-            elif param and "Collective name" not in event.args:  # before torch 2.2
-                if around in issued_calls:
-                    issued_calls[around].inner = issued_calls[around].inner or event
-                elif not around:
-                    issued_calls[event] = IssuedCall(event)
-                    counted.add(event)
             elif param and around and around.name != PARAM:  # the same call with more information
                 issued_calls.pop(around, None)
                 issued_calls[event] = IssuedCall(event, around)
@@ -235,27 +187,14 @@ def _thread_calls(events: Sequence[Event]) -> tuple[list[IssuedCall], list[Span]
             elif not around and not event.name.startswith("_c10d_functional::"):
                 issued_calls[event] = IssuedCall(event)
                 counted.add(event)
-        elif event.category != "cpu_op":
-            busy.add(event)
-            if around in issued_calls:
-                issued_calls[around].annotation = issued_calls[around].annotation or event
         if len(open_) < _DEEPEST:
             open_.append(event)
             calls.append(event if event in counted else around)
-    # An old record_param_comms may be a wait, or the frame of several calls.
-    calls_made = [
-        call
-        for call in issued_calls.values()
-        if call.event.name != PARAM or call.has_param or call.annotation is not None
-    ]
-    return calls_made, [(e.start, e.end) for e in events if e not in busy]
+    return [*issued_calls.values()], [(e.start, e.end) for e in events if e not in busy]
 
 
 def find_units(events: Iterable[Event], calls: Iterable[IssuedCall]) -> dict[IssuedCall, str]:
-    """The unit of FSDP2 that issued each call, '' for the outermost module.
-
-    It has no calls that no unit issued, and none at all if torch did not name any unit.
-    """
+    """The unit of FSDP2 that issued each call, '' for the outermost module; {} without any name."""
     ranges: dict[tuple[str, str], list[tuple[int, int, str]]] = defaultdict(list)
     for event in events:
         if event.category == "user_annotation" and (match := _UNIT.match(event.name)):
@@ -277,53 +216,25 @@ def assign_kernels(
 ) -> tuple[dict[IssuedCall, list[Event]], dict[str, list[Span]], list[Event]]:
     """(kernels of each call, spans of computation by device, other communication kernels).
 
-    A kernel belongs to the call with its External id, or else to the call around its launch. The
-    other communication kernels are those of coalesced calls, which belong to several calls, and
-    those of calls that were issued before the trace began.
+    A kernel belongs to the call with its External id. The other communication kernels are those of
+    coalesced calls, which belong to several calls, and those of calls that were issued before the
+    trace began.
     """
-    ids = {number: call for call in calls for number in call.ids}
-    launched = _launching_calls(events, calls)
+    ids = {call.event.id: call for call in calls if call.event.name == PARAM}
+    ids.pop(None, None)
     call_kernels: dict[IssuedCall, list[Event]] = defaultdict(list)
     computing: dict[str, list[Span]] = defaultdict(list)
     unassigned: list[Event] = []
     for event in events:
         if event.category not in ON_DEVICE:
             continue
-        number = event.args.get("correlation") if launched else None
-        call = ids.get(event.id) or (launched.get(number) if _plain(number) else None)
-        if call:
+        if call := ids.get(event.id):
             call_kernels[call].append(event)
         elif "Collective name" in event.args or _LIBRARY.search(event.name):
             unassigned.append(event)
         else:
             computing[event_device(event)].append((event.start, event.end))
     return call_kernels, computing, unassigned
-
-
-def _plain(value: object) -> bool:
-    return isinstance(value, (int, str))
-
-
-def _launching_calls(
-    events: Iterable[Event], calls: Sequence[IssuedCall]
-) -> dict[object, IssuedCall]:
-    """Correlation id -> the call around the launch of the kernel in the same thread of the host."""
-    by_thread: dict[tuple[str, str], list[IssuedCall]] = defaultdict(list)
-    for call in calls:
-        by_thread[call.event.thread].append(call)
-    starts = {
-        thread: [call.event.start for call in thread_calls]
-        for thread, thread_calls in by_thread.items()
-    }
-    launched: dict[object, IssuedCall] = {}
-    for event in events:
-        if event.category in _RUNTIME and event.thread in starts:
-            index = bisect_right(starts[event.thread], event.start) - 1
-            call = by_thread[event.thread][index]
-            number = event.args.get("correlation")
-            if index >= 0 and event.end <= call.event.end and _plain(number):
-                launched[number] = call
-    return launched
 
 
 def event_device(event: Event) -> str:
@@ -348,10 +259,7 @@ _COPIES = ("fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy", "fsdp::chu
 
 
 def find_copies(events: Sequence[Event]) -> list[Span]:
-    """When the copies ran: on the device their kernels, on a CPU the operators.
-
-    events: of a trace, by start.
-    """
+    """When the copies ran: on the device their kernels, on a CPU the operators."""
     copies: dict[object, list[Event]] = defaultdict(list)  # by thread
     for event in events:
         if event.category == "cpu_op" and event.name in _COPIES:
@@ -373,11 +281,7 @@ def find_copies(events: Sequence[Event]) -> list[Span]:
 
 
 def make_groups(info: Mapping[str, Any], calls: Iterable[IssuedCall]) -> dict[str, Group]:
-    """The groups that the profiler lists, and those that are only named by calls.
-
-    A group may have a backend for each type of device. If calls have record_param_comms the
-    accelerator's backend is used.
-    """
+    """The groups that the profiler lists, and those that are only named by calls."""
     calls = list(calls)
     on_device = any(call.has_param for call in calls)
     listed = info.get("pg_config")

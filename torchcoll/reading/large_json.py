@@ -1,7 +1,6 @@
-"""Reads large JSON documents piece by piece, and documents that were cut off.
+"""Reads large JSON documents item by item, and documents that were cut off.
 
-A compressed trace of 100 MB is 2 GB of JSON and would need 10 GB of memory as objects, of which few
-are needed. So items are decoded one by one, and one that is not kept is freed before the next.
+A compressed trace of 100 MB is 2 GB of JSON and would need 10 GB of memory as objects.
 """
 
 from __future__ import annotations
@@ -25,9 +24,7 @@ Member = tuple[str, Any, int, bool]  # key, value, its length as text, whether i
 
 
 def members(chunks: Iterable[bytes], arrays: Collection[str]) -> Iterator[Member]:
-    """Yield each member of the outermost object.
-
-    A member whose key is in ``arrays`` is yielded as an empty list, followed by its items.
+    """Yield each member of the outermost object; one in ``arrays`` as [], followed by its items.
 
     Raises ValueError for text that is not a JSON object, or has a member of more than MOST_MEMBER
     characters, and RecursionError if it is nested too deeply.
@@ -146,10 +143,7 @@ def document(lines: Iterable[Line]) -> str:
 
 
 def decode(text: str) -> tuple[Any, bool]:
-    """Decode a document: (its content, whether it was cut off).
-
-    A document that was cut off is read up to its last complete object.
-    """
+    """Decode a document: (its content, whether it was cut off, up to its last whole object)."""
     text = text.strip()
     bare = _BARE.sub(" null", text)
     for attempt in (text, bare) if bare != text else (text,):

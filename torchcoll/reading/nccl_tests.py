@@ -106,15 +106,11 @@ _BLOCKING = {"1": "blocking, barrier", "2": BLOCKING, "3": "synchronized"}
 def apply_options(
     run: NcclTestsRun, args: Sequence[str], unaligned: int = 0, blocking: str = "0"
 ) -> dict[str, str]:
-    """Set in ``run`` what options of nccl-tests change of the meaning of its times, so that rows
-    with them compare only with rows that have them too. Returns the NCCL variables that they set.
+    """Set in ``run`` what options of nccl-tests change of the meaning of its times.
 
-    -D N measures a kernel of nccl-tests in place of NCCL's, -V its number of CTAs. -u N moves the
-    buffers N elements beyond their alignment. -x chooses NCCL's CTA policy. -z N waits for every
-    call; with 1 times include a barrier, as in no mode of torchcoll. -M reports memory and changes
-    no time. Source: src/common.cu of nccl-tests 2.19.6.
-
-    unaligned, blocking: the values of -u and -z by the heading, if the command line lacks them.
+    Returns the NCCL variables that they set. -D N measures a kernel of nccl-tests in place of
+    NCCL's, -V its number of CTAs; -z 1 includes a barrier. unaligned, blocking: -u and -z by the
+    heading.
     """
     values: dict[str, str] = {}
     for option, value in pairwise([*args, ""]):
@@ -232,11 +228,6 @@ def fitting_collectives(
     """Collectives that such rows may belong to -> the evidence.
 
     ranks: 0 if not known. since_2022: the heading has #wrong instead of error.
-
-    The evidence is the reduction, the root, the elements of one rank, and busbw / algbw. These are
-    equal for all_gather and all_to_all, for gather and scatter, for all_reduce of 2 ranks and
-    sendrecv, and for hypercube and all_gather until June 2020 (commit ec1b5e2), when algbw was
-    busbw.
     """
     sent = [row for row in rows if row.size and row.count]
     low, high = _factors(sent)
@@ -382,10 +373,7 @@ def _result(row: NcclTestsRow, block: Block, run: NcclTestsRun) -> CaseResult:
 
 
 def _disagrees(size: int, block: Block, run: NcclTestsRun) -> bool:
-    """Whether a printed bandwidth contradicts the one that size, time and ranks give.
-
-    The rounding of all figures is allowed for. False if no bandwidth can be derived.
-    """
+    """Whether a printed bandwidth contradicts the one that size, time and ranks give."""
     assert run.collective
     entry, n = COLLECTIVES[run.collective], run.ranks or 2
     algbw, busbw, time = block.algbw, block.busbw, block.time_ns

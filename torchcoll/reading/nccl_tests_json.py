@@ -1,8 +1,4 @@
-"""Reads nccl-tests' JSON (-J), versions 1 to 3, and files of killed runs.
-
-The file has the shell's whole environment. Only the variables that torchcoll records in its own
-runs are kept.
-"""
+"""Reads nccl-tests' JSON (-J), versions 1 to 3, and files of killed runs."""
 
 from __future__ import annotations
 
@@ -208,10 +204,7 @@ def _count(value: object) -> int | None:
 
 
 def _per_iteration(block: nccl_tests.Block, data: object, cold: bool) -> None:
-    """Read the times of each iteration (-I 1).
-
-    cold: whether iteration 0 is kept as a first call, because nothing was warmed up (-w 0).
-    """
+    """Read the times of each iteration (-I 1). cold: iteration 0 is a first call (-w 0)."""
     if not isinstance(data, Mapping):
         return
     block.min_ns = base.ns_of_us(data.get("min_us"))

@@ -25,10 +25,7 @@ class Messages:
         self._expected_us: dict[int, float] = {}  # size -> the time that NCCL's tuning expects
 
     def take(self, text: str) -> None:
-        """Read a message with its prefix (``host:pid:thread [0] NCCL INFO ...``).
-
-        This is called for every message, and most are not needed: these are skipped.
-        """
+        """Read a message with its prefix; most are not needed, and skipped."""
         if _CALL in text or SET in text or "CCL version" in text:
             self._reader.read([text.encode()])
             if match := _EXPECTED.search(text):

@@ -22,9 +22,7 @@ class RowParser:
     """Parses the rows below one heading."""
 
     def __init__(self, names: Sequence[str], placed: Sequence[str]) -> None:
-        """names: columns of the heading; [] without one. placed: placements in the line above
-        it.
-        """
+        """names: the heading, [] without one. placed: placements in the line above it."""
         first = next((i for i, n in enumerate(names) if n in ("time", "cputime")), 0)
         body = list(names[first:]) if first else ["time", "algbw", "busbw", "#wrong"] * 2
         starts = [i for i, n in enumerate(body) if n in ("time", "cputime")]

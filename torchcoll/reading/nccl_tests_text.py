@@ -20,6 +20,7 @@ from torchcoll.core.result import Run
 from torchcoll.reading import base, nccl_tests
 from torchcoll.reading.nccl_tests_messages import SET, Messages
 from torchcoll.reading.nccl_tests_rows import RowParser
+from torchcoll.reading.table_reader import NOTE
 from torchcoll.reading.writers import log_hosts, without_log
 
 NAME = "nccl-tests"
@@ -44,11 +45,6 @@ _HEADING = re.compile(
 )
 _NUMBERS = r"\d[\d,]*\s+\d[\d,]*\s+"
 _TYPE = r"[a-z][a-z0-9_]*\s+(?:[a-z]+\s+)?-?\d"
-# A row or a heading. The pattern begins with a single character, which makes the search fast.
-STARTS = re.compile(
-    rf"[\d#sb](?:(?<=\d)(?<![\w.,+-]\d)[\d,]*\s+\d[\d,]*\s+{_TYPE}"
-    r"|(?:(?<=#)[ \t]*(?:size|bytes)|(?<=s)ize|(?<=b)ytes)\s+(?:count|N)\s+type\b)"
-)
 # The rest of a row that other output runs into. It cannot be read, but must be reported.
 _HOLDS = re.compile(
     rf"\d\s+\d[\d,]*\s+{_TYPE}[\d.]*(?:\s+[\d.]+){{2}}|\d\s+{_TYPE}[\d.]*(?:\s+[\d.]+){{5}}"
@@ -91,8 +87,7 @@ class _TestOutput:
     """The output of one nccl-tests process.
 
     names: columns of the heading. above: texts above the heading. zeros: number of lines of rank 0.
-    launched: ranks by the command line.
-    title: the line above a table of several that their author kept apart.
+    launched: ranks by the command line. title: the line above a table of several.
     """
 
     line: int
@@ -148,20 +143,21 @@ def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Import
             imported.refuse(0, nccl_tests.INTERLEAVED.format(n=max(2, _width(crowd))))
         return imported
     tables = sum(bool(output.rows) for output in outputs)
-    for imported.output, output in enumerate(outputs):
+    parts = [imported]
+    for output in outputs:
         if tables > 1:
             output.title = output.title or output.first_title
-        if run := _make_run(output, options, imported):
-            imported.runs.append(run)
-            imported.run_outputs.append(imported.output)
-    imported.output = None
-    alone = [run for run in imported.runs if run.ranks == 1]
-    if len(alone) > 1:
-        imported.warn(
-            f"{len(alone)} outputs of one rank each: if one run was to have {len(alone)} ranks, "
+        parts.append(base.Imported())
+        if run := _make_run(output, options, parts[-1]):
+            parts[-1].runs.append(run)
+    joined = base.join(parts)
+    alone = sum(run.ranks == 1 for run in joined.runs)
+    if alone > 1:
+        joined.warn(
+            f"{alone} outputs of one rank each: if one run was to have {alone} ranks, "
             "nccl-tests was built without MPI (build it with MPI=1)"
         )
-    return imported
+    return joined
 
 
 def _width(outputs: Sequence[_TestOutput]) -> int:
@@ -283,7 +279,7 @@ class _TextReader:
         row = self.output.parser.row(line, text)
         if isinstance(row, str) and _side_by_side(text):
             row = SIDE_BY_SIDE
-        elif isinstance(row, str) and len(pieces := base.NOTE.split(text, maxsplit=1)) > 1:
+        elif isinstance(row, str) and len(pieces := NOTE.split(text, maxsplit=1)) > 1:
             without = self.output.parser.row(line, pieces[0])
             row = row if isinstance(without, str) else without
         if not isinstance(row, str):
@@ -301,9 +297,7 @@ class _TextReader:
             self.output.verdict = self.output.verdict or f"error {starred} in line {line}"
 
     def _begins_table(self, row: nccl_tests.NcclTestsRow) -> bool:
-        """Whether a row is of another table than the rows before: a footer is between them, or the
-        sizes start again below a line of text.
-        """
+        """Whether a row is of another table than the rows before."""
         rows = self.output.rows
         if not rows:
             return False
@@ -329,16 +323,7 @@ class _TextReader:
         before.title = before.title or before.first_title
         before.concluded = True
         self.next_output(line, True)
-        for name in (
-            "collective",
-            "names",
-            "parser",
-            "settings",
-            "args",
-            "members",
-            "versions",
-            "launched",
-        ):
+        for name in _SHARED:
             setattr(self.output, name, getattr(before, name))
         self.output.above = [*before.above, *self.above]
         self.output.started, self.output.title = before.started, self._title()
@@ -545,10 +530,7 @@ def _make_run(
 def _unnamed(
     output: _TestOutput, options: base.ImportOptions, ranks: int, imported: base.Imported
 ) -> str | None:
-    """The collective of a table that no line of nccl-tests names; None if its rows are refused.
-
-    A title, or the name of the file, is used if the figures can be those of its collective.
-    """
+    """The collective of a table that no line of nccl-tests names; None if its rows are refused."""
     fits = nccl_tests.fitting_collectives(output.rows, ranks, "#wrong" in output.names)
     titles = (
         (f"line {line}", base.collective_of_title(text)) for line, text in reversed(output.above)

@@ -1,9 +1,8 @@
 """Reads measurements between two ranks or hosts: OSU point-to-point, perftest, lists of pairs.
 
-Of each pair the largest size is kept, and the latency at 8 bytes. A test between two hosts has its
-names in the command line (``-host a,b``, ``ib_write_bw HOST`` below a prompt of the other host), or
-in the line above it (``pair 0,1``). A list has a pair and a figure in each line: ``a,b  49.36``.
-OSU's and perftest's MB/s are 10^6 and 2^20 bytes.
+Of each pair the largest size is kept, and the latency at 8 bytes. The hosts are in the command
+line, or in the line above (``pair 0,1``); a line of a list is ``a,b  49.36``. OSU's and perftest's
+MB/s are 10^6 and 2^20 bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 
 from torchcoll.core.result import CaseResult, Reported
 from torchcoll.reading import base
+from torchcoll.reading.table_reader import TableReader
 
 NAME = "pairs"
 _OSU = re.compile(r"#\s*OSU MPI\S*\s+.*\b(Bandwidth|Latency) Test(?:\s+v(\S+))?\s*$")
@@ -60,22 +60,22 @@ class _PairOutput:
     rows: dict[int, float] = field(default_factory=dict)
 
 
-class _PairsReader(base.TableReader):
+class _PairsReader(TableReader):
     def __init__(self, options: base.ImportOptions) -> None:
         super().__init__(options)
-        self.outputs: list[_PairOutput] = []
-        self.names: tuple[str, str] | None = None
+        self.tests: list[_PairOutput] = []
+        self.hosts: tuple[str, str] | None = None
         self.kind, self.scale = "", 1.0
         self.tool, self.version = "a list of pairs", ""
         self.unit = "GB/s"
 
     def line(self, line: int, text: str) -> None:
         if match := _HOSTS.search(text):
-            self.names = _short(match[1]), _short(match[2].partition(",")[0])
+            self.hosts = _short(match[1]), _short(match[2].partition(",")[0])
         elif match := _PERFTEST_COMMAND.search(text):
-            self.names = match[1] or "local", match[2]
+            self.hosts = match[1] or "local", match[2]
         elif match := _PAIR.search(text):
-            self.names = match[1], match[2]
+            self.hosts = match[1], match[2]
         elif (match := _OSU.match(text)) and not _NO_PAIRS.search(match[0]):
             self.begin(line, "OSU", match[2] or "")
             self.kind = match[1]
@@ -94,18 +94,18 @@ class _PairsReader(base.TableReader):
 
     def begin(self, line: int, tool: str, version: str) -> None:
         self.tool, self.version = tool, version
-        self.outputs.append(_PairOutput(self.names, line))
+        self.tests.append(_PairOutput(self.hosts, line))
 
     def row(self, line: int, size: int | None, figures: Sequence[str]) -> None:
         index = 2 if self.kind == "perftest" else 0
         value = base.number(figures[index]) if index < len(figures) else None
-        if not value or not size or not self.scale or not self.outputs:
+        if not value or not size or not self.scale or not self.tests:
             self.imported.refuse(line, f"no figure: {' '.join(figures)[:40]}")
             return
         self.imported.take()
         ns = value * 1e3 if self.kind == "Latency" else size / (value * self.scale)
         if base.number(ns):
-            self.outputs[-1].rows[size] = ns
+            self.tests[-1].rows[size] = ns
 
     def listed(self, line: int, match: re.Match[str]) -> None:
         value = base.number(match[3])
@@ -117,11 +117,11 @@ class _PairsReader(base.TableReader):
         gbps = value / (8 if bits else 1) / (1000 if unit.startswith("M") else 1)
         self.imported.take()
         if base.number(1 / gbps):
-            self.outputs.append(_PairOutput((match[1], match[2]), line, {1: 1 / gbps}))
+            self.tests.append(_PairOutput((match[1], match[2]), line, {1: 1 / gbps}))
 
     def end(self) -> None:
         names: dict[str, None] = {}
-        for each in self.outputs:
+        for each in self.tests:
             if each.names is None:
                 self.imported.warn(NO_HOSTS)
                 each.names = "first", "second"
@@ -133,7 +133,7 @@ class _PairsReader(base.TableReader):
         rule = "pair" if numbered else "node"
         results = [
             result
-            for each in self.outputs
+            for each in self.tests
             if each.rows
             for result in self.results_of(each, units, rule)
         ]

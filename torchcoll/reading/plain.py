@@ -1,10 +1,8 @@
 """Reads plain tables, as most figures are published: Markdown, CSV, columns between blanks, boxes.
 
 ``--map size=Size,algbw='Algbw (GB/s)'`` names the columns. Without it columns with usual names are
-recognised. A heading of Markdown above a table names its collective. Sizes are binary (16GB is
-16 x 2^30 bytes), as in nccl-tests. Units are read from the headings, with a warning if they are
-unclear. Bandwidths that do not follow from size, time and ranks are kept with a warning: the time
-may be in another unit than its heading says.
+recognised. A heading above a table names its collective. Sizes are binary (16GB is 16 x 2^30).
+Units are read from the headings, with a warning if they are unclear.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from torchcoll.core.result import CaseResult, Reported
 from torchcoll.core.units import counted, shorten
 from torchcoll.reading import base, nccl_tests
 from torchcoll.reading.nccl_tests import Block, NcclTestsRow
+from torchcoll.reading.table_reader import NOTHING_SENT, TableReader, half_row
 
 NAME = "plain"
 ODD = "bandwidths do not follow from size, time and ranks"
@@ -75,13 +74,7 @@ def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Import
 
 
 def _fields(text: str, heading: str = "") -> list[str]:
-    """The cells of a line; [] for a line that is not of a table.
-
-    heading: the delimiter of the heading above.
-
-    The text before the first bar of a quoted table (``> | Size |``) becomes a cell in the heading
-    and in all rows.
-    """
+    """The cells of a line; [] for a line that is not of a table. heading: its delimiter."""
     plain = text.strip().replace("\u2502", "|").replace("\u2503", "|")
     delimiter = heading if heading and heading in plain else _delimiter(plain)
     if delimiter == "|":
@@ -137,10 +130,7 @@ def _without_unit(name: str) -> str:
 
 
 def _columns(fields: Sequence[str], chosen: Mapping[str, str]) -> dict[str, int]:
-    """Key -> index of its column, for the columns in ``chosen`` or else those with usual names.
-
-    {} if a chosen column is missing. A key with several columns is left out.
-    """
+    """Key -> index of its column; {} if one of ``chosen`` is missing."""
     if chosen:
         indices = {key: fields.index(name) for key, name in chosen.items() if name in fields}
         return indices if len(indices) == len(chosen) else {}
@@ -148,11 +138,7 @@ def _columns(fields: Sequence[str], chosen: Mapping[str, str]) -> dict[str, int]
 
 
 def parse_size(text: str, unit: int = 1) -> int | None:
-    """Parse ``16GB``, ``16 GiB``, ``16G`` or ``1048576`` as bytes, with binary prefixes; None if it
-    is not a size.
-
-    unit: bytes in one unit of a number without a suffix.
-    """
+    """``16GB``, ``16 GiB`` or ``16G`` in bytes; None for others. unit: bytes of a bare number."""
     match = _SIZE_CELL.fullmatch(text.strip().replace(",", ""))
     value = base.number(match[1]) if match else None
     if match is None or value is None:
@@ -224,7 +210,7 @@ def size_unit(heading: str) -> tuple[int, str]:
     return 1, ""
 
 
-class _PlainTableReader(base.TableReader):
+class _PlainTableReader(TableReader):
     RANKS_UNTOLD = True
 
     def __init__(self, options: base.ImportOptions) -> None:
@@ -322,7 +308,7 @@ class _PlainTableReader(base.TableReader):
             self.rows.append((line, {key: fields[i] for key, i in self.columns.items()}))
             self.imported.check_rows(len(self.rows))
         elif not all(field.startswith("(") for field in plain.split()):  # a line of units
-            self.imported.refuse(line, base.half_row(fields, self.names))
+            self.imported.refuse(line, half_row(fields, self.names))
 
     def is_text(self, plain: str) -> bool:
         """Whether a line below a heading of columns between blanks is no row."""
@@ -335,7 +321,7 @@ class _PlainTableReader(base.TableReader):
         self.fits = [*nccl_tests.fitting_collectives(shaped, 0, True)]
         entries = self.fits or list(COLLECTIVES)
         self.inferred = {n: nccl_tests.infer_ranks(shaped, n)[0] for n in entries if shaped}
-        results = [(line, self.result(line, record)) for line, record in rows]
+        results = [(line, self.case(line, record)) for line, record in rows]
         cases = {each.case for _, each in results if isinstance(each, CaseResult)}
         if cases & self.cases:
             self.parts, self.cases = self.parts + 1, set()
@@ -363,10 +349,9 @@ class _PlainTableReader(base.TableReader):
         return "mean" if _MEAN.search(plain) else "median" if _MEDIAN.search(plain) else "unknown"
 
     def figure(self, key: str, text: str, pointed: bool) -> float | None:
-        """A cell in ns or GB/s, by its own unit or that of its heading.
+        """A cell in ns or GB/s, by its own unit or that of its heading. Raises ValueError.
 
-        pointed: whether the row has decimal points, so that commas group thousands. Raises
-        ValueError for a cell that is no number from 0 on.
+        pointed: whether the row has decimal points, so that commas group thousands.
         """
         if text.lower() in _NONE:
             return None
@@ -412,7 +397,7 @@ class _PlainTableReader(base.TableReader):
             self.imported.warn(f"collective {name}: taken from the name of the file")
         return name, "" if name else "the table does not name the collective: give --collective"
 
-    def result(self, line: int, record: Mapping[str, str]) -> CaseResult | str:
+    def case(self, line: int, record: Mapping[str, str]) -> CaseResult | str:
         options = self.options
         name, why = self.collective(record)
         if name is None:
@@ -426,7 +411,7 @@ class _PlainTableReader(base.TableReader):
             return why
         if not size_bytes:
             zero = record.get("size", "").strip() == "0"
-            return base.NOTHING_SENT if zero else f"no size: {record.get('size')!r}"
+            return NOTHING_SENT if zero else f"no size: {record.get('size')!r}"
         ranks = (
             self.imported.choose("ranks", options.ranks, base.parse_ranks(record.get("ranks"))) or 0
         )
@@ -494,10 +479,7 @@ def _as_nccl_tests(rows: Sequence[tuple[int, dict[str, str]]]) -> list[NcclTests
 
 
 def _expected_algbw(name: str, size_bytes: int, ranks: int, time: float) -> float | None:
-    """The algbw by size and time: S / t, for hypercube times its share, which needs the ranks.
-
-    None without a time, or if it is not known.
-    """
+    """The algbw by size and time: S / t, for hypercube times its share; None if not known."""
     if ranks or not time:
         return algbw_gbps(name, size_bytes, ranks, time)
     return size_bytes / time if COLLECTIVES[name].moved(2) == 1 else None

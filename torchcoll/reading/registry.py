@@ -15,8 +15,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from typing import cast
@@ -32,7 +31,7 @@ from torchcoll.reading.base import Imported, Importer, ImportOptions, Line, join
 from torchcoll.reading.base import number as base_number
 from torchcoll.reading.nccl_tests import repeats
 from torchcoll.reading.source import Source
-from torchcoll.reading.writers import Unprefixed, Writers, unwrapped, wrapping_width
+from torchcoll.reading.writers import Writers, unwrapped, wrapping_width
 
 GROUP = "torchcoll.importers"
 _PLAIN = "plain"
@@ -44,7 +43,6 @@ _MOST_WRAPPED, _MOST_APART = 16 << 20, 128 << 20
 BUILT_IN = (
     "nccl_tests_json",
     "inspector",
-    "inspector_prom",
     "nccl_tests_text",
     "imb",
     "oneccl",
@@ -63,10 +61,7 @@ _JSON = re.compile(rb'\s*(?:\{\s*"|\[\s*[\[{"])')
 
 @cache
 def importers() -> dict[str, Importer]:
-    """Name -> importer. Importers of entry points come first and can replace built-in ones.
-
-    Raises UnreadableError for an entry point that cannot be loaded.
-    """
+    """Name -> importer. Importers of entry points come first and can replace built-in ones."""
     by_name: dict[str, Importer] = {}
     for point in entry_points(group=GROUP):
         try:
@@ -90,28 +85,20 @@ def sniff_importer(windows: Iterable[Sequence[str]], writers: Writers) -> Import
     for lines in windows:
         messages = [written.text for written in writers.lines(enumerate(lines))]
         for each in importers().values():
-            strip = _strip(each)
-            if each.sniff([*map(strip, messages)] if strip else lines):
+            if each.sniff(lines if _has_long_lines(each) else messages):
                 return each
     return None
 
 
-def _strip(importer: Importer) -> Callable[[str], str] | None:
-    """A function that takes off what no table of prefixes knows; None for formats without lines of
-    text.
-    """
-    starts = getattr(importer, "STARTS", None)
-    if starts:
-        return Unprefixed(starts).strip
-    return str if importer.NAME == _PLAIN else None
+def _has_long_lines(importer: Importer) -> bool:
+    """Whether it reads JSON, whose lines are long and have no prefixes."""
+    return bool(getattr(importer, "LONG_LINES", False))
 
 
 def import_file(
     path: str, options: ImportOptions | None = None, name: str | None = None
 ) -> Imported:
-    """Import a file; ``-`` is stdin.
-
-    name: the importer; by default it is found by sniffing.
+    """Import a file; ``-`` is stdin. name: the importer; by default it is found by sniffing.
 
     Raises UnreadableError for a file that is missing, empty, binary or of an unknown format, and
     UsageError for an importer that does not exist.
@@ -121,13 +108,7 @@ def import_file(
         if name not in (None, _PLAIN):
             raise UsageError("map", f"columns for {name}", f"them for --from {_PLAIN} alone")
         name = _PLAIN
-    with closing(Source(path)) as source:
-        return _imported(source, path, options, name)
-
-
-def _imported(
-    source: Source, path: str, options: ImportOptions | None, name: str | None
-) -> Imported:
+    source = Source(path)
     if not source.start.strip():
         raise UnreadableError("file", source.name, "output of a benchmark; this one is empty")
     command = reading_command(source.start, path, "show")
@@ -137,16 +118,12 @@ def _imported(
     if source.binary:
         raise UnreadableError("file", source.name, "text; this one is binary", command)
     importer, writers, sample = _recognised(source, name)
-    if _JSON.match(source.start) and (importer is None or _reads_text(importer)):
+    if _JSON.match(source.start) and (importer is None or not _has_long_lines(importer)):
         source.in_json = True
         importer, writers, sample = _recognised(source, name)
     if importer is None:
         if MODEL_START.search(source.start):
-            action = (
-                "torchcoll model predict reads it; torchcoll model validate --predicted "
-                f"{'FILE' if is_stdin(path) else shlex.quote(path)} RUN says how wrong it is about "
-                "a run."
-            )
+            action = "torchcoll model predict reads it."
             raise UnreadableError("file", source.name, "results; this is a model", action)
         tool, instead = without_collectives(source.start)
         if tool:
@@ -161,16 +138,14 @@ def _imported(
     options = options or ImportOptions()
     file_name = "stdin" if is_stdin(path) else os.path.basename(path)
     options = ImportOptions(**{**vars(options), "file": options.file or file_name})
-    long_lines = getattr(importer, "LONG_LINES", False)
+    long_lines = _has_long_lines(importer)
     lines: Iterable[Line] = source.lines(None if long_lines else MOST_TEXT)
     with uncollected():  # there are many rows, and they have no reference cycles
         imported = _read_lines(importer, lines, options, writers, sample)
-        width = wrapping_width(sample) if _strip(importer) and imported.refused else 0
-        if width and path != "-" and os.path.getsize(path) < _MOST_WRAPPED:
-            with closing(Source(path)) as again:
-                again.in_json = source.in_json
-                joined = unwrapped(again.lines(MOST_TEXT), width)
-                whole = _read_lines(importer, joined, options, writers, sample)
+        width = wrapping_width(sample) if imported.refused and not long_lines else 0
+        if width and os.path.getsize(source.path) < _MOST_WRAPPED:
+            joined = unwrapped(source.lines(MOST_TEXT), width)
+            whole = _read_lines(importer, joined, options, writers, sample)
             if whole.rows > imported.rows:
                 imported = whole
     for problem in filter(None, (source.cut, source.problem)):
@@ -192,7 +167,6 @@ def _recognised(source: Source, name: str | None) -> tuple[Importer | None, Writ
         importer: Importer | None = importers()[name]
     else:
         importer = sniff_importer(itertools.chain([sample], windows), writers)
-    source.rewind()
     return importer, writers, sample
 
 
@@ -204,17 +178,16 @@ def _read_lines(
     sample: Sequence[str],
 ) -> Imported:
     """Read the lines of a file: apart for each writer, where several print a table."""
-    strip = _strip(importer)
-    if strip is None:
+    if _has_long_lines(importer):
         return importer.read(iter(lines), options)
     texts: dict[str, list[str]] = {}
     nodes: dict[str, str] = {}
     for written in writers.lines(enumerate(sample)):
-        texts.setdefault(written.writer, []).append(strip(written.text))
+        texts.setdefault(written.writer, []).append(written.text)
         nodes[written.writer] = written.node
     authors = [name for name, lines in texts.items() if name and importer.sniff(lines)]
     if len(authors) < 2:
-        stripped = ((each.number, strip(each.text)) for each in writers.lines(lines))
+        stripped = ((each.number, each.text) for each in writers.lines(lines))
         imported = importer.read(stripped, options)
         return _by(imported, nodes[authors[0]]) if authors else imported
     by_writer: dict[str, list[Line]] = {}
@@ -228,7 +201,7 @@ def _read_lines(
                 "less",
                 f"Take one out: grep '{written.prefix}' FILE > TEXT",
             )
-        by_writer.setdefault(written.writer, []).append((written.number, strip(written.text)))
+        by_writer.setdefault(written.writer, []).append((written.number, written.text))
     return join(
         [
             _by(importer.read(iter(by_writer[name]), options), nodes[name], name)
@@ -284,12 +257,6 @@ def _finish(
         run.events += [{"kind": "import", "message": text} for text in (*warnings, *refusals)]
 
 
-def _reads_text(importer: Importer) -> bool:
-    """Whether its rows are lines of text, which a JSON document cannot contain unescaped."""
-    in_lines = hasattr(importer, "STARTS") and not getattr(importer, "LONG_LINES", False)
-    return in_lines or importer.NAME == _PLAIN
-
-
 def files_of_jobs(paths: Sequence[str]) -> list[list[str]]:
     """The paths, with those together that are the files of the processes of jobs."""
     groups: dict[str | int, list[str]] = {}
@@ -315,10 +282,10 @@ def import_together(paths: Sequence[str], options: ImportOptions | None = None) 
 
     def files() -> Iterator[Iterator[Line]]:
         for path in paths:
-            with closing(Source(path)) as source:
-                yield source.lines()
-                if source.problem:
-                    problems[f"{path}: {source.problem}"] = None
+            source = Source(path)
+            yield source.lines()
+            if source.problem:
+                problems[f"{path}: {source.problem}"] = None
 
     folder = os.path.dirname(paths[0]) or "."
     options = options or ImportOptions()
@@ -350,9 +317,7 @@ def runs_in(*paths: str, collective: str | None = None, ranks: int | None = None
 def two_tables(
     path: str, collective: str | None = None, ranks: int | None = None
 ) -> list[tuple[str, Run]]:
-    """(name, run) of the two tables of a file that have the same cases, such as Before and After;
-    [] for any other file.
-    """
+    """(name, run) of the two tables of a file with the same cases, as Before and After; else []."""
     path = os.fspath(from_stdin(path))
     if not os.path.isfile(path) or is_ours(path):
         return []

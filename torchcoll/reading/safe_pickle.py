@@ -1,17 +1,13 @@
 """Reads a pickle that holds nothing but lists, dicts, text and numbers; refuses any other.
 
-A pickle is a program, and Python's own reader runs what it says: it imports modules and calls
-functions. Its documented restriction, an ``Unpickler`` whose ``find_class`` raises, still fetches
-objects from the registry of extensions, asks for persistent ids, and takes as much memory as the
-file claims: in C ``LONG_BINPUT`` with the index 2**31 allocates 16 GB. So this is Python's reader
-that is written in Python, with the instructions that make plain values and no others: every other
-instruction is refused by name. What takes the file's word for a size or a type is replaced.
+A pickle is a program, and Python's own reader runs what it says. An ``Unpickler`` whose
+``find_class`` raises still fetches extensions and persistent ids, and in C ``LONG_BINPUT`` with the
+index 2**31 allocates 16 GB. So this is Python's reader that is written in Python, with the
+instructions that make plain values and no others.
 
-Limits, for a file of some size on disk (``core/bounds.py``): the memory of all values, the length
-of a number, and the size of the whole as a tree. A list can be an item of a list twice, so a few
-lines make a tree of 2**100 items, in which no reader would reach the end. Keys are text, bytes or
-numbers of at most 64 bits: those of more can be chosen so that all have one place in a dict, and
-tuples so deep that hashing them ends the process.
+Limits: the memory of all values, the length of a number, and the size of the whole as a tree (a
+list can be an item of a list twice, so a few lines make 2**100 items). Keys are text, bytes or
+numbers of at most 64 bits, which cannot be chosen so that all have one place in a dict.
 """
 
 from __future__ import annotations
@@ -63,8 +59,7 @@ def read_pickle(
     """The value of a pickle.
 
     problems: with a list, a pickle that was cut off gives what it has, and the list gets a line.
-    Raises UnreadableError for a pickle that needs anything else than plain values, and names what
-    it needs; for one that is damaged or cut off; and for one that is too large.
+    Raises UnreadableError for one that needs other than plain values, is damaged or too large.
     """
     reader = _PlainReader(data, path)
     try:
@@ -287,10 +282,7 @@ _PlainReader.dispatch = {
 
 
 def _check_tree(value: Any, reader: _PlainReader, size_bytes: int) -> None:
-    """Raise UnreadableError if the value, seen as a tree, is too large or too deep to be read.
-
-    Each container is measured once, so that what is shared costs nothing here.
-    """
+    """Raise UnreadableError if the value, seen as a tree, is too large or too deep to be read."""
     most_items = max(_ITEMS, _ITEMS_PER_BYTE * size_bytes)
     most_text = max(_TEXT_BYTES, _TEXT_PER_BYTE * size_bytes)
     measured: dict[int, tuple[int, int, int]] = {}

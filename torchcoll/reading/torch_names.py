@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.traffic import TrafficCall
 from torchcoll.reading.base import dtype_named, whole
 
 _NAMES = {
@@ -44,15 +42,14 @@ _DTYPES = {
     "complexdouble": "complex128",
 }
 _BOUND = 1 << 62  # sizes must be below
-HIDDEN_OP = "the reduce operation is not in the trace: it is shown as unknown"
 
 
 @lru_cache(maxsize=4096)  # dumps have few names, each thousands of times
 def torch_collective(name: str) -> str:
     """The collective for a name in torch's traces, or the plain name if it is not a collective.
 
-    ``c10d::_allgather_base_``, ``_allgather_base`` and ``nccl:_all_gather_base`` are all_gather.
-    Text after a blank (``nccl:send 0->1``) is ignored.
+    ``c10d::_allgather_base_`` and ``nccl:_all_gather_base`` are all_gather; text after a blank is
+    ignored.
     """
     plain = re.sub(r"^\w+::?", "", name.strip()).split(" ")[0]
     key = plain.replace("_", "").lower()
@@ -71,11 +68,7 @@ def torch_dtype(text: object) -> str | None:
 
 
 def rank_in_name(path: str | os.PathLike[str], bare: bool = False) -> int | None:
-    """The rank in a file name: the number after ``rank``.
-
-    bare: without it also accept a number at the end of the name. Such a number may be a process id,
-    as in files of tensorboard's handler.
-    """
+    """The number after ``rank`` in a file name. bare: or else a number at its end."""
     stem = re.sub(r"(\.pt\.trace)?(\.jsonl?|\.pickle|\.pkl)?(\.gz)?$", "", os.path.basename(path))
     matches = re.findall(r"rank[_-]?(\d+)", stem, re.IGNORECASE)
     matches = matches or (re.findall(r"(\d+)$", stem) if bare else [])
@@ -113,10 +106,7 @@ def check_ranks(numbers: Iterable[int], path: os.PathLike[str]) -> None:
 
 
 def clock_of_rank(rank: int) -> str:
-    """The name of the clock of a trace or dump, in ns since 1970, on which host is not known.
-
-    Each rank has a name of its own, since clocks of hosts differ by more than a call takes.
-    """
+    """The name of the clock of a trace or dump, in ns since 1970; clocks of hosts differ."""
     return f"time of day on rank {rank}"
 
 
@@ -130,9 +120,3 @@ class Numbers:
         key = (group, collective, peer) if collective in ("send", "recv") else (group,)
         self._next[key] += 1
         return self._next[key] - 1
-
-
-def hidden_op(calls: Sequence[TrafficCall]) -> list[str]:
-    """A note that reduce operations are not known, if a call has one."""
-    names = {call.collective for call in calls if call.op is None}
-    return [HIDDEN_OP] if any(n in COLLECTIVES and COLLECTIVES[n].has_op for n in names) else []

@@ -9,17 +9,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.bounds import MOST_RANKS, ByteBudget, EventBudget
+from torchcoll.core.bounds import ByteBudget, EventBudget
 from torchcoll.core.errors import ForeignError, UnreadableError, UsageError
 from torchcoll.core.file import is_traffic
 from torchcoll.core.jsonl import chunks_of
 from torchcoll.core.other_commands import TRACE, begin_of, reading_command
 from torchcoll.core.stdin import from_stdin
-from torchcoll.core.traffic import Group, Traffic, TrafficCall, join, latest
+from torchcoll.core.traffic import Group, Traffic, join, latest
 from torchcoll.core.units import counted, format_ranges, shorten
 from torchcoll.reading.flight_recorder import is_dump, read_dump
 from torchcoll.reading.inspector import is_inspector, read_inspector
-from torchcoll.reading.kineto import fill_from_root, is_trace, read_trace
+from torchcoll.reading.kineto import is_trace, read_trace
 from torchcoll.reading.kineto_events import Event, make_event
 from torchcoll.reading.large_json import members
 from torchcoll.reading.safe_pickle import is_pickle, read_pickle
@@ -51,11 +51,9 @@ def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
 def read_jobs(paths: Iterable[str | os.PathLike[str]]) -> list[Traffic]:
     """Read files and folders with one rank per file, and join the files of each job.
 
-    Of a folder its .json and .jsonl files (also .gz), dumps of the Flight Recorder
-    and files of NCCL Inspector are read, or those of its subfolders if it has none. Only a single
-    folder can have several jobs; NCCL Inspector's files are always told apart. Raises
-    UnreadableError for a file of another format, without communication or without a rank, and
-    UsageError if the files do not belong together.
+    A folder without such files has them in its subfolders. Raises UnreadableError for a file of
+    another format, without communication or without a rank, and UsageError if the files do not
+    belong together.
     """
     return [_join_job(job) for job in _find_jobs(paths)]
 
@@ -99,7 +97,6 @@ def _join_job(files: Sequence[RankFile]) -> Traffic:
         t if t.source == "capture" else dataclasses.replace(t, ranks=ranks) for t in traffics
     ]
     joined = _fill_ranks(join(_share_group_ranks(with_all_ranks)))
-    fill_from_root(joined)
     joined.path = shown_path(files)
     return joined
 
@@ -167,10 +164,10 @@ def _foreign(path: Path) -> ForeignError:
 
 
 def read_document(path: Path, problems: list[str]) -> dict[str, Any]:
-    """The outermost object of a trace or a dump, of JSON or a pickle.
+    """The outermost object of a trace or a dump, of JSON or a pickle; only the events needed.
 
-    Of a trace it has only the events that are needed. problems: gets a line if the file was cut
-    off; then the object has what the file has. Raises UnreadableError for a file that is neither.
+    problems: gets a line if the file was cut off; then the object has what the file has. Raises
+    UnreadableError for a file that is neither.
     """
     chunks = chunks_of(path, problems, "trace")
     first = next(chunks, b"")
@@ -254,24 +251,15 @@ def _fill_ranks(traffic: Traffic) -> Traffic:
     """Fill in the ranks of groups, which a Flight Recorder on gloo does not have.
 
     torch's default group has all ranks. Another group has the ranks that made calls in it, if all
-    ranks were read. The dump of a single rank does not have the number of ranks; then it is
-    inferred from the sizes of an all_gather in the default group, if there is one.
+    ranks were read. The dump of a single rank does not have the number of ranks.
     """
     if traffic.source != "flight recorder":
         return traffic
-    alone = len(traffic.calls) == 1 and not any(group.ranks for group in traffic.groups.values())
-    if alone:
-        default = {n for n, group in traffic.groups.items() if group.description == "default_pg"}
-        (calls,) = traffic.calls.values()
-        in_default = (call for call in calls if call.group in default)
-        ranks = max(map(_gathered_from, in_default), default=0)
-        if ranks <= max(traffic.calls):
-            traffic.notes.append(
-                "the dump does not say how many ranks there are: read those of all ranks together"
-            )
-            return traffic
-        traffic.ranks = ranks
-        traffic.notes.append(f"{ranks} ranks: recovered from the sizes of its all_gather calls")
+    if len(traffic.calls) == 1 and not any(group.ranks for group in traffic.groups.values()):
+        traffic.notes.append(
+            "the dump does not say how many ranks there are: read those of all ranks together"
+        )
+        return traffic
     everyone = set(traffic.calls) == set(range(traffic.ranks))
     for name, group in traffic.groups.items():
         if group.ranks:
@@ -286,11 +274,3 @@ def _fill_ranks(traffic: Traffic) -> Traffic:
                 "made calls in it"
             )
     return traffic
-
-
-def _gathered_from(call: TrafficCall) -> int:
-    """The number of ranks by the sizes of an all_gather; 0 for other calls, or if it is unclear."""
-    if call.collective != "all_gather" or not call.bytes_in or call.bytes_out % call.bytes_in:
-        return 0
-    ranks = call.bytes_out // call.bytes_in
-    return ranks if ranks <= MOST_RANKS else 0

@@ -1,9 +1,8 @@
 """Tells apart the jobs whose files are in one folder, each a trace or a dump of one rank.
 
-Files are of one job unless something contradicts: a rank that is there twice, another number of
-ranks, a group that one of its members does not know, or times that are more than a day apart. Of
-several files of one rank, those with one name but for the rank belong together (``a_rank0.json``
-and ``a_rank1.json``), and of one name those that began at about the same time.
+Files are of one job unless a rank is there twice, the number of ranks differs, or they are more
+than a day apart. Of several files of one rank, those with one name but for the rank belong together
+(``a_rank0.json`` and ``a_rank1.json``), and of one name those that began at about the same time.
 """
 
 from __future__ import annotations
@@ -12,13 +11,14 @@ import dataclasses
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from torchcoll.core.opening import common_folder
 from torchcoll.core.traffic import Traffic
-from torchcoll.core.units import format_ranges, shorten_list
+from torchcoll.core.units import shorten_list
 
 _DAY_NS = 86_400 * 10**9
 _NAMED = 4  # files, in a note
@@ -36,21 +36,17 @@ class RankFile:
     def path(self) -> Path:
         return self.traffic.path or Path()
 
-    @property
+    @cached_property
     def began_ns(self) -> int | None:
         """When its first call was issued, since 1970; None where the file does not say it."""
-        return min(self.created_ns, default=None)
-
-    @property
-    def created_ns(self) -> set[int]:
-        """When its calls were issued, since 1970."""
-        return {
+        starts = (
             self.traffic.clocks[rank][1] + call.start_ns
             for rank, calls in self.traffic.calls.items()
             if rank in self.traffic.clocks
             for call in calls
             if call.start_ns is not None
-        }
+        )
+        return min(starts, default=None)
 
     @property
     def world(self) -> int | None:
@@ -60,73 +56,26 @@ class RankFile:
         return max(sizes, default=0) or None
 
 
-@dataclass
-class _Job:
-    files: list[RankFile] = field(default_factory=list)
-    ranks: dict[int, RankFile] = field(default_factory=dict)
-    # (name, ranks) of each group whose ranks are known -> a file that has it
-    groups: dict[tuple[str, tuple[int, ...]], RankFile] = field(default_factory=dict)
-    worlds: set[int] = field(default_factory=set)
-    times: list[int] = field(default_factory=list)
-
-    def add(self, files: Iterable[RankFile]) -> None:
-        for file in files:
-            self.files.append(file)
-            self.ranks |= dict.fromkeys(file.traffic.calls, file)
-            for group in file.traffic.groups.values():
-                if group.ranks:
-                    self.groups.setdefault((group.name, group.ranks), file)
-            self.worlds |= set() if file.world is None else {file.world}
-            self.times += [] if file.began_ns is None else [file.began_ns]
-
-    def contradiction(self, other: _Job) -> str:
-        """Why the two are not one job; '' if nothing says so."""
-        for rank in sorted(self.ranks.keys() & other.ranks.keys()):
-            return f"rank {rank} is in both {_names([self.ranks[rank], other.ranks[rank]])}"
-        if self.worlds and other.worlds and self.worlds.isdisjoint(other.worlds):
-            return f"one has {min(self.worlds)} ranks and the other {min(other.worlds)}"
-        return (
-            self._group_contradiction(other)
-            or other._group_contradiction(self)
-            or self._time_contradiction(other)
-        )
-
-    def _group_contradiction(self, other: _Job) -> str:
-        others = {name for name, _ in other.groups}
-        for name, ranks in self.groups:
-            consistent = (name, ranks) in other.groups or name not in others
-            if not consistent and not other.ranks.keys().isdisjoint(ranks):
-                return f"group {name} has the ranks {format_ranges(ranks)} in one of them only"
-        return ""
-
-    def _time_contradiction(self, other: _Job) -> str:
-        if not self.times or not other.times:
-            return ""
-        gap = max(min(other.times) - max(self.times), min(self.times) - max(other.times))
-        return "they are more than a day apart" if gap > _DAY_NS else ""
-
-
 def split_jobs(files: Sequence[RankFile], folder: Path) -> list[list[RankFile]]:
     """The files of each job. With several, a note in the first file of each says so."""
-    files = _without_copies(files)
     alike: dict[tuple[str, str, str], list[RankFile]] = defaultdict(list)
     for file in files:
         pattern = _RANK.sub(r"\1*", file.path.name)
         alike[file.traffic.source, str(file.path.parent), pattern].append(file)
-    jobs: dict[str, list[_Job]] = defaultdict(list)  # by source
+    jobs: dict[str, list[list[RankFile]]] = defaultdict(list)  # by source
     reasons: list[str] = []
     for (source, _, _), same_name in alike.items():
         for cluster in _by_time(same_name):
             contradictions = []
             for job in jobs[source]:
-                if not (contradiction := job.contradiction(cluster)):
-                    job.add(cluster.files)
+                if not (contradiction := _contradiction(job, cluster)):
+                    job += cluster
                     break
                 contradictions.append(contradiction)
             else:
                 jobs[source].append(cluster)
                 reasons += contradictions[:1]
-    split = [job.files for of_source in jobs.values() for job in of_source]
+    split = [job for of_source in jobs.values() for job in of_source]
     if len(split) == 1:
         return split
     what = f"{folder} holds {len(split)} jobs" if reasons else f"{folder} holds {len(jobs)} kinds"
@@ -135,6 +84,24 @@ def split_jobs(files: Sequence[RankFile], folder: Path) -> list[list[RankFile]]:
         note = f"{what}{reason}: this is number {number}, of {_names(job_files)}"
         job_files[0] = with_note(job_files[0], note)
     return split
+
+
+def _contradiction(job: Sequence[RankFile], other: Sequence[RankFile]) -> str:
+    """Why the files of the two are not of one job; '' if nothing says so."""
+    file_of = {rank: file for file in job for rank in file.traffic.calls}
+    for file in other:
+        for rank in sorted(file_of.keys() & file.traffic.calls.keys()):
+            return f"rank {rank} is in both {_names([file_of[rank], file])}"
+    worlds, times = (
+        [{value for file in files if (value := getattr(file, name))} for files in (job, other)]
+        for name in ("world", "began_ns")
+    )
+    if all(worlds) and worlds[0].isdisjoint(worlds[1]):
+        return f"one has {min(worlds[0])} ranks and the other {min(worlds[1])}"
+    if all(times):
+        gap = max(min(times[1]) - max(times[0]), min(times[0]) - max(times[1]))
+        return "they are more than a day apart" if gap > _DAY_NS else ""
+    return ""
 
 
 def with_note(file: RankFile, note: str) -> RankFile:
@@ -150,51 +117,20 @@ def _names(files: Sequence[RankFile]) -> str:
     return " and ".join(names) if len(names) < 3 else ", ".join(names)
 
 
-def _by_time(files: Sequence[RankFile]) -> list[_Job]:
+def _by_time(files: Sequence[RankFile]) -> list[list[RankFile]]:
     """Files that differ in their ranks alone. A rank that comes again begins another job, and a
     file belongs to the latest job that does not have its rank.
     """
-    clusters: list[_Job] = []
+    clusters: list[list[RankFile]] = []
     for file in sorted(files, key=lambda file: file.began_ns or 0):
         ranks = file.traffic.calls.keys()
-        latest = next((c for c in reversed(clusters) if ranks.isdisjoint(c.ranks)), None)
-        if latest is None:
-            latest = _Job()
-            clusters.append(latest)
-        latest.add([file])
-    for cluster in clusters:
-        cluster.files.sort(key=lambda file: file.path)
-    return clusters
-
-
-def _without_copies(files: Sequence[RankFile]) -> list[RankFile]:
-    """Of several dumps of one process, the one with the most calls."""
-    kept: list[RankFile] = []
-    of_rank: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
-    for file in files:
-        key = (file.traffic.source, tuple(file.traffic.calls))
-        for index in of_rank[key]:
-            if not _same_process(kept[index], file):
-                continue
-            more, less = sorted((kept[index], file), key=_calls, reverse=True)
-            names = _names([less, more])
-            note = f"{names} have calls in common: the one with more of them is read"
-            kept[index] = with_note(more, note)
-            break
+        for cluster in reversed(clusters):
+            if all(ranks.isdisjoint(each.traffic.calls) for each in cluster):
+                cluster.append(file)
+                break
         else:
-            of_rank[key].append(len(kept))
-            kept.append(file)
-    return kept
-
-
-def _calls(file: RankFile) -> int:
-    return sum(map(len, file.traffic.calls.values()))
-
-
-def _same_process(file: RankFile, other: RankFile) -> bool:
-    if file.traffic.clocks and other.traffic.clocks:
-        return not file.created_ns.isdisjoint(other.created_ns)
-    return bool(file.traffic.calls) and file.traffic.calls == other.traffic.calls
+            clusters.append([file])
+    return [sorted(cluster, key=lambda file: file.path) for cluster in clusters]
 
 
 def shown_path(files: Sequence[RankFile]) -> Path:

@@ -31,7 +31,7 @@ from torchcoll.core.bounds import MOST_RANKS
 Line = tuple[int, str]
 
 _MOST_PREFIXES = 6  # of one line
-_LEAST_LINES = 4  # of a sample from which an ambiguous prefix is learned
+_LEAST_LINES = 3  # of a sample from which an ambiguous prefix is learned
 _SHARE = 0.8  # of the lines that have it
 
 
@@ -39,14 +39,10 @@ _SHARE = 0.8  # of the lines that have it
 class WrittenLine:
     """A line, and what its prefixes say about its writer.
 
-    number: in the file, from 1.
-    text: the message, without its prefixes.
-    prefix: all prefixes, as they are in the file.
+    number: in the file, from 1. text: the message. prefix: all prefixes, as they are in the file.
     rank: of the world. A number of ``srun -l`` is a rank unless torch's own names contradict it.
     local_rank: the number within its host by which torchrun labels a worker.
-    node: the host, pod or container.
-    pid: the process.
-    time: the time, as it is in the file.
+    node: the host, pod or container. pid: the process. time: as it is in the file.
     kernel: whether the kernel wrote it.
     """
 
@@ -109,10 +105,11 @@ _CERTAIN = (
 _AMBIGUOUS = (
     r" *(?P<rank>\d{1,7}): ?",  # srun -l
     r"\[(?P<rank>\d{1,7})\] ?",  # mpiexec -prepend-rank
+    r"(?:[|-] )?\[?(?:DEBUG|INFO|WARN(?:ING)?)\]?(?::[\w.]{0,60}:|\s?[|:-])? ?",  # of a logger
     r"(?P<node>[A-Za-z0-9][\w.-]{0,80}) *\| ?",  # docker compose
     r"(?P<node>[A-Za-z0-9][\w.-]{0,80}): ?",  # pdsh, clush
     r" ?> ?",  # a quotation in a mail
-    r"[-*] (?=\S)",
+    r"[-*] ",
 )
 _BY_FIRST: dict[str, list[re.Pattern[str]]] = {}
 for _first, _pattern in _CERTAIN:
@@ -123,11 +120,7 @@ _WORLD = _BY_FIRST["["][0]
 
 
 class Writers:
-    """Splits the lines of one text into prefixes and messages.
-
-    sample: some of its first lines, and of its last lines if a number in front of a line must be
-    messages from a rank.
-    """
+    """Splits the lines of one text into prefixes and messages. sample: some of its lines."""
 
     def __init__(self, sample: Iterable[str]) -> None:
         lines = [text for text in itertools.islice(sample, _SAMPLE) if text.strip()]
@@ -249,11 +242,7 @@ _LABEL_BEFORE = re.compile(r"\[\d{1,7}\] ?$")  # of mpiexec, in front of the mes
 
 
 def without_log(text: str, hosts: Collection[str] = ()) -> tuple[str, bool]:
-    """(text before a library's message, whether there was one).
-
-    hosts: names that begin messages of the file (``log_hosts``); one of these may begin with a
-    digit, which a row before it may end in.
-    """
+    """(text before a library's message, whether there was one). hosts: see ``log_hosts``."""
     if not any(mark in text for mark in _MARKS) and " [" not in text:
         return text, False
     before = None
@@ -280,8 +269,7 @@ def is_message(text: str) -> bool:
 def log_hosts(lines: Iterable[str]) -> set[str]:
     """The names of hosts that begin messages of NCCL in these lines.
 
-    They are at the beginning of a line. If no line is whole, a name is what is common to the ends
-    of what is before the same process several times.
+    If no line is whole, a name is what is common to the ends of what is before one process.
     """
     whole: set[str] = set()
     cut: dict[str, list[str]] = {}
@@ -301,57 +289,11 @@ def log_hosts(lines: Iterable[str]) -> set[str]:
     return hosts - {""}
 
 
-_LONGEST_PREFIX = 256  # characters of a prefix; longer texts are not prefixes
-_NUMBER = re.compile(r"\d+")
-_BLANKS = re.compile(r"(?:\\\s|\s)+")
-
-
-class Unprefixed:
-    """Takes off prefixes that no table knows, by how the lines of a format begin.
-
-    Lines that begin otherwise (half a row, a row with only numbers) lose a prefix that looks like
-    the last one that was found.
-    """
-
-    def __init__(self, starts: re.Pattern[str]) -> None:
-        self._search = starts.search
-        self._prefix = ""
-        self._shape: re.Pattern[str] | None = None
-
-    def strip(self, text: str) -> str:
-        """Returns the text without its prefix."""
-        begin = self._search(text)
-        if begin is None:
-            if self._shape and (match := self._shape.match(text)):
-                return text[match.end() :]
-            return text
-        start = begin.start()
-        # Blanks before a number are kept, because columns of fixed width begin with them.
-        blanks = text[start].isdigit()
-        if not start or text[:start].isspace():
-            return text if blanks else text[start:]
-        prefix = text[:start].rstrip()
-        if prefix != self._prefix:
-            self._prefix = prefix
-            self._shape = _shape(prefix) if len(prefix) <= _LONGEST_PREFIX else None
-        return text[len(prefix) if blanks else start :]
-
-
-def _shape(prefix: str) -> re.Pattern[str]:
-    """A pattern for such prefixes with any numbers and blanks, since time stamps change."""
-    blanks = _BLANKS.sub(r"\\s+", re.escape(prefix.lstrip()))
-    return re.compile(r"\s*" + _NUMBER.sub(r"\\d+", blanks))
-
-
 _NARROWEST, _LEAST_WRAPPED = 40, 2
 
 
 def wrapping_width(lines: Iterable[str]) -> int:
-    """The width of the terminal that wrapped these lines; 0 if none did.
-
-    It is the length of the longest lines, if there are several. Rows of one table are equally long,
-    too: check that lines make more sense when they are joined.
-    """
+    """The width of the terminal that wrapped these lines; 0 if none did."""
     lengths = Counter(len(text) for text in lines)
     width = max(lengths, default=0)
     return width if width >= _NARROWEST and lengths[width] >= _LEAST_WRAPPED else 0
@@ -372,10 +314,7 @@ def unwrapped(lines: Iterable[Line], width: int) -> Iterator[Line]:
 
 @dataclass
 class DocumentPart:
-    """One output in an issue, a mail or a note.
-
-    title: the last line of text above it.
-    """
+    """One output in an issue, a mail or a note. title: the last line of text above it."""
 
     title: str = ""
     lines: list[Line] = field(default_factory=list)

@@ -7,6 +7,7 @@ Times are in seconds, because plotly names powers of a thousand (12 us is 0.0000
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,11 +43,7 @@ TIME_LABELS = {
 
 @dataclass(frozen=True)
 class Option:
-    """One value of a selector: what plotly's ``update`` changes.
-
-    traces: attribute -> one value for each of ``indices``. layout: attribute -> value. indices: the
-    traces that change; None is all of them.
-    """
+    """One value of a selector: what plotly updates of the traces at ``indices`` (None: all)."""
 
     text: str
     traces: Mapping[str, Any] = field(default_factory=dict)
@@ -55,7 +52,7 @@ class Option:
 
     @property
     def arguments(self) -> list[Any]:
-        """Of plotly's ``update``."""
+        """The arguments of plotly's ``update``."""
         values = [dict(self.traces), dict(self.layout)]
         return values if self.indices is None else [*values, list(self.indices)]
 
@@ -70,14 +67,11 @@ class Selector:
 
 @dataclass
 class Chart:
-    """title: what it shows, in a few words. caption: how to read it, and what was reduced and how.
+    """A chart with its title, and the caption that says how to read it.
 
-    selectors: independent of each other. key: of the case whose calls it shows, '' for others. A
-    trace's ``customdata`` are keys of cases, one for each point; of a heat map ``meta`` has one for
-    each column.
-
-    Of pictures alone, which have no texts of points and may have no table beside them: notes, below
-    the caption; more_traces, in the last panel; shared, whether the panels have one scale.
+    key: of the case whose calls it shows, '' for others. A trace's ``customdata`` are keys of
+    cases, one for each point; the ``meta`` of a heat map has one for each column. Only pictures
+    have notes below the caption, more_traces in the last panel, and one scale if ``shared``.
     """
 
     title: str
@@ -92,15 +86,8 @@ class Chart:
 
     def figure(self) -> Any:
         """A plotly Figure with the selectors as menus. Raises UnavailableError without plotly."""
-        try:
-            from plotly.graph_objects import Figure
-        except ImportError:
-            raise UnavailableError(
-                "chart",
-                "no library for it",
-                "plotly",
-                install_text("plot"),
-            ) from None
+        check_installed("plotly", "chart", "plot")
+        from plotly.graph_objects import Figure
 
         def arguments(option: Option) -> list[Any]:
             traces, layout, *indices = option.arguments
@@ -127,8 +114,17 @@ class Chart:
         return Figure({"data": self.traces, "layout": layout})
 
 
+def check_installed(library: str, what: str, extra: str) -> None:
+    """Raises UnavailableError if ``what`` needs a library that is not installed."""
+    try:
+        importlib.import_module(library)
+    except ImportError:
+        name = library.partition(".")[0]
+        raise UnavailableError(what, "no library for it", name, install_text(extra)) from None
+
+
 def plain(value: object) -> str:
-    """A text that plotly shows as it is: it would read <b> and the like as markup."""
+    """A text in which plotly finds no markup, such as <b>."""
     return one_line(value).translate(_MARKUP)
 
 
@@ -161,9 +157,7 @@ def line(
     text: Sequence[str] = (),
     **more: Any,
 ) -> dict[str, Any]:
-    """The line with this number. text: of each point, what hovering shows. more: further
-    attributes, such as ``mode``.
-    """
+    """The line with this number. text: what hovering shows at each point. more: attributes."""
     group = {"legendgroup": more.pop("legendgroup")} if "legendgroup" in more else {}
     return {
         "mode": more.pop("mode", "lines+markers"),
@@ -269,9 +263,7 @@ SCALES = Selector(
 
 
 def reduced(values: Sequence[float], most: int) -> list[int]:
-    """The indices of the values to draw, so that at most ``most`` remain: of each stretch of
-    neighbours the smallest and the largest, so that no outlier is lost. All, if they are few.
-    """
+    """Indices of at most ``most`` values to draw: the extremes of each stretch of neighbours."""
     if len(values) <= most:
         return list(range(len(values)))
     each = -(-2 * len(values) // most)

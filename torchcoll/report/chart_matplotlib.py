@@ -74,9 +74,7 @@ def caption_of(charts: Sequence[Chart]) -> list[str]:
 
 
 def draw_charts(charts: Sequence[Chart]) -> Figure:
-    """A row for each chart if some show two figures, such as time and bus bandwidth; otherwise two
-    charts in a row. Raises UnavailableError without matplotlib.
-    """
+    """A row for each chart that shows two figures, or two charts in a row."""
     rows = list(map(_panels, charts[:MOST_CHARTS]))
     pairs = any(len(row) > 1 for row in rows)
     if not pairs:

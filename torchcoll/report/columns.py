@@ -35,11 +35,10 @@ _INTERVALS = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of a table.
+    """One line of a table: a row, and the result that it was computed from.
 
-    row: its values. result: the result that they were computed from. marks: its footnote marks,
-    such as ``[1]``. how: how times are combined over ranks. limit: the bandwidth that the topology
-    allows, if the table shows it.
+    marks: its footnote marks, such as ``[1]``. how: how times are combined over ranks. limit: the
+    bandwidth that the topology allows, if the table shows it.
     """
 
     row: Row
@@ -180,10 +179,7 @@ def _yes_no(value: bool | None) -> str:
 
 
 def distinct_values(items: Collection[Any], name: str) -> list[Any]:
-    """The distinct values of a dimension, in order of appearance.
-
-    items: Cases or Rows. None is left out, because it means that an item lacks the dimension.
-    """
+    """The distinct values that Cases or Rows have of a dimension, in order of appearance."""
     try:
         values = dict.fromkeys(map(operator.attrgetter(name), items))
     except AttributeError:  # Cases lack some fields of a Row
@@ -192,10 +188,7 @@ def distinct_values(items: Collection[Any], name: str) -> list[Any]:
 
 
 def statistics_of(items: Iterable[Row | Case]) -> list[str]:
-    """The statistics over calls (median, period, mean, ...) that the times of the items are.
-
-    For Cases, these are the statistics that their rows will have.
-    """
+    """The statistics over calls (median, period, mean, ...) that Rows have and Cases will have."""
     statistics = dict.fromkeys(
         item.statistic if isinstance(item, Row) else (PERIOD if item.back_to_back else "median")
         for item in items
@@ -204,10 +197,7 @@ def statistics_of(items: Iterable[Row | Case]) -> list[str]:
 
 
 def default_columns(items: Sequence[Any], without: Collection[str]) -> list[Column]:
-    """The columns of a table: first the dimensions that vary, then the measured values.
-
-    items: the Rows or Cases of the table. without: keys of columns that none of them has.
-    """
+    """The dimensions in which Rows or Cases vary, then the measured values but ``without``."""
     # A group always has a column: a Case names the rule, and each rule makes several sub-groups.
     keys = [
         name
@@ -238,10 +228,7 @@ def columns_for(rows: Sequence[Row]) -> list[Column]:
 
 
 def _named(columns: Iterable[Column], statistics: Sequence[str]) -> Iterator[Column]:
-    """Names the time column by its statistic, and explains low and high of a period.
-
-    A mean must not be called a median, and the spread of intervals is not the spread of calls.
-    """
+    """Names the time column by its statistic, and explains low and high of a period."""
     for column in columns:
         first, legend = column.head.first, column.head.legend
         if column.key == "median_ns" and len(statistics) > 1:
@@ -256,10 +243,7 @@ def _named(columns: Iterable[Column], statistics: Sequence[str]) -> Iterator[Col
 
 
 def named_columns(names: Sequence[str]) -> list[Column]:
-    """The columns of ``--columns``, none of which is dropped on a narrow terminal.
-
-    names: fields of Row, or only ``all``. Raises UsageError for an unknown name.
-    """
+    """The columns of ``--columns``: names or ``all``. Raises UsageError for an unknown name."""
     if list(names) == ["all"]:
         names = ROW_FIELDS
     for name in names:
@@ -275,10 +259,7 @@ def percentile_key(percentile: float) -> str:
 
 
 def percentile_ns(entry: Entry, percentile: float) -> float | None:
-    """A percentile (0 to 100) of the steady calls in ns; None if there are none.
-
-    The clock, and how times are combined over ranks, are those of the row.
-    """
+    """A percentile (0 to 100) of the steady calls on the clock of the row in ns, or None."""
     steady = sorted(steady_times(entry.result, entry.row.clock, entry.how))
     return quantile(steady, percentile / 100) if steady else None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import shutil
 import sys
@@ -27,11 +28,7 @@ def is_terminal(file: TextIO) -> bool:
 
 
 PIPE_COLUMNS = 120  # of a pipe or a file, where COLUMNS does not say otherwise
-
-
-def _pipe_columns() -> int:
-    columns = os.environ.get("COLUMNS", "")
-    return int(columns) if columns.isdecimal() and int(columns) else PIPE_COLUMNS
+_WAITING_S = 2.0
 
 
 class Destination:
@@ -48,8 +45,10 @@ class Destination:
         self.file = file or sys.stdout or io.StringIO()
         self.terminal = is_terminal(self.file)
         if width is None:
-            # Both honour COLUMNS; get_terminal_size would ask stdout's own terminal without it.
-            width = shutil.get_terminal_size().columns if self.terminal else _pipe_columns()
+            columns = os.environ.get("COLUMNS", "")
+            width = int(columns) if columns.isdecimal() else 0
+            # Without COLUMNS get_terminal_size asks the terminal of stdout.
+            width = shutil.get_terminal_size().columns if self.terminal else width or PIPE_COLUMNS
         self.width = width
 
     def write(self, text: str) -> None:
@@ -60,20 +59,22 @@ class Destination:
         self.file.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
     def lines(self, lines: Iterable[str]) -> None:
-        """Write each as a line of its own; long ones are wrapped between words."""
+        """Write each line; long ones are wrapped between words."""
         for line in lines:
             self.write(self.wrapped(printable(line)) + "\n")
 
-    def lines_unwrapped(self, lines: Iterable[str]) -> None:
-        """As ``lines`` for the rows of a table: a row is one line whatever the width."""
-        for line in lines:
-            self.write(printable(line) + "\n")
+    def lines_unwrapped(self, lines: Iterable[str], styles: Iterable[str] = ()) -> None:
+        """Write each line whatever its width, such as a row of a table, in a style of rich."""
+        console = self.console()
+        for line, style in itertools.zip_longest(lines, styles, fillvalue=""):
+            if console and style:
+                # rich cuts lines that do not fit; a line that the terminal wraps is still complete.
+                console.print(printable(line), style=style, soft_wrap=True)
+            else:
+                self.write(printable(line) + "\n")
 
     def styled(self, line: str, style: str, length: int | None = None) -> None:
-        """As ``lines`` for one, in a style of rich where the terminal can show it.
-
-        length: of its styled beginning; None for all of it.
-        """
+        """Write a line, of which the first ``length`` characters (None: all) are in a style."""
         console = self.console() if style else None
         if console is None:
             self.lines([line])
@@ -103,12 +104,7 @@ class Destination:
         self.file.flush()
 
     def console(self) -> Any:
-        """A rich console on a terminal; None elsewhere, and where rich is not installed.
-
-        rich is imported here and not above: ranks must run with torch alone, and a pipe needs no
-        rich. Width and colour are rich's own reading of COLUMNS and NO_COLOR. It fails at a
-        character that the terminal's encoding lacks, so it is left out there too.
-        """
+        """A rich console for a terminal in UTF-8 if rich is installed: ranks must do without it."""
         encoding = getattr(self.file, "encoding", None) or "utf-8"
         if not self.terminal or not encoding.lower().startswith("utf"):
             return None
@@ -123,7 +119,7 @@ _ACTION = "Name another file, or replace it with --force."
 
 
 def check_new(path: str | os.PathLike[str], what: str, force: bool = False) -> None:
-    """Raises UsageError for a file that is there, a link too, unless ``force``: before the work.
+    """Raises UsageError for a file that exists, a link too, unless ``force``.
 
     what: the option that names it, in the message. As ``output`` ``-`` is stdout.
     """
@@ -140,12 +136,7 @@ def check_new(path: str | os.PathLike[str], what: str, force: bool = False) -> N
 def write_file(
     path: str | os.PathLike[str], content: str | bytes, what: str, force: bool = False
 ) -> None:
-    """A new file with this content; with ``force`` in place of what is there.
-
-    Whole or not at all, and never through a link: a file of another name takes the place of what
-    has the name (a link itself, not what it points to). ``-`` is stdout. Raises UsageError where
-    it cannot be, DiskFullError where the disk refuses it.
-    """
+    """Writes or (force) replaces a file as a whole, never through a link. ``-`` is stdout."""
     check_new(path, what, force)
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     if path == "-":
@@ -186,20 +177,17 @@ class TextWithoutAnswer(io.StringIO):
 class RunProgress:
     """Cases done of all cases, elapsed time, and time left if the rest is like what was done."""
 
-    def __init__(
-        self,
-        total: int,
-        now: Callable[[], float] = time.monotonic,
-        started: float | None = None,
-    ) -> None:
-        """started: when the run began, by ``now``; None: now."""
+    def __init__(self, total: int, now: Callable[[], float] = time.monotonic) -> None:
         self.total = total
         self.finished = 0
         self._now = now
-        self._start = now() if started is None else started
+        self._start = now()
 
     def text(self, doing: str = "") -> str:
-        elapsed, left = self._times()
+        elapsed = self._now() - self._start
+        left = None
+        if 0 < self.finished < self.total:
+            left = elapsed / self.finished * (self.total - self.finished)
         filled = _BAR * self.finished // self.total if self.total else _BAR
         parts = [
             f"[{'#' * filled}{'.' * (_BAR - filled)}] {self.finished}/{self.total}",
@@ -208,19 +196,6 @@ class RunProgress:
         if left is not None:
             parts.append(f"left {clock_text(left)}")
         return "  ".join([*parts, doing] if doing else parts)
-
-    def sentence(self) -> str:
-        """``3 of 12 cases, 0:14 elapsed, about 0:42 left``"""
-        elapsed, left = self._times()
-        rest = "" if left is None else f", about {clock_text(left)} left"
-        return f"{self.finished} of {self.total} cases, {clock_text(elapsed)} elapsed{rest}"
-
-    def _times(self) -> tuple[float, float | None]:
-        """Seconds since the start, and those that are left, where that can be estimated."""
-        elapsed = self._now() - self._start
-        if not 0 < self.finished < self.total:
-            return elapsed, None
-        return elapsed, elapsed / self.finished * (self.total - self.finished)
 
 
 class ProgressLine:
@@ -241,58 +216,19 @@ class ProgressLine:
             self._file.flush()
 
 
-_AFTER_S, _EVERY_S = 0.3, 0.5
-
-
-class _ClearingStream:
-    """A stream that clears the line before the first text goes into it."""
-
-    def __init__(self, stream: Any, clear: Any) -> None:
-        self._stream, self._clear = stream, clear
-
-    def write(self, text: str) -> Any:
-        self._clear()
-        return self._stream.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
 @contextlib.contextmanager
 def show_waiting(what: str) -> Iterator[None]:
-    """``torchcoll compare ... 3 s`` on stderr, where it is a terminal, until something is
-    printed.
+    """Says on stderr, if it is a terminal, that a command which takes over 2 s is still working.
 
-    For the console command, which times nothing. Of a measurement rank 0 says what it does itself
-    (bench/main.py): a thread here would take the interpreter lock from its timed calls.
+    Not for ranks: a thread would take the interpreter lock from timed calls.
     """
-    out, err = sys.stdout, sys.stderr
-    if not (out and err and is_terminal(err)):
+    if not (sys.stderr and is_terminal(sys.stderr)):
         yield
         return
-    line = ProgressLine(err, shutil.get_terminal_size().columns)
-    over, lock, start = threading.Event(), threading.Lock(), time.monotonic()
-
-    def clear() -> None:
-        with lock:
-            if not over.is_set():
-                over.set()
-                line.clear()
-
-    def tell() -> None:
-        pause = _AFTER_S
-        while not over.wait(pause):
-            with lock:
-                if not over.is_set():
-                    line.show(f"{what} ... {time.monotonic() - start:.0f} s")
-            pause = _EVERY_S
-
-    thread = threading.Thread(target=tell, name="torchcoll-waiting", daemon=True)
-    thread.start()
-    sys.stdout, sys.stderr = _ClearingStream(out, clear), _ClearingStream(err, clear)
+    timer = threading.Timer(_WAITING_S, print, [f"{what} is working ..."], {"file": sys.stderr})
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        clear()
-        sys.stdout, sys.stderr = out, err
-        thread.join()
+        timer.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import re
@@ -47,9 +48,7 @@ METRICS = ("time", "algbw", "busbw")
 
 
 def split_list(value: str | Sequence[Any] | None, what: str = "list") -> tuple[Any, ...]:
-    """A list as code gives it or, with commas, as the command line does. Raises UsageError for
-    anything else.
-    """
+    """The items of a list, or of a text with commas. Raises UsageError for anything else."""
     if value is None:
         return ()
     if not isinstance(value, str | list | tuple):
@@ -59,11 +58,7 @@ def split_list(value: str | Sequence[Any] | None, what: str = "list") -> tuple[A
 
 @dataclass(frozen=True)
 class View:
-    """How samples are read and which columns are shown. Raises UsageError naming the flag.
-
-    limits: what a topology allows the rows of a run, where one is to be shown beside them.
-    expected: the rows with what the library's log expects of them.
-    """
+    """How samples are read and which columns are shown. Raises UsageError naming the flag."""
 
     columns: tuple[str, ...] = ()  # names of Row fields; none: the default columns
     percentiles: tuple[float, ...] = ()
@@ -168,9 +163,8 @@ ORIGIN = ("run_id", "file", "host", "node", "start_utc")
 
 
 def row_origins(run: Run) -> list[dict[str, Any]]:
-    """What tells the rows of this run from those of others, for each of its results: ``run_id``,
-    ``file``, ``host`` (of rank 0), ``node`` (the label ``node``, else the host if all ranks were
-    on one), ``start_utc``, and ``label_NAME``. None is unknown.
+    """The origin of each result: ``run_id``, ``file``, ``host`` (of rank 0), ``node`` (the label
+    ``node``, else the host if all ranks were on one), ``start_utc``, and ``label_NAME``.
     """
     members = [member for member in run.members if member.get("host")]
     file = str(run.path or run.source.get("file") or "") or None
@@ -193,6 +187,9 @@ def run_object(
 ) -> dict[str, Any]:
     """One run with its rows, and what one must know to judge them."""
     judged = {"verdict": verdict.to_json()} if verdict else {}
+    rows = list(records.of(run, view))
+    if records is ROWS and not view.columns:
+        rows = [{**row, **origin} for row, origin in zip(rows, row_origins(run), strict=True)]
     return {
         "schema": SCHEMA,
         "run": {
@@ -210,16 +207,8 @@ def run_object(
             "problems": run_problems(run),
         },
         **judged,
-        "rows": _with_origins(run, view, records),
+        "rows": rows,
     }
-
-
-def _with_origins(run: Run, view: View, records: Records) -> list[dict[str, Any]]:
-    """The rows; of cases, where no columns are chosen, also what tells them from other runs'."""
-    rows = list(records.of(run, view))
-    if records is not ROWS or view.columns:
-        return rows
-    return [{**row, **origin} for row, origin in zip(rows, row_origins(run), strict=True)]
 
 
 def _run_names(run: Run) -> dict[str, Any]:
@@ -229,7 +218,7 @@ def _run_names(run: Run) -> dict[str, Any]:
 
 
 def _plain_fields(event: dict[str, Any]) -> dict[str, Any]:
-    """Without what later versions, or other hands, may have put there."""
+    """The fields of an event that JSON can hold."""
     return {k: v for k, v in event.items() if isinstance(v, (str, int, float))}
 
 
@@ -238,24 +227,14 @@ def json_text(objects: Sequence[dict[str, Any]]) -> str:
     return json.dumps(objects[0] if len(objects) == 1 else objects, indent=1) + "\n"
 
 
-# The rows as CSV: every field of a Row in base units, unknown as an empty field.
-#
-# A list is its items with commas between them, as the options of the command line take lists; an
-# empty one is an empty field. Spreadsheets run a cell that begins with ``= @ + -`` as a formula: a
-# text that does so, and is no number, gets a ``'`` before it, which they do not show and
-# ``torchcoll convert`` takes away.
-
-_MOST_CELLS = 100_000  # texts that are kept
-_AS_THEY_ARE = frozenset((int, float, bool, type(None)))  # a call for each takes most of the time
+# Spreadsheets run a cell that begins with ``= @ + -`` as a formula. A text that does so, and is no
+# number, gets a ``'`` before it, which they do not show and ``torchcoll convert`` takes away.
 _FORMULA = re.compile(r"'*[=@+-]")
 _NUMBERS = re.compile(r"[+-]?[\d.]+(?:e[+-]?\d+)?(?:,[+-]?[\d.]+(?:e[+-]?\d+)?)*", re.IGNORECASE)
 
 
 def csv_text(runs: Sequence[Run], view: View, records: Records = ROWS) -> str:
-    """One heading for all runs; with more than one, the first column names the file.
-
-    Where no columns are chosen, the last ones name the reading, the run and its labels.
-    """
+    """The rows of all runs as CSV in base units, with the file of each if they are several."""
     names = [*(["file"] if len(runs) > 1 else []), *records.names(view)]
     if not view.columns:
         labels = dict.fromkeys(f"label_{one_line(k)}" for run in runs for k in run.labels)
@@ -285,43 +264,27 @@ def _flat_records(runs: Sequence[Run], view: View, records: Records) -> Iterator
 
 
 def records_csv(records: Iterable[Mapping[str, Any]], names: Sequence[str] = ()) -> str:
-    """Objects of base units as CSV: the columns ``names``, or one for each name in any of them."""
+    """Objects as CSV: the columns ``names``, or one for each name in any of them."""
     if not names:
         records = list(records)
         names = list(dict.fromkeys(name for record in records for name in record))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(map(_cell, names))
-    texts = _Cells()
-    for record in records:
-        writer.writerow(
-            [
-                value if type(value) in _AS_THEY_ARE
-                else texts[value] if type(value) is str
-                else _cell(value)
-                for value in map(record.get, names)
-            ]
-        )  # fmt: skip
+    writer.writerow(map(_cell_of_text, names))
+    writer.writerows([_cell(record.get(name)) for name in names] for record in records)
     return out.getvalue()
-
-
-class _Cells(dict[str, str]):
-    """The cells of texts, each made once: a column has few that differ."""
-
-    def __missing__(self, text: str) -> str:
-        cell: str = _cell(text)
-        if len(self) < _MOST_CELLS:
-            self[text] = cell
-        return cell
 
 
 def _cell(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         value = ",".join(one_line(item) for item in value)
-    if not isinstance(value, str):
-        return value
-    text = one_line(value)
-    # No formula for a spreadsheet; "'=1" too, or reading would take the wrong quote away.
+    return _cell_of_text(value) if isinstance(value, str) else value
+
+
+@functools.lru_cache(maxsize=100_000)  # a column has few texts that differ
+def _cell_of_text(text: str) -> str:
+    text = one_line(text)
+    # "'=1" too, or reading would take the wrong quote away.
     return f"'{text}" if _FORMULA.match(text) and not _NUMBERS.fullmatch(text) else text
 
 
@@ -330,9 +293,7 @@ FORMATS = ("table", "markdown", "csv", "json")
 
 @dataclass(frozen=True)
 class Forms:
-    """One thing in each form: the tables, the object of json, and the rows of csv where they are
-    others than ``rows`` of the object.
-    """
+    """The tables, the object of json, and the rows of csv (None: ``rows`` of the object)."""
 
     grids: Sequence[Grid]
     document: dict[str, Any]
@@ -340,9 +301,8 @@ class Forms:
 
 
 def select_fields(record: Any, fields: str) -> dict[str, Any]:
-    """The record of what a command found: its fields by name, ``name=path`` for one that has
-    another name there or lies deeper, such as ``best=best.cell.name``. Where something on the way
-    is None, so is the field; ``name?`` is None too where it is empty.
+    """The named attributes of a finding: ``name``, or ``name=path`` as in ``best=best.cell.name``,
+    None if something on the path is. ``name?`` is None if the attribute is empty.
     """
     values = {}
     for field in fields.split():
@@ -355,7 +315,7 @@ def select_fields(record: Any, fields: str) -> dict[str, Any]:
 
 
 def without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are not None."""
+    """The fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -1,19 +1,17 @@
 """A table of text cells (Grid), and how it is printed. Every view uses this layout.
 
-A Grid is printed with rich on a terminal, as aligned ASCII elsewhere, and as markdown by
-``markdown_text``. Cells are never cut. If the terminal is too narrow, whole columns are left out,
-the least important first, and a line below the table names them. Columns that may not be left out
-are continued in further tables below.
+Cells are never cut. If the terminal is too narrow, whole columns are left out, the least important
+first, and a line below the table names them. Columns that may not be left out are continued in
+further tables below.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torchcoll.core.answer import Answer
-from torchcoll.core.errors import printable
 from torchcoll.report.destination import Destination, TextWithoutAnswer
 
 T = TypeVar("T")
@@ -29,10 +27,9 @@ class Head:
     left: align to the left.
     drop: 0 is never left out; the columns with the largest number are left out first, together.
     width: the minimum width, for tables whose rows are printed before all of them are known.
-    repeat: if the columns need several tables, each has this one, which names the row (default:
-        the first column).
+    repeat: each of several tables has this column, which names the row (default: the first).
     legend: a line above the table that explains the column.
-    numbered: in a narrow terminal, replace long names by numbers and list them below the table.
+    numbered: if the table does not fit, long names become numbers that are listed below it.
     """
 
     first: str
@@ -89,8 +86,8 @@ def make_grid(
 ) -> Grid:
     """A Grid with a row for each item, without the columns that are ``-`` in every row.
 
-    columns: for each column its heading and a function from an item to its cell. Without items
-    the Grid is empty, also above and below.
+    columns: each with its heading and a function from an item to its cell. Without items the Grid
+    is empty.
     """
     if not items:
         return Grid([], [])
@@ -110,14 +107,10 @@ def grid_of_columns(
     return Grid([head for head, _ in columns], rows, list(above), styles=list(styles))
 
 
-def fit(heads: Sequence[Head], widths: Sequence[int], width: int | None) -> tuple[set[int], int]:
-    """The columns to leave out so that a table fits into ``width``, and the gap between columns.
-
-    widths: of each column, in characters. width: of the terminal; None for no limit. The gap
-    shrinks from 2 blanks to 1 before any column is left out.
+def fit(heads: Sequence[Head], widths: Sequence[int], width: int) -> tuple[set[int], int]:
+    """The columns to leave out so that a table fits into ``width``, and the gap between columns,
+    which shrinks from 2 blanks to 1 before that. widths: of each column, in characters.
     """
-    if width is None:
-        return set(), 2
     dropped: set[int] = set()
     while True:
         kept = [i for i in range(len(heads)) if i not in dropped]
@@ -130,17 +123,11 @@ def fit(heads: Sequence[Head], widths: Sequence[int], width: int | None) -> tupl
         dropped |= {i for i in kept if heads[i].drop == worst}
 
 
-def split_columns(
-    heads: Sequence[Head], widths: Sequence[int], width: int | None
-) -> list[list[int]]:
-    """Divides the columns into tables that fit into ``width``, and returns the columns of each.
-
-    The columns with ``repeat``, or the first column if there are none, are in every table. A column
-    that is too wide for any table gets its own.
-    """
+def split_columns(heads: Sequence[Head], widths: Sequence[int], width: int) -> list[list[int]]:
+    """The columns of each of the tables that fit into ``width``; a wide column has its own."""
     dropped, gap = fit(heads, widths, width)
     kept = [i for i in range(len(heads)) if i not in dropped]
-    if width is None or sum(widths[i] + gap for i in kept) - gap <= width:
+    if sum(widths[i] + gap for i in kept) - gap <= width:
         return [kept]
     repeated = [i for i in kept if heads[i].repeat] or kept[:1]
     tables: list[list[int]] = [[]]
@@ -174,10 +161,6 @@ def hidden_note(heads: Sequence[Head], dropped: set[int], width: int) -> str:
     return f"not shown in {width} columns: {names} (use a wider terminal, or --format json)"
 
 
-def align(text: str, head: Head, width: int) -> str:
-    return text.ljust(width) if head.left else text.rjust(width)
-
-
 def head_lines(heads: Sequence[Head], widths: Sequence[int], gap: int) -> Iterator[str]:
     """Yields the first line of the headings, and the second if any column has one."""
     for line_name in ("first", "second"):
@@ -205,37 +188,13 @@ def plain_lines(grid: Grid, gap: int = 2) -> Iterator[str]:
         yield (template % tuple(row)).rstrip()
 
 
-def rich_table(grid: Grid, gap: int = 2, widths: Sequence[int] | None = None) -> Any:
-    """The table as a rich Table. Cells are Text, so that '[1]' is not taken for markup.
-
-    Cells are padded here, because rich strips the trailing blank that stands in for a mark.
-    """
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    # One character of the gap is the divider of the box, which is a blank in this style.
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
-    widths = widths or grid.widths()
-    for head, width in zip(grid.heads, widths, strict=True):
-        titles = [align(text, head, width) for text in (head.first, head.second) if text]
-        table.add_column(Text("\n".join(titles)), no_wrap=True, min_width=width)
-    styles = grid.styles or [""] * len(grid.rows)
-    for row, style in zip(grid.rows, styles, strict=True):
-        cells = zip(map(printable, row), grid.heads, widths, strict=True)
-        table.add_row(*(Text(align(*cell)) for cell in cells), style=style)
-    return table
-
-
-def _naming_rows(grid: Grid, width: int | None) -> Grid:
-    """The grid with ``repeat`` for as many of its first columns as it takes to name each row, if
-    the declared ones do not and half of the terminal has room for them.
-    """
+def _naming_rows(grid: Grid, width: int) -> Grid:
+    """The grid, with ``repeat`` for as many first columns as it takes to name each row."""
     declared = [i for i, head in enumerate(grid.heads) if head.repeat] or [0]
     widths = grid.widths()
     for number in range(len(grid.heads)):
         keys = sorted({*declared, *range(number)})
-        if width and sum(widths[i] + 1 for i in keys) > _KEYS * width:
+        if sum(widths[i] + 1 for i in keys) > _KEYS * width:
             break
         if len({tuple(row[i] for i in keys) for row in grid.rows}) == len(grid.rows):
             heads = [replace(h, repeat=i in keys) for i, h in enumerate(grid.heads)]
@@ -247,14 +206,10 @@ _SCREEN = 15  # lines: after more than these the answer is repeated
 _LONG = 0.3  # of the terminal's width: columns of longer names may be numbered
 
 
-def _numbered(grid: Grid, width: int | None) -> Grid:
+def _numbered(grid: Grid, width: int) -> Grid:
     """The grid with numbers instead of long names, if it would need several tables otherwise."""
     widths = grid.widths()
-    columns = [
-        i
-        for i, head in enumerate(grid.heads)
-        if head.numbered and width and widths[i] > _LONG * width
-    ]
+    columns = [i for i, h in enumerate(grid.heads) if h.numbered and widths[i] > _LONG * width]
     if not columns or len(split_columns(grid.heads, widths, width)) < 2:
         return grid
     rows, below = [list(row) for row in grid.rows], []
@@ -272,24 +227,18 @@ def print_grid(grid: Grid, out: Destination) -> None:
     widths = grid.widths()
     dropped, gap = fit(grid.heads, widths, out.width) if grid.rows else (set(), 2)
     below = list(grid.below)
-    if dropped and out.width:
+    if dropped:
         below.insert(0, hidden_note(grid.heads, dropped, out.width))
     kept = [head for i, head in enumerate(grid.heads) if i not in dropped]
     above = [*grid.above, *(legends(kept) if grid.rows else [])]
     out.lines(above)
     tables = split_columns(grid.heads, widths, out.width) if grid.rows else []
-    console = out.console()
     for number, columns in enumerate(tables):
         if number or above:
             out.write("\n")
-        shown = grid.only(columns)
-        if console:
-            needed = sum(shown.widths()) + gap * len(shown.heads)
-            # rich cuts lines that do not fit; a line that the terminal wraps is still complete.
-            console.width = max(console.width, needed)
-            console.print(rich_table(shown, gap))
-        else:
-            out.lines_unwrapped(plain_lines(shown, gap))
+        lines = list(plain_lines(grid.only(columns), gap))
+        heads = ["bold"] * (len(lines) - len(grid.rows))
+        out.lines_unwrapped(lines, [*heads, *grid.styles])
     if (below or grid.answer) and grid.rows:
         out.write("\n")
     out.lines(below)
@@ -311,10 +260,8 @@ def print_grids(
     out: Destination,
     over_all: Answer | None = None,
 ) -> None:
-    """Prints tables one below the other, each group below its title, as text or markdown.
-
-    titled: pairs of a title ('' for none) and its grids. over_all: printed in place of the answers
-    of the grids. Answers are printed first, and again after the tables if these fill a screen.
+    """Prints grids below their titles ('' for none), as text or markdown. Their answers, or
+    ``over_all``, are printed first, and again after the tables if these fill a screen.
     """
     grids_of_all = [grid for _, grids in titled for grid in grids]
     answers = [over_all] if over_all else [grid.answer for grid in grids_of_all if grid.answer]
@@ -357,8 +304,7 @@ def _again(answer: Answer | None, repeated: bool) -> Answer | None:
 
 
 def escape_markdown(text: str) -> str:
-    # '*' marks a slow first call and would start emphasis; '<0.001' would be taken for a tag. Text
-    # from a file of unknown origin must not become code or a link either.
+    # Text from a file of unknown origin must not become a tag, code or a link.
     text = text.strip().replace("\\", "\\\\")
     for character in "|*<`":
         text = text.replace(character, f"\\{character}")

@@ -1,7 +1,4 @@
-"""The lines above a table: what ran, on which ranks, what a time means, and the cost of start-up.
-
-Any field of a run may be missing, because files can be truncated or imported.
-"""
+"""The lines above a table. Truncated and imported files may lack any field of a run."""
 
 from __future__ import annotations
 
@@ -11,14 +8,13 @@ from typing import Any
 
 from torchcoll.core import summary
 from torchcoll.core.backends import communicates
-from torchcoll.core.case import APIS, NATIVE, Case
+from torchcoll.core.case import APIS, NATIVE, Case, value_text
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.result import CaseResult, Reported, Run
 from torchcoll.core.units import (
     counted,
-    format_bytes,
     format_ns,
     format_ranges,
     format_size,
@@ -28,14 +24,14 @@ from torchcoll.core.units import (
 from torchcoll.report.columns import distinct_values, statistics_of
 
 _ALWAYS = ("collective", "size_bytes", "dtype", "op", "ranks", "backend", "concurrent")
-_PLAIN = ("collective", "dtype", "op", "backend")
+_PLAIN = ("collective", "dtype", "op", "backend", "in_place")
 
 
 def kind_texts(kinds: Sequence[Mapping[str, Any]], always: Sequence[str] = _ALWAYS) -> list[str]:
     """Describes each kind of case: ``all_reduce, float32, sum, 8 ranks, nccl, NCCL_ALGO Ring``.
 
-    kinds: for each kind its fields by name. always: the fields to name even if all kinds agree in
-    them. Any other field is named only if the kinds differ in it.
+    kinds: for each kind its fields by name, which are named if the kinds differ in them, or if they
+    are among ``always``.
     """
     names = dict.fromkeys(name for kind in kinds for name in kind)
     varying = [n for n in names if len({repr(kind.get(n)) for kind in kinds}) > 1]
@@ -48,14 +44,12 @@ def _kind_text(kind: Mapping[str, Any], names: Sequence[str]) -> str:
         value = kind.get(name)
         if value is None:
             continue
-        if name == "in_place":
-            parts.append("in place" if value else "out of place")
-        elif name == "ranks":
+        if name == "ranks":
             parts.append(counted(value, "rank"))
         elif name == "size_bytes":
             parts.append(f"{format_size(value)} bytes" if value < 1024 else format_size(value))
         elif name in _PLAIN:
-            parts.append(one_line(value))
+            parts.append(value_text(name, value))
         else:
             parts.append(f"{one_line(name.removeprefix('label='))} {one_line(value)}")
     return ", ".join(parts)
@@ -93,11 +87,10 @@ def header_lines(
     clocks: Iterable[str] = (),
     verbose: bool = False,
 ) -> list[str]:
-    """The lines above a table that can be printed before the first case has run.
+    """The lines above a table of Cases or Rows, which can be printed before the first case.
 
-    items: the Cases or Rows of the table. how: how times are combined over ranks, a key of
-    ``_READINGS``; None for a table that shows each rank. clocks: the clocks of the times. verbose:
-    also print the duration of each phase of start-up.
+    how: how times are combined over ranks; None for a table that shows each rank. clocks: of the
+    times. verbose: with the duration of each phase of start-up.
     """
     what = f"{program_text(run)}: {common_text(items)}".rstrip()
     lines = [what, f"{_backends(run, items)}; {ranks_text(run)}"]
@@ -110,16 +103,12 @@ def header_lines(
         lines.append(LAST if last else reported_text(run) or reading(items, how))
     lines += [_measurement_rules(run.header.get("spec") or {}, items)]
     lines += [_communicator_config(run), _labels(run), _unknown_states(run)]
-    lines += [_start_up(run, items), _communicators(run)] if verbose else []
+    lines += [_start_up(run, items)] if verbose else []
     return [line for line in lines if line]
 
 
 def requested_cases(run: Run) -> Sequence[Case]:
-    """The cases that a run was asked to measure, with one size each.
-
-    They replace the results in the header of a file that has none. Returns () if the file does not
-    have a usable spec.
-    """
+    """The cases that a run was asked to measure, with one size each; () without a usable spec."""
     if not run.header.get("spec"):
         return ()
     try:
@@ -133,10 +122,7 @@ def requested_cases(run: Run) -> Sequence[Case]:
 
 
 def reading(items: Sequence[Any], how: str) -> str:
-    """Describes how the times of the ranks were combined into one time per call.
-
-    items: the Cases or Rows of the table. how: a key of ``_READINGS``.
-    """
+    """Describes how the times of the ranks were combined into one time per call."""
     statistics = statistics_of(items)
     periods = [_PERIODS[how]] if summary.PERIOD in statistics else []
     if statistics == [summary.PERIOD]:
@@ -156,7 +142,7 @@ def reported_text(run: Run) -> str:
     kinds: dict[tuple[object, ...], Reported] = {}
     for g in reported:
         kinds.setdefault((g.statistic, g.over_ranks, g.derived, g.one_cold_call), g)
-    texts = dict.fromkeys(map(reported_reading, kinds.values()))
+    texts = dict.fromkeys(map(summary.reported_reading, kinds.values()))
     derived = [g.derived for g in kinds.values()]
     how = "" if not any(derived) else "computed from the bandwidth; "
     how = how if all(derived) or not how else "some computed from the bandwidth; "
@@ -166,26 +152,14 @@ def reported_text(run: Run) -> str:
     return f"time: {' or '.join(texts)}, as published ({how}{source})"
 
 
-def reported_reading(reported: Reported) -> str:
-    """Describes a published time: its statistic over calls and over ranks."""
-    recorded = reported.statistic != "unknown"
-    calls = f"{one_line(reported.statistic)} over calls" if recorded else "one figure per case"
-    calls = summary.COLD_CALL if reported.one_cold_call else calls
-    over = reported.over_ranks
-    return calls if over == "unknown" else f"{calls}, {one_line(over)} over ranks"
-
-
 def common_text(items: Sequence[Any]) -> str:
-    """Describes what all items have in common, except ranks and backends.
-
-    items: Cases or Rows. Example: ``all_reduce, float32, sum, out of place``.
-    """
+    """What Cases or Rows have in common: ``all_reduce, float32, sum, out of place``."""
     collectives = distinct_values(items, "collective")
     parts = [", ".join(collectives) if len(collectives) < 3 else f"{len(collectives)} collectives"]
     for name in ("dtype", "op", "root", "in_place"):
         values = distinct_values(items, name)
         if len(values) == 1:
-            parts.append(_dimension_text(name, values[0]))
+            parts.append(f"root {values[0]}" if name == "root" else value_text(name, values[0]))
     # A case names the rule (``mod:2``); a result names one of its sub-groups (``mod:2/0``).
     groups = [one_line(name).split("/")[0] for name in distinct_values(items, "group")]
     parts += [f"sub-groups {rule}" for rule in dict.fromkeys(groups)]
@@ -204,10 +178,9 @@ def common_text(items: Sequence[Any]) -> str:
         of_torch = any(name in IMPLEMENTATIONS for name in implementation_names)
         origin = " of torch's symmetric memory" if of_torch else ""
         parts.append(f"{also}by {implementations}{origin}")
-    is_rotating = distinct_values(items, "buffer_reuse") == ["rotate"]
-    parts += ["buffers that walk through the largest"] if is_rotating else []
-    is_flushing = distinct_values(items, "buffer_reuse") == ["flush"]
-    parts += ["caches overwritten before every call"] if is_flushing else []
+    reuse = distinct_values(items, "buffer_reuse")
+    parts += ["buffers that walk through the largest"] if reuse == ["rotate"] else []
+    parts += ["caches overwritten before every call"] if reuse == ["flush"] else []
     misaligned = [n for n in distinct_values(items, "misalign_bytes") if n]
     parts += [f"buffers misaligned by {counted(n, 'byte')}" for n in misaligned]
     parts += ["REHEARSAL on one GPU"] if distinct_values(items, "rehearsal") == [True] else []
@@ -226,12 +199,6 @@ def program_text(run: Run) -> str:
         return f"imported from {' '.join(one_line(name) for name in names if name)}"
     version = run.header.get("torchcoll") or run.environment.get("torchcoll") or ""
     return f"torchcoll {one_line(version)}".rstrip()
-
-
-def _dimension_text(name: str, value: Any) -> str:
-    if name == "in_place":
-        return "in place" if value else "out of place"
-    return f"root {value}" if name == "root" else one_line(value)
 
 
 def _backends(run: Run, items: Sequence[Any]) -> str:
@@ -304,9 +271,8 @@ def _measurement_rules(spec: dict[str, Any], items: Sequence[Any]) -> str:
         parts.append(f"{spec['warmup']} warm-up calls")
     if "check" in spec:
         parts.append(f"verification {'on' if spec['check'] else 'off'}")
-    if distinct_values(items, "buffer_reuse") == [
-        "same"
-    ]:  # warmer in the caches than nccl-tests' own
+    # Such buffers are warmer in the caches than those of nccl-tests.
+    if distinct_values(items, "buffer_reuse") == ["same"]:
         parts.append("the same buffers in every call")
     if spec.get("order", "size") != "size":
         parts.append(f"order {one_line(spec['order'])} (seed {spec.get('seed', 0)})")
@@ -328,33 +294,15 @@ def _labels(run: Run) -> str:
 
 
 def _unknown_states(run: Run) -> str:
-    """What could not be read of the devices, so that no warning can come of it; '' if the reasons
-    for lower clocks were read.
-    """
-    unknown: dict[str, list[str]] = {}
-    for state in run.machine:
-        devices = state.get("devices") or [] if state.get("when") == "before" else []
-        names = [
-            text
-            for text, fields in _OF_STATE.items()
-            if any(all(device.get(field) is None for field in fields) for device in devices)
-        ]
-        if "throttling" in names:
-            unknown.setdefault(f"{', '.join(names)} of the devices", []).append(
-                one_line(state.get("host") or "?")
-            )
-    return "; ".join(
-        f"not known: {what} on {shorten(hosts, _FEW_HOSTS, ' and {} more hosts')}"
-        for what, hosts in unknown.items()
-    )
-
-
-# What a warning may say of a device, and the fields of its state that say it.
-_OF_STATE = {
-    "clocks": ("sm_clock_mhz",),
-    "throttling": ("reasons", "limited_ns"),
-    "other processes": ("others",),
-}
+    """The hosts on which nobody could read whether a device was throttled: no warning can come."""
+    hosts = [
+        one_line(state.get("host") or "?")
+        for state in run.machine
+        for device in (state.get("devices") or [] if state.get("when") == "before" else [])
+        if device.get("reasons") is None and device.get("limited_ns") is None
+    ]
+    names = shorten(list(dict.fromkeys(hosts)), _FEW_HOSTS, " and {} more hosts")
+    return f"not known: throttling of the devices on {names}" if hosts else ""
 
 
 def _phase(run: Run, name: str, how: str = "max") -> float | None:
@@ -390,35 +338,10 @@ def _start_up(run: Run, items: Sequence[Any]) -> str:
     return f"start up: {', '.join(parts)}" if run.phases else ""
 
 
-def _communicators(run: Run) -> str:
-    """What making the process groups added to each rank; '' if it was not recorded."""
-    largest: dict[str, dict[str, int]] = {}
-    for member in run.members:
-        of_rank = member.get("communicators")
-        for backend, growth in of_rank.items() if isinstance(of_rank, dict) else ():
-            figures = largest.setdefault(str(backend), {})
-            for name, value in growth.items() if isinstance(growth, dict) else ():
-                if type(value) is int:
-                    figures[name] = max(value, figures.get(name, value))
-    texts = []
-    for backend, growth in largest.items():
-        parts = [
-            f"{format_bytes(max(0, growth[name]))} of {where} memory"
-            for name, where in (("device_bytes", "device"), ("resident_bytes", "host"))
-            if name in growth
-        ]
-        if "descriptors" in growth:
-            parts.append(f"{growth['descriptors']} descriptors")
-        if parts:
-            texts.append(f"{one_line(backend)} {', '.join(parts)}")
-    return f"process groups, at most on a rank: {'; '.join(texts)}" if texts else ""
-
-
 def first_lines(run: Run, how: str = "max", total: bool = True, verbose: bool = False) -> list[str]:
     """The cost of the first call on each backend, which is known once a case has run.
 
-    how: how times are combined over ranks. total: include the time to first result (the verdict
-    may print it already). verbose: add a line with the cost of measuring.
+    total: include the time to first result. verbose: add a line with the cost of measuring.
     """
     lines = []
     first_run, results = next((part for part in run.all_runs() if part[1]), (run, []))
@@ -433,26 +356,9 @@ def first_lines(run: Run, how: str = "max", total: bool = True, verbose: bool = 
     readings = [
         f"{text} {format_ns(ns, 3)}" for text, key in costs if (ns := _phase(run, key)) is not None
     ]
-    parts = [f"a call: {', '.join(readings)}"] if readings else []
-    if shares := _shares(results):
-        parts.append(f"of the time of all cases: {shares}")
-    if parts:
-        lines.append(f"cost of measuring, {'; '.join(parts)}")
+    if readings:
+        lines.append(f"cost of measuring, a call: {', '.join(readings)}")
     return lines
-
-
-def _shares(results: Sequence[CaseResult]) -> str:
-    """The shares of the cases' wall time on rank 0 that measuring took; '' if not recorded."""
-    # Sub-groups run at the same time, so their results share one start and count once.
-    spent = list({r.start_ns: r.spent_ns for r in results if r.batches}.values())
-    total = sum(spent_in_case.get("case", 0) for spent_in_case in spent)
-    names = (("ramp-up calls", "ramp_up"), ("barriers", "barriers"), ("gathers", "gathers"))
-    if not total or not all(key in spent_in_case for spent_in_case in spent for _, key in names):
-        return ""
-    return ", ".join(
-        f"{text} {100 * sum(spent_in_case[key] for spent_in_case in spent) / total:.1f} %"
-        for text, key in names
-    )
 
 
 def _first_line(run: Run, firsts: Sequence[CaseResult], how: str, total: bool) -> str:

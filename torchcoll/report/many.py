@@ -1,7 +1,4 @@
-"""Many files, or the many ranks of one: their spread and the slowest, in place of every table.
-
-A thousand files would be 22,000 lines, and the ranks of a case 4,096.
-"""
+"""Many files: the spread of each case in place of every table."""
 
 from __future__ import annotations
 
@@ -24,13 +21,11 @@ from torchcoll.core.units import (
     shorten_list,
 )
 from torchcoll.report.columns import distinct_values
-from torchcoll.report.formats import View
 from torchcoll.report.grid import Grid, Head
-from torchcoll.report.header import common_text, header_lines, kind_texts
-from torchcoll.report.notes import run_lines, runs_lines
-from torchcoll.report.ranks_view import WAITING, rank_values, ranks_answer
+from torchcoll.report.header import common_text, kind_texts
+from torchcoll.report.notes import runs_lines
 
-MOST_RUNS, MOST_RANKS = 20, 64  # more are shown in short
+MOST_RUNS = 20  # more are shown in short
 _MOST_CASES = 40  # rows; of more kinds and sizes the largest size of each
 _NAMED = 5  # of the slowest
 _ALL = "--all shows every table"
@@ -48,10 +43,7 @@ def runs_grids(
     named: Sequence[tuple[str, Answer]],
     over_ranks: str = "max",
 ) -> list[Grid]:
-    """The spread of each case over the runs, and of many runs the runs and hosts that are slowest.
-
-    rows_by_run: the rows of each run; named: its name and verdict.
-    """
+    """The spread of each case over the runs. named: of each run its name and verdict."""
     names = [name for name, _ in named]
     cases = _measured_cases(rows_by_run)
     rows = [row for rows in rows_by_run for row in rows]
@@ -71,14 +63,8 @@ def runs_grids(
         of_kind = [(name, answer) for name, answer in named if answer.level == kind]
         answers = [f"{name}: {answer.text}" for name, answer in of_kind]
         below += shorten_list(answers, _NAMED, f"and {{}} more with {VERDICTS[kind]}")
-    relative_times = _relative_times(cases)
-    grids = [_spread_grid(cases, names)]
-    if len(runs) > MOST_RUNS and len(relative_times) > 1 and any(len(case) > 2 for case in cases):
-        grids += [
-            _slowest_runs_grid(runs, relative_times, names),
-            _slowest_hosts_grid(runs, relative_times),
-        ]
-    return [Grid([], [], above=above), *grids, Grid([], [], below=[*below, *runs_lines(runs)])]
+    table = _spread_grid(cases, names)
+    return [Grid([], [], above=above), table, Grid([], [], below=[*below, *runs_lines(runs)])]
 
 
 def _measured_cases(rows_by_run: Sequence[Sequence[Row]]) -> list[list[_Measured]]:
@@ -110,9 +96,7 @@ def median_rows(rows_by_run: Sequence[Sequence[Row]]) -> tuple[list[Row], list[f
 
 
 def same_cases(runs: Sequence[Run], rows_by_run: Sequence[Sequence[Row]]) -> list[list[int]]:
-    """The runs by their places, those together that measured the same cases with the same labels
-    (``run`` aside), libraries and settings.
-    """
+    """The places of runs, grouped by what they measured, their labels and their settings."""
     groups: dict[str, list[int]] = {}
     for number, (run, rows) in enumerate(zip(runs, rows_by_run, strict=True)):
         cases = sorted({repr((_kind(row), row.size_bytes_requested)) for row in rows})
@@ -177,118 +161,3 @@ def _spread_grid(cases: Sequence[list[_Measured]], names: Sequence[str]) -> Grid
             ]
         )
     return Grid(heads, lines, below=below)
-
-
-def _relative_times(cases: Sequence[Sequence[_Measured]]) -> dict[int, float]:
-    """Of each run the median over its cases of time / median of the runs."""
-    ratios: dict[int, list[float]] = {}
-    for case in cases:
-        middle = median([item.row.median_ns or 0.0 for item in case])
-        for item in case:
-            ratios.setdefault(item.run, []).append((item.row.median_ns or 0.0) / middle)
-    return {run: median(ratios_of_run) for run, ratios_of_run in ratios.items()}
-
-
-_RATIO = "time / that of the median run, the median over the cases"
-
-
-def _slowest_runs_grid(
-    runs: Sequence[Run], relative_times: dict[int, float], names: Sequence[str]
-) -> Grid:
-    worst = sorted(relative_times, key=lambda run: -relative_times[run])[:_NAMED]
-    rows = []
-    for run in worst:
-        hosts = dict.fromkeys(str(m.get("host") or "?") for m in runs[run].members)
-        rows.append([names[run], format_ratio(relative_times[run]), _list_first(hosts) or "-"])
-    heads = [Head("slowest runs", left=True), Head("ratio"), Head("hosts", left=True)]
-    return Grid(heads, rows, above=[_RATIO])
-
-
-def _slowest_hosts_grid(runs: Sequence[Run], relative_times: dict[int, float]) -> Grid:
-    """Over the runs in which each was: a slow run does not tell which of its hosts is slow."""
-    ratios_by_host: dict[str, list[float]] = {}
-    for run, ratio in relative_times.items():
-        for host in host_names(runs[run].members):
-            ratios_by_host.setdefault(host, []).append(ratio)
-    if len(ratios_by_host) < 2:
-        return Grid([], [])
-    worst = sorted(ratios_by_host, key=lambda host: -median(ratios_by_host[host]))[:_NAMED]
-    rows = [
-        [one_line(h), format_ratio(median(ratios_by_host[h])), str(len(ratios_by_host[h]))]
-        for h in worst
-    ]
-    return Grid([Head("slowest hosts", left=True), Head("ratio"), Head("runs")], rows)
-
-
-def many_ranks_grids(run: Run, view: View) -> list[Grid]:
-    """Of each case the ranks' own times; then the ranks and hosts at both ends of them."""
-    entries = view.entries(run)
-    rows = [entry.row for entry in entries]
-    heads = [
-        Head("case", left=True, repeat=True),
-        Head("size", repeat=True),
-        Head("median", "rank"),
-        Head("shortest"),
-        Head("rank"),
-        Head("longest"),
-        Head("rank"),
-        Head("longest /", "median"),
-    ]
-    lines: list[list[str]] = []
-    ratios: dict[int, list[float]] = {}
-    hosts: dict[str, list[float]] = {}
-    titles = kind_texts([_kind(row) for row in rows], ("collective",))
-    values = [list(rank_values(run, entry)) for entry in entries]
-    for entry, ranks, title in zip(entries, values, titles, strict=True):
-        figures_by_rank = {rank["rank"]: rank for rank in ranks}
-        if not figures_by_rank:
-            lines.append([title, format_size(entry.row.size_bytes_requested), *["-"] * 6])
-            continue
-        times = {rank: figures["median_ns"] for rank, figures in figures_by_rank.items()}
-        middle = median(list(times.values()))
-        low, high = min(times, key=lambda r: times[r]), max(times, key=lambda r: times[r])
-        size = entry.row.size_bytes_requested
-        lines.append(
-            [
-                title,
-                format_size(size) if COLLECTIVES[entry.row.collective].has_data else "-",
-                format_time(middle),
-                format_time(times[low]),
-                str(low),
-                format_time(times[high]),
-                str(high),
-                format_ratio(times[high] / middle if middle else None),
-            ]
-        )
-        for rank, ns in times.items():
-            if middle:
-                ratios.setdefault(rank, []).append(ns / middle)
-                hosts.setdefault(str(figures_by_rank[rank]["host"] or "?"), []).append(ns / middle)
-    above = [*header_lines(run, rows, None, distinct_values(rows, "clock")), WAITING]
-    above.append(f"{run.ranks} ranks in short ({_ALL}): each rank's own median")
-    host_of = {n: one_line(m.get("host") or "?") for n, m in enumerate(run.members)}
-    ranks_ratios = {f"{r} ({host_of.get(r, '?')})": of_rank for r, of_rank in ratios.items()}
-    ends = [_extremes_grid("rank", ranks_ratios)]
-    ends += [_extremes_grid("host", hosts)] if len(hosts) > 1 else []
-    below = run_lines(run, rows, first_calls=False)
-    answer = ranks_answer(run, entries, values)
-    last = Grid([], [], below=below, answer=answer)
-    return [Grid([], [], above=above), Grid(heads, lines), *ends, last]
-
-
-def _extremes_grid(what: str, ratios: dict[str, list[float]]) -> Grid:
-    """The longest and the shortest: in a collective that waits, who comes last waits least."""
-    middles = {name: median(ratios_of_name) for name, ratios_of_name in ratios.items()}
-    order = sorted(middles, key=lambda name: -middles[name])
-    long, short = order[:_NAMED], order[::-1][:_NAMED]
-    rows = [
-        [one_line(a), format_ratio(middles[a]), one_line(b), format_ratio(middles[b])]
-        for a, b in zip(long, short, strict=True)
-    ]
-    heads = [Head(f"{what}s with", "the longest", left=True), Head("ratio")]
-    heads += [Head(f"{what}s with", "the shortest", left=True), Head("ratio")]
-    return Grid(
-        heads,
-        rows,
-        above=[f"own time / that of the median rank, median over the cases of each {what}"],
-    )

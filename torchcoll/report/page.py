@@ -1,6 +1,4 @@
-"""A report as one document: sections of tables, with charts as HTML that needs no network, or with
-pictures as markdown.
-"""
+"""A report as one document: HTML with charts that needs no network, or markdown with pictures."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.answer import Answer, Caveat
-from torchcoll.core.errors import UnavailableError, install_text, one_line, printable
-from torchcoll.report.chart import TIME_LABELS, Chart
+from torchcoll.core.errors import one_line, printable
+from torchcoll.report.chart import TIME_LABELS, Chart, check_installed
 from torchcoll.report.grid import Grid, escape_markdown, legends, markdown_text
 
 _STYLES = {"green": "good", "red": "bad", "yellow": "doubt", "dim": "dim"}
@@ -62,9 +60,7 @@ class TitledGrids:
 
 @dataclass
 class Section:
-    """commands: what prints the same in a terminal. pictures: of markdown. charts: of HTML. folded:
-    tables are closed at first.
-    """
+    """commands print the same; pictures are for markdown, charts for HTML; folded: closed."""
 
     title: str
     texts: list[str] = field(default_factory=list)
@@ -77,8 +73,8 @@ class Section:
 
 @dataclass
 class Page:
-    """cases: those that points of the charts lead to, by key. run_commands: of each run the command
-    that prints its calls, '' without a file. reloads: a browser reads the page again and again.
+    """cases: by the keys of points of charts. run_commands: print the calls of each run, '' without
+    a file.
     """
 
     title: str
@@ -86,18 +82,12 @@ class Page:
     sections: list[Section]
     cases: dict[str, PageCase] = field(default_factory=dict)
     run_commands: list[str] = field(default_factory=list)
-    reloads: bool = False
 
 
 def shorten_repeated_caveats(
     sections: Sequence[Section], printed: Iterable[str] = ()
 ) -> list[Section]:
-    """The sections, where a caveat is printed in full at its first table alone, and an answer at
-    its first table, unless it stands above the sections.
-
-    Tables that stand alone in a terminal each print their caveats; a page would repeat some of them
-    ten times. printed: texts that stand above the sections.
-    """
+    """The sections, in which a text not yet ``printed`` stands in full only at its first table."""
     texts = set(printed)
 
     def line_once(line: str) -> str:
@@ -128,28 +118,19 @@ def shorten_repeated_caveats(
 
 
 def html_text(page: Page) -> str:
-    """The whole page, with its charts, style and scripts in it.
+    """The page, which may fetch nothing and run only its own scripts. Raises UnavailableError."""
+    check_installed("jinja2", "report", "report")
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
 
-    Every text is escaped; of scripts the page's own and plotly's alone are allowed to run, and
-    nothing may be fetched (a content security policy says so). Raises UnavailableError without
-    jinja2.
-    """
-    try:
-        from jinja2 import Environment, StrictUndefined
-        from markupsafe import Markup
-    except ImportError:
-        raise UnavailableError(
-            "report",
-            "no library for it",
-            "jinja2",
-            install_text("report"),
-        ) from None
     folder = Path(__file__).parent
     scripts = [(folder / "page.js").read_text(encoding="utf-8")]
     groups = [group for section in page.sections for group in section.charts]
     plotly = ""
     if groups:
-        scripts.append(plotly_script())
+        from plotly.offline import get_plotlyjs
+
+        scripts.append(get_plotlyjs())
         plotly = base64.b64encode(gzip.compress(scripts[1].encode(), mtime=0)).decode()
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=False, finalize=_shown
@@ -169,31 +150,8 @@ def html_text(page: Page) -> str:
     )
 
 
-def plotly_script() -> str:
-    """plotly.js, from the Python package."""
-    from plotly.offline import get_plotlyjs
-
-    text: str = get_plotlyjs()
-    return text
-
-
-def check_charts_available() -> None:
-    """Raises UnavailableError where a page could not have its charts, before anything is read."""
-    try:
-        import plotly  # noqa: F401
-    except ImportError:
-        raise UnavailableError(
-            "report",
-            "no library for it",
-            "plotly",
-            install_text("report"),
-        ) from None
-
-
 def _json_text(page: Page, groups: Sequence[ChartGroup]) -> str:
-    """What page.js reads. A script element ends at ``</script``, whatever JSON it stands in, so no
-    ``<`` is left; ASCII, because U+2028 ends lines of scripts.
-    """
+    """What page.js reads, as ASCII without ``<``: ``</script`` and U+2028 would end it."""
     data = {
         "groups": [{"label": g.label, "charts": list(map(_chart_json, g.charts))} for g in groups],
         "cases": {key: [case.title, case.run, case.command] for key, case in page.cases.items()},
@@ -205,23 +163,15 @@ def _json_text(page: Page, groups: Sequence[ChartGroup]) -> str:
 
 
 def _chart_json(chart: Chart) -> dict[str, Any]:
-    selectors = [
+    values = {name: getattr(chart, name) for name in ("title", "traces", "layout", "key")}
+    values["selectors"] = [
         {
-            "label": selector.label,
-            "options": [
-                {"text": option.text, "arguments": option.arguments} for option in selector.options
-            ],
+            "label": s.label,
+            "options": [{"text": o.text, "arguments": o.arguments} for o in s.options],
         }
-        for selector in chart.selectors
+        for s in chart.selectors
     ]
-    return {
-        "title": chart.title,
-        "traces": chart.traces,
-        "layout": chart.layout,
-        "selectors": selectors,
-        "caption": [line if line.isprintable() else printable(line) for line in chart.caption],
-        "key": chart.key,
-    }
+    return values | {"caption": list(map(_shown, chart.caption))}
 
 
 def _shown(value: Any) -> Any:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.errors import UnavailableError, UsageError, install_text, one_line, path_text
+from torchcoll.core.errors import UsageError, one_line, path_text
+from torchcoll.report.chart import check_installed
 from torchcoll.report.destination import check_new, write_file
 
 if TYPE_CHECKING:
@@ -29,10 +30,7 @@ _CAPTION = 150  # characters in a line of that width
 
 
 def check_path(path: str | os.PathLike[str], force: bool = True) -> Path:
-    """Raises UsageError for a picture that could not be written, before anything is read.
-
-    force: one that is there may be replaced.
-    """
+    """The path of a picture. Raises UsageError if it cannot be written; force: replaces a file."""
     file = Path(path_text(path, "picture", "a path"))
     if file.suffix.lower() not in SUFFIXES:
         raise UsageError("picture", path, f"a name that ends in one of {', '.join(SUFFIXES)}")
@@ -43,24 +41,16 @@ def check_path(path: str | os.PathLike[str], force: bool = True) -> Path:
 
 
 def literal(text: object) -> str:
-    """The text as it is: matplotlib reads what stands between two $ as a formula, and leaves labels
-    that begin with _ out of the legend.
-    """
+    """A text in which matplotlib finds no formula ($), and no label that it hides (_)."""
     plain = one_line(text).replace("$", r"\$")
     return f" {plain}" if plain.startswith("_") else plain
 
 
 def new_figure(rows: int, columns: int, shared: bool = False) -> tuple[Figure, Any]:
-    """shared: all panels have one scale, so that they can be compared by eye."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UnavailableError(
-            "picture",
-            "no library for it",
-            "matplotlib",
-            install_text("plot"),
-        ) from None
+    """A figure and its panels; shared: all have one scale. Raises UnavailableError."""
+    check_installed("matplotlib.figure", "picture", "plot")
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(_WIDTH, _HEIGHT * rows), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared)
 
@@ -86,9 +76,7 @@ class WrittenPicture:
 
 
 def write_figure(figure: Figure, path: str | os.PathLike[str]) -> WrittenPicture:
-    """In place of one that is there, never through a link. Raises UsageError for a path that
-    cannot be written.
-    """
+    """Writes or replaces a file. Raises UsageError for a path that cannot be written."""
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=120, format=check_path(path).suffix[1:].lower())
     write_file(path, drawn.getvalue(), "picture", force=True)
@@ -99,9 +87,7 @@ _FONTS = re.compile(r"font-family: [^;\"]*sans-serif")
 
 
 def svg_text(figure: Figure) -> str:
-    """The picture as SVG without a date, so that the same data give the same text. Its texts are
-    texts, which a reader can search and copy.
-    """
+    """The picture as SVG whose texts can be copied; the same data give the same SVG."""
     import matplotlib
 
     drawn = io.StringIO()
@@ -114,16 +100,3 @@ def svg_text(figure: Figure) -> str:
         warnings.simplefilter("ignore", UserWarning)
         figure.savefig(drawn, format="svg", metadata=nothing)
     return _FONTS.sub("font-family: 'DejaVu Sans', Verdana, sans-serif", drawn.getvalue())
-
-
-def check_pictures_available() -> None:
-    """Raises UnavailableError where a page could not have its pictures, before anything is read."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise UnavailableError(
-            "report",
-            "no library for it",
-            "matplotlib",
-            install_text("report"),
-        ) from None

@@ -38,6 +38,8 @@ RANK_FIELDS = (
     *("longer_than_fastest_ns", "longest_share", "shortest_share"),
 )
 _MOST_CASES = 3  # are shown: those whose ranks differ most
+_MOST_RANKS = 64  # of a table; of more the extremes are shown
+_EXTREMES = 8
 SLOW_EXCESS = 0.1  # of the other ranks' time: below, no rank is called slow
 _OFTEN = 0.75  # of calls, and of cases, in which the slow rank is the one
 
@@ -46,9 +48,8 @@ _OFTEN = 0.75  # of calls, and of cases, in which the slow rank is the one
 class ConsistentRank:
     """A rank that is slower, or later, than its peers in most calls of most cases.
 
-    late: its own times are the shortest, as of a rank that arrives last, and not the longest.
-    calls: the share of calls in which that is so; excess: how much longer its times are than the
-    shortest median of its peers, or their shortest median than its; both medians over ``cases``.
+    late: its times are the shortest, as of a rank that arrives last. calls: the share of calls.
+    excess: of the longer median, its or the fastest peer's, over the shorter. Medians over cases.
     """
 
     rank: int
@@ -59,9 +60,7 @@ class ConsistentRank:
 
 
 def ranks_grids(run: Run, view: View, every: bool = False) -> list[Grid]:
-    """Which rank is slow, and a table of the ranks of the cases that show it best; every: of all
-    cases.
-    """
+    """Which rank is slow, and the ranks of the cases that show it best; every: of all cases."""
     entries = view.entries(run)
     values = [list(rank_values(run, entry)) for entry in entries]
     # With a root the work of the ranks differs, and says nothing of a slow rank.
@@ -71,8 +70,10 @@ def ranks_grids(run: Run, view: View, every: bool = False) -> list[Grid]:
     )
     failed = {n for n, entry in enumerate(entries) if not entry.result.is_right}
     shown = sorted({*order[:_MOST_CASES], *failed}) if not every else range(len(entries))
-    grids = [_ranks_grid(entries[n], values[n]) for n in shown]
+    grids = [_ranks_grid(entries[n], values[n], every) for n in shown]
     notes = [WAITING]
+    if run.ranks > _MOST_RANKS and not every:
+        notes.append(f"the {_EXTREMES} ranks at each end, of {run.ranks} (--all shows every rank)")
     if len(shown) < len(entries):
         notes.append(
             f"the {len(shown)} cases whose ranks differ most, of {len(entries)} (--all shows every "
@@ -93,10 +94,8 @@ def _spread(ranks: Sequence[dict[str, Any]]) -> float:
 def ranks_answer(
     run: Run, entries: Sequence[Entry], values: Sequence[Sequence[dict[str, Any]]]
 ) -> Answer:
-    """The rank that is the slowest, or the last to come, in most cases; or that there is none.
-
-    Cases with a root are left out: their ranks have different work.
-    """
+    """The rank that is the slowest, or the last to come, in most cases; or that there is none."""
+    # With a root the ranks have different work.
     cases = [
         ranks
         for entry, ranks in zip(entries, values, strict=True)
@@ -168,10 +167,7 @@ def _find_consistent_rank(
 
 
 def rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
-    """The median of each rank and how its times lie among those of the others, in the same calls.
-
-    Ranks that tie for the longest or the shortest time of a call share it.
-    """
+    """The median of each rank, and how its times lie among those of its peers in the same calls."""
     result, clock = entry.result, entry.row.clock
     # strict=False: a rank that was lost in mid-batch has fewer calls.
     calls = list(zip(*result.time_ns.get(clock or "", []), strict=False))
@@ -180,7 +176,7 @@ def rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
     fastest, slowest = [min(call) for call in calls], [max(call) for call in calls]
     two_slowest = [heapq.nlargest(2, call) for call in calls]
 
-    def share(times: Sequence[int], ends: Sequence[int]) -> float:
+    def share(times: Sequence[int], ends: Sequence[int]) -> float:  # ranks that tie share a call
         shares = (
             weight / call.count(end) if ns == end else 0.0
             for ns, end, call, weight in zip(times, ends, calls, weights, strict=True)
@@ -209,10 +205,7 @@ def rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
 
 
 def _hidden_excess(times: Sequence[int], two_slowest: Sequence[Sequence[int]]) -> float:
-    """How much slower this rank could be without being the slowest in most calls, as a share.
-
-    two_slowest: of each call, over all ranks.
-    """
+    """How much slower, as a share, this rank could be without being the slowest in most calls."""
     needed = sorted(
         (slowest[-1] if time_ns == slowest[0] else slowest[0]) / max(time_ns, 1) - 1
         for time_ns, slowest in zip(times, two_slowest, strict=True)
@@ -220,8 +213,12 @@ def _hidden_excess(times: Sequence[int], two_slowest: Sequence[Sequence[int]]) -
     return max(0.0, needed[math.ceil(_OFTEN * len(needed)) - 1])
 
 
-def _ranks_grid(entry: Entry, ranks: Sequence[dict[str, Any]]) -> Grid:
+def _ranks_grid(entry: Entry, ranks: Sequence[dict[str, Any]], every: bool) -> Grid:
     result, row = entry.result, entry.row
+    least = min((rank["median_ns"] for rank in ranks), default=0)
+    if len(ranks) > _MOST_RANKS and not every:
+        ordered = sorted(ranks, key=lambda rank: rank["median_ns"])
+        ranks = [*ordered[:_EXTREMES], *ordered[-_EXTREMES:]]
     heads = [
         Head("rank", repeat=True),
         Head("host", left=True),
@@ -230,7 +227,6 @@ def _ranks_grid(entry: Entry, ranks: Sequence[dict[str, Any]]) -> Grid:
         Head("above the", "fastest rank"),
         Head("slowest in", "% of calls"),
     ]
-    least = min((rank["median_ns"] for rank in ranks), default=0)
     rows = [
         [
             str(rank["rank"]),

@@ -1,8 +1,4 @@
-"""Published figures beside a run: ``show --reference``.
-
-A point is one bandwidth from elsewhere with a status. It is never a side of a test: one figure has
-no spread.
-"""
+"""Published figures beside a run (``show --reference``). They have no spread to test by."""
 
 from __future__ import annotations
 
@@ -17,13 +13,12 @@ from torchcoll.core.bounds import ByteBudget
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnreadableError, one_line
 from torchcoll.core.jsonl import UNUSABLE, lines_of
-from torchcoll.core.opening import open_to_read
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
 from torchcoll.core.units import format_bandwidth, format_size
 from torchcoll.report.destination import Destination
-from torchcoll.report.grid import Grid, Head, markdown_text, print_grid
+from torchcoll.report.grid import Grid, Head, print_grids
 from torchcoll.report.notes import Notes
 
 STATUSES = ("measured", "derived", "implausible", "unknown")
@@ -41,15 +36,6 @@ class PublishedFigure:
     status: str
     why: str = ""
     source: str = ""
-
-
-def is_points(path: str) -> bool:
-    """True for a file of points, whose first letters are those of a JSON object over lines."""
-    try:
-        with open_to_read(path) as file:
-            return b'"points"' in file.read(400)
-    except OSError:
-        return False
 
 
 def load_points(path: str) -> list[PublishedFigure]:
@@ -75,38 +61,20 @@ def _checked_figure(record: dict[str, Any]) -> PublishedFigure:
     return point
 
 
-def figures_of_run(run: Run) -> list[PublishedFigure]:
-    """The rows of another run as points."""
-    name = one_line(run.source.get("file") or run.path or "run")
-    points = []
-    for row in _rows_with_busbw(run):
-        status = (IMPLAUSIBLE, row.reason) if row.status == IMPLAUSIBLE else ("measured", "")
-        figure = row.collective, row.size_bytes, row.ranks, row.busbw_gbps or 0.0
-        points.append(PublishedFigure(name, *figure, *status))
-    return points
-
-
-def _rows_with_busbw(run: Run) -> list[Row]:
-    """The rows with a busbw, those too that cannot be: they are shown as what they are."""
-    return [r for r in summarise_run(run) if r.busbw_gbps and r.outcome in ("ok", IMPLAUSIBLE)]
-
-
 def reference_grid(run: Run, points: Sequence[PublishedFigure]) -> Grid:
     """Each point of a collective that the run has, and what the run has at that size."""
-    rows = _rows_with_busbw(run)
+    rows = [r for r in summarise_run(run) if r.busbw_gbps and r.outcome in ("ok", IMPLAUSIBLE)]
     notes = Notes()
     lines = []
     for point in points:
         measured = _matching_row(rows, point)
         if measured is None or measured.busbw_gbps is None:
             continue
-        share = 100 * measured.busbw_gbps / point.busbw_gbps if point.busbw_gbps else None
         status = point.status
         status += f" {notes.mark(f'{status}: {point.why}')}" if point.why else ""
         if measured.status == IMPLAUSIBLE:
-            status += (
-                f", here implausible {notes.mark(f'here implausible: {one_line(measured.reason)}')}"
-            )
+            mark = notes.mark(f"here implausible: {one_line(measured.reason)}")
+            status += f", here implausible {mark}"
         lines.append(
             [
                 point.collective,
@@ -115,7 +83,7 @@ def reference_grid(run: Run, points: Sequence[PublishedFigure]) -> Grid:
                 format_bandwidth(measured.busbw_gbps),
                 str(point.ranks or "-"),
                 format_bandwidth(point.busbw_gbps),
-                "-" if share is None else f"{share:.0f}",
+                f"{100 * measured.busbw_gbps / point.busbw_gbps:.0f}",
                 one_line(point.name),
                 status,
             ]
@@ -133,15 +101,12 @@ def reference_grid(run: Run, points: Sequence[PublishedFigure]) -> Grid:
     ]
     below = notes.lines() if lines else ["no point is of a collective and size of this run"]
     below.append("published figures are for orientation: no verdict follows from them")
-    return Grid(
-        heads, lines, above=[one_line(run.path or run.header.get("run_id") or "run")], below=below
-    )
+    name = one_line(run.path or run.header.get("run_id") or "run")
+    return Grid(heads, lines, above=[name], below=below)
 
 
 def _matching_row(rows: Sequence[Row], point: PublishedFigure) -> Row | None:
-    """The run's best row of the point's collective and size; of a peak, its best of all sizes. What
-    cannot be is taken only where there is nothing else.
-    """
+    """The run's best row at the point's size, or of all for a peak; implausible ones come last."""
     candidates = [r for r in rows if r.collective == point.collective]
     if point.size_bytes is not None:
         candidates = [
@@ -154,12 +119,7 @@ def _matching_row(rows: Sequence[Row], point: PublishedFigure) -> Row | None:
 def show_reference(
     runs: Sequence[Run], points: Sequence[PublishedFigure], format: str, file: TextIO | None = None
 ) -> None:
+    """Prints a table for each run."""
     out = Destination(file)
-    for index, run in enumerate(runs):
-        out.write("\n" if index else "")
-        grid = reference_grid(run, points)
-        if format == "markdown":
-            out.write(markdown_text(grid))
-        else:
-            print_grid(grid, out)
+    print_grids([("", [reference_grid(run, points) for run in runs])], format, out)
     out.flush()

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 from torchcoll.core import summary
-from torchcoll.core.case import DIMENSIONS
+from torchcoll.core.case import DIMENSIONS, value_text
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Matrix, Run
 from torchcoll.core.units import format_ns, format_time
@@ -40,8 +40,8 @@ def with_run_lines(
 
 
 def case_line(result: CaseResult, row: summary.Row) -> str:
-    placement = {True: "in place", False: "out of place", None: "placement unknown"}[row.in_place]
-    parts = [one_line(result.case.describe()), placement]
+    placed = "placement unknown" if row.in_place is None else value_text("in_place", row.in_place)
+    parts = [one_line(result.case.describe()), placed]
     parts += [f"splits {one_line(row.splits)}"] if row.splits else []
     parts += [f"sub-group {one_line(row.group)}"] if row.group else []
     parts += [f"{one_line(row.clock)} clock"] if row.clock else []
@@ -92,12 +92,9 @@ def _call_values(result: CaseResult, clock: str | None) -> Iterator[dict[str, An
 def calls_in_order(
     result: CaseResult, clock: str | None
 ) -> Iterator[tuple[str, list[range], Matrix]]:
-    """(kind, numbers of the calls of each sample, samples) of the calls on this clock, as they ran:
-    the cold ones, warm-up, then of each batch its ramp-up calls and the steady ones.
-    """
+    """Kind, numbers of the calls of each sample, and samples, in the order of the calls."""
     number = 0
-    groups = [("cold", result.cold_ns), ("warmup", result.warmup_ns)]
-    for kind, samples in groups:
+    for kind, samples in (("cold", result.cold_ns), ("warmup", result.warmup_ns)):
         count = max(map(len, samples), default=0)
         if samples and clock == "host":
             yield kind, _call_ranges(number, [1] * count), samples

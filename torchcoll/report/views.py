@@ -11,17 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchcoll.core.case import DIMENSIONS
+from torchcoll.core.case import DIMENSIONS, value_text
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line, unknown
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.run_facts import facts_of
-from torchcoll.core.summary import COLD_CALL, PERIOD, Row, median
+from torchcoll.core.summary import COLD_CALL, PERIOD, Row, median, reported_reading
 from torchcoll.core.units import format_bandwidth, format_ns, format_size, format_time
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.formats import View
 from torchcoll.report.grid import Grid, Head
-from torchcoll.report.header import NOT_ALIGNED, common_text, header_lines, reported_reading
+from torchcoll.report.header import NOT_ALIGNED, common_text, header_lines
 from torchcoll.report.notes import differences, row_lines, runs_lines
 
 KEYS = (*DIMENSIONS, "label", "label=KEY", "file")
@@ -57,30 +57,19 @@ def pivot_grids(
         for entry in view.entries(run)
     ]
     above = [*_header_lines(runs, points), *_reading_lines(points, view)]
-    points, silent = _drop_without_bandwidth(points, metric)
-    hidden = [name for name in DIMENSIONS if name != key and _varies_within_column(points, name)]
+    kept = [p for p in points if metric == "time" or COLLECTIVES[p.row.collective].has_data]
+    without = ["barrier has no bandwidth and is left out (--metric time)"]
+    below = without if len(kept) < len(points) else []
+    hidden = [name for name in DIMENSIONS if name != key and _varies_within_column(kept, name)]
     grids = []
-    for group in _groups(points, hidden):
-        within = [p for p in points if _matches_group(p.row, group)]
+    for group in _groups(kept, hidden):
+        within = [p for p in kept if _matches_group(p.row, group)]
         grids.append(_grid(within, key, metric, group, overview, len(runs) > 1))
-    below = [
-        *silent,
-        *_column_differences(points, key, hidden),
-        *row_lines(_rows(points), False, view.verbose),
-    ]
+    below += [*_column_differences(kept, key, hidden), *row_lines(_rows(kept), False)]
     below += runs_lines(runs)
     differ = differences([facts_of(run) for run in runs])
     below += [f"differs between the files: {differ}"] if differ else []
     return [Grid([], [], above=above), *grids, Grid([], [], below=below)]
-
-
-def _drop_without_bandwidth(
-    points: Sequence[_Point], metric: str
-) -> tuple[list[_Point], list[str]]:
-    """Without what has no bandwidth by nature, and the line that says so."""
-    kept = [p for p in points if metric == "time" or COLLECTIVES[p.row.collective].has_data]
-    left = len(points) - len(kept)
-    return kept, ["barrier has no bandwidth and is left out (--metric time)"] if left else []
 
 
 def _column_differences(points: Sequence[_Point], key: str, hidden: Sequence[str]) -> list[str]:
@@ -89,15 +78,8 @@ def _column_differences(points: Sequence[_Point], key: str, hidden: Sequence[str
     for name in DIMENSIONS:
         values = distinct_values(_rows(points), name)
         if name not in (key, *hidden) and len(values) > 1:
-            parts.append(f"{name} ({', '.join(_value_text(name, value) for value in values)})")
+            parts.append(f"{name} ({', '.join(value_text(name, value) for value in values)})")
     return [f"differs between the columns: {'; '.join(parts)}"] if parts else []
-
-
-def _value_text(name: str, value: Any) -> str:
-    """A value of a dimension for people."""
-    if name == "in_place":
-        return "in place" if value else "out of place"
-    return one_line(value)
 
 
 def _header_lines(runs: Sequence[Run], points: Sequence[_Point]) -> list[str]:
@@ -137,8 +119,7 @@ def _column_name(run: Run, row: Row, key: str) -> str:
         return ", ".join(f"{one_line(k)}={one_line(v)}" for k, v in labels.items()) or "-"
     if key == "file":
         return one_line(run.path.name if run.path else run.header.get("run_id") or "-")
-    value = getattr(row, key)
-    return "-" if value is None else _value_text(key, value)
+    return value_text(key, getattr(row, key))
 
 
 def _varies_within_column(points: Sequence[_Point], name: str) -> bool:
@@ -168,8 +149,8 @@ def _groups(points: Sequence[_Point], hidden: Sequence[str]) -> list[dict[str, A
 
 
 def _has_dimension(row: Row, name: str) -> bool:
-    """False where its collective has no such dimension (all_gather no op): then it belongs into
-    every table. Elsewhere None is a value: no sub-group is all ranks, or a source does not tell.
+    """False where its collective has no such dimension (all_gather no op). Elsewhere None is a
+    value: no sub-group is all ranks, or a source does not tell.
     """
     if getattr(row, name) is not None:
         return True
@@ -234,7 +215,7 @@ def _grid(
 def _group_text(name: str, value: Any) -> str:
     if value is None:
         return "all ranks" if name == "group" else f"{name} unknown"
-    return _value_text(name, value) if name == "in_place" else f"{name} {one_line(value)}"
+    return value_text(name, value) if name == "in_place" else f"{name} {one_line(value)}"
 
 
 def _range_text(numbers: set[int]) -> str:
@@ -243,8 +224,8 @@ def _range_text(numbers: set[int]) -> str:
 
 
 def _cell(rows: Sequence[Row], field: str, spread: bool) -> str:
-    """The median over the runs that are correct; else what was wrong with them. spread: with the
-    lowest and the highest of these.
+    """The median over the runs that are correct, with their lowest and highest if ``spread``; else
+    what was wrong with them.
     """
     values = [v for row in rows if row.is_right and (v := getattr(row, field)) is not None]
     if values:

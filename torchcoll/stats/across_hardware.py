@@ -18,11 +18,10 @@ _HALF = 0.5
 class Profile:
     """What one side reaches in one table, by its own measure. None is unknown.
 
-    ranks: all numbers of ranks. best_gbps: the highest busbw, at best_bytes. largest_bytes: the
-    largest size with a busbw. half_bytes: the smallest size that reaches half of the best, and
-    below_bytes the next smaller one. floor_ns: the time of the smallest size, floor_bytes; None if
-    that size reaches half of the best. first_call_ns, first_result_ns: the first call, and with
-    connecting; geometric means over the runs.
+    best_gbps: the highest busbw, at best_bytes. largest_bytes: the largest size with a busbw.
+    half_bytes: the smallest size that reaches half of the best; below_bytes: the next smaller one.
+    floor_ns: the time of the smallest size, floor_bytes; None if that size reaches half of the
+    best. first_call_ns, first_result_ns (with connecting): geometric means over the runs.
     """
 
     ranks: tuple[int, ...]
@@ -39,10 +38,10 @@ class Profile:
 
 @dataclass(frozen=True)
 class Start:
-    """The first call of a side on one backend, in ns: geometric means over the runs.
+    """The first call of a side on one backend: geometric means over the runs, in ns.
 
-    first_result_ns: with connecting before it; None if no run records that. runs_ns: of each run,
-    with connecting if all runs record it.
+    first_result_ns: with connecting; None if no run records that. runs_ns: the first result of each
+    run, or its first call if some runs do not record connecting.
     """
 
     backend: str
@@ -68,14 +67,11 @@ def start(side: Side, backends: Iterable[str]) -> Start | None:
 
 def unlike(base: Side, new: Side) -> str:
     """How the hardware of the sides differs, as a reason; '' if it does not, or is not known."""
-    for what, of in (
-        ("devices", _devices),
-        ("device names", _device_names),
-        ("numbers of hosts", _hosts),
-    ):
-        ours, theirs = ({v for run in s.parts if (v := of(run))} for s in (base, new))
-        if ours and theirs and ours != theirs:
-            texts = " and ".join(", ".join(sorted(values)) for values in (ours, theirs))
+    ours, theirs = (list(map(_hardware, side.parts)) for side in (base, new))
+    for what in ("devices", "device names", "numbers of hosts"):
+        values = [{run[what] for run in runs if run[what]} for runs in (ours, theirs)]
+        if all(values) and values[0] != values[1]:
+            texts = " and ".join(", ".join(sorted(of_side)) for of_side in values)
             return f"different hardware: {what} {texts}"
     return ""
 
@@ -89,50 +85,37 @@ def unlike_ranks(pair: Pair) -> str:
     return f"different numbers of ranks: {texts}"
 
 
-def _devices(run: Run) -> str:
+def _hardware(run: Run) -> dict[str, str]:
+    """What is known of the devices and hosts of a run; '' is unknown."""
     kinds = {result.case.device for result in run.results} - {"unknown", ""}
-    return ", ".join(sorted(kinds))
-
-
-def _device_names(run: Run) -> str:
     names = {str(m["device_name"]) for m in run.members if m.get("device_name")}
-    return ", ".join(sorted(names))
-
-
-def _hosts(run: Run) -> str:
     hosts = {m["host"] for m in run.members if m.get("host")}
-    return str(len(hosts)) if hosts else ""
+    return {
+        "devices": ", ".join(sorted(kinds)),
+        "device names": ", ".join(sorted(names)),
+        "numbers of hosts": str(len(hosts) or ""),
+    }
 
 
 def profile(side: Side, items: Collection[Sequence[Measured]]) -> Profile:
     """The profile of one side in one table; ``items``: its runs of each size, ascending."""
-    points = [
-        (
-            ok[0].row.size_bytes,
-            geometric(m.row.median_ns for m in ok),
-            geometric(m.row.busbw_gbps for m in ok),
-        )
-        for runs in items
-        if (ok := [m for m in runs if m.row.is_right])
-    ]
-    timed = [(size_bytes, ns) for size_bytes, ns, _ in points if ns]
-    bandwidths = [(size_bytes, gbps) for size_bytes, _, gbps in points if gbps]
-    best, best_bytes = max(((gbps, size) for size, gbps in bandwidths), default=(None, None))
-    reach = [size_bytes for size_bytes, gbps in bandwidths if best and gbps >= _HALF * best]
-    half = min(reach, default=None)
-    below = [size_bytes for size_bytes, _ in bandwidths if half and size_bytes < half]
-    backends = {m.result.case.backend for runs in items for m in runs}
-    begun = start(side, backends)
-    floor = min(timed, default=None)
+    right = [rows for runs in items if (rows := [m.row for m in runs if m.row.is_right])]
+    times = {rows[0].size_bytes: geometric(row.median_ns for row in rows) for rows in right}
+    busbw = {rows[0].size_bytes: geometric(row.busbw_gbps for row in rows) for rows in right}
+    speeds = [(gbps, size) for size, gbps in busbw.items() if gbps]
+    best, best_bytes = max(speeds, default=(None, None))
+    half = min((size for gbps, size in speeds if best and gbps >= _HALF * best), default=None)
+    floor = min((size for size, ns in times.items() if ns), default=None)
+    begun = start(side, {m.result.case.backend for runs in items for m in runs})
     return Profile(
-        tuple(sorted({m.row.ranks for runs in items for m in runs} - {0})),
-        best,
-        best_bytes,
-        max((size_bytes for size_bytes, _ in bandwidths), default=None),
-        half,
-        max(below, default=None),
-        floor[0] if floor else None,
-        floor[1] if floor and floor[0] != half else None,
-        begun.first_call_ns if begun else None,
-        begun.first_result_ns if begun else None,
+        ranks=tuple(sorted({m.row.ranks for runs in items for m in runs} - {0})),
+        best_gbps=best,
+        best_bytes=best_bytes,
+        largest_bytes=max((size for _, size in speeds), default=None),
+        half_bytes=half,
+        below_bytes=max((size for _, size in speeds if half and size < half), default=None),
+        floor_bytes=floor,
+        floor_ns=times[floor] if floor is not None and floor != half else None,
+        first_call_ns=begun.first_call_ns if begun else None,
+        first_result_ns=begun.first_result_ns if begun else None,
     )

@@ -3,9 +3,8 @@
 The values are taken for a first-order autoregressive process. The variance of their mean and the
 degrees of freedom of their scatter follow from its correlation, of which only an estimate exists:
 20 values with a correlation of 0.9 look like values with one of 0.6. The test therefore uses an
-upper bound of the correlation (99.5 %, at most ``HIGHEST``). Many series with the same correlation
-would make the bound tight, but not right where the values are something else, such as a slow drift
-below fast noise: they count as at most two. Standard library only: rank 0 of a training uses it.
+upper bound of the correlation (99.5 %, at most ``HIGHEST``). Many series count as at most two,
+because a slow drift below fast noise is alike in all. Standard library only: for rank 0.
 """
 
 from __future__ import annotations
@@ -26,12 +25,8 @@ Segments = Sequence[Sequence[float]]
 
 
 def correlation_bounds(series: Sequence[Segments]) -> list[float]:
-    """Returns an upper bound of the correlation of neighbouring values for each series.
-
-    The estimate is that of the series or the mean over all series, whichever is higher.
-
-    - series: at least two, of segments of at least four values. Their sum is 0 at any time, so that
-      one of them says nothing new.
+    """Returns an upper bound of the correlation of neighbouring values for each of two or more
+    series of segments of at least four values, whose sum is 0 at any time.
     """
     count = sum(map(len, series[0]))
     length = count / len(series[0])
@@ -71,34 +66,33 @@ def _least(correlation: float, count: int, length: float, series: int) -> float:
 
 
 def chance_of_mean(values: Sequence[float], correlation: float) -> float:
-    """Returns the probability (p, one-sided) of a mean as high as this if the true one is 0.
-
-    - values: at least two.
-    """
-    mean, count = fmean(values), len(values)
-    variance = sum([(value - mean) ** 2 for value in values]) / (count - 1)
-    if not variance:
+    """Returns the one-sided p of a mean of two or more values, if the true mean is 0."""
+    error, degrees = _error_of_mean(values, correlation)
+    mean = fmean(values)
+    if not error:
         return 0.0 if mean > 0 else 1.0
-    _, ratio, degrees = _autoregressive(count, correlation)
-    return student_tail(mean / math.sqrt(variance * ratio), max(1, int(degrees)))
+    return student_tail(mean / error, degrees)
 
 
 def detectable_mean(values: Sequence[float], correlation: float, error: float) -> float:
-    """Returns the mean above 0 that ``chance_of_mean`` finds 9 times in 10, given this scatter.
-
-    - error: the p from which on a mean counts as above 0.
-    """
-    mean, count = fmean(values), len(values)
-    variance = sum([(value - mean) ** 2 for value in values]) / (count - 1)
-    _, ratio, degrees = _autoregressive(count, correlation)
+    """Returns the mean that ``chance_of_mean`` finds below the p ``error`` 9 times in 10."""
+    of_mean, degrees = _error_of_mean(values, correlation)
     low, high = 0.0, 1e6
     while high - low > 1e-3 * high:
         middle = (low + high) / 2
-        if student_tail(middle, max(1, int(degrees))) > error:
+        if student_tail(middle, degrees) > error:
             low = middle
         else:
             high = middle
-    return (high + _POWER_Z) * math.sqrt(variance * ratio)
+    return (high + _POWER_Z) * of_mean
+
+
+def _error_of_mean(values: Sequence[float], correlation: float) -> tuple[float, int]:
+    """Returns the standard error of the mean and its degrees of freedom."""
+    mean, count = fmean(values), len(values)
+    variance = sum([(value - mean) ** 2 for value in values]) / (count - 1)
+    _, ratio, degrees = _autoregressive(count, correlation)
+    return math.sqrt(variance * ratio), max(1, int(degrees))
 
 
 def independent_values(count: int, correlation: float) -> float:

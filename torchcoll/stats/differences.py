@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torchcoll.core.backends import NCCL, ONECCL, of_family
+from torchcoll.core.case import value_text
 from torchcoll.core.errors import UsageError
 from torchcoll.core.variables import MASK
+from torchcoll.stats import sides
 from torchcoll.stats.matching import Pair
-from torchcoll.stats.sides import (
-    NOT_KNOWN,
-    SETTINGS,
-    Measured,
-    Side,
-    known_of,
-    value_of_fact,
-    values_by_name,
-    values_of_facts,
-)
 
 # Told first: what an upgrade changes. Then the variables and the rest, by name.
 _FIRST: tuple[str, ...] = (
@@ -56,89 +47,76 @@ class Difference:
         return f"{self.name}: {_several(self.base)} -> {_several(self.new)}{where}"
 
 
-def differences_of(base: Side, new: Side) -> list[Difference]:
+def differences_of(base: sides.Side, new: sides.Side) -> list[Difference]:
     """Every fact that both sides record and whose values differ."""
-    ours, theirs = values_by_name(base), values_by_name(new)
-    differences = [
-        Difference(name, tuple(a), tuple(b))
-        for name in dict.fromkeys([*ours, *theirs])
-        if (a := _values(ours, name)) and (b := _values(theirs, name)) and {*a} != {*b}
-    ]
-    return sorted(differences, key=lambda d: (_place(d.name), d.name))
+    facts = [fact for fact in _facts(base, new) if fact.base and fact.new]
+    return sorted((fact for fact in facts if {*fact.base} != {*fact.new}), key=_place)
 
 
-def unknown_of(base: Side, new: Side) -> list[str]:
+def unknown_of(base: sides.Side, new: sides.Side) -> list[str]:
     """Sentences on facts that only one side records, and on values that both sides withhold."""
-    ours, theirs = values_by_name(base), values_by_name(new)
-    withheld = [name for name in ours if MASK in ours[name] and MASK in theirs.get(name, ())]
-    lines = []
-    for side, names in zip((base, new), _unknown_names(base, new), strict=True):
-        if names:
-            lines.append(f"{side.name} does not tell {', '.join(names)}: it may differ")
-    if withheld:
+    alone = _recorded_by_one(base, new)
+    unknown = [(base, [f.name for f in alone if not f.base])]
+    unknown.append((new, [f.name for f in alone if not f.new]))
+    lines = [
+        f"{side.name} does not tell {', '.join(names)}: it may differ"
+        for side, names in unknown
+        if names
+    ]
+    if withheld := [f.name for f in _facts(base, new) if MASK in f.base and MASK in f.new]:
         lines.append(f"both sides withhold the value of {', '.join(withheld)}: it may differ")
     return lines
 
 
-def settings_of(base: Side, new: Side, pairs: Sequence[Pair]) -> list[Difference]:
-    """Everything that differs between the sides: in the cases, in how they were measured and in the
-    environments. A side that does not record a setting has no values.
-    """
-    ours, theirs = values_by_name(base), values_by_name(new)
-    names = dict.fromkeys(name for several in _unknown_names(base, new) for name in several)
-    alone = [Difference(n, tuple(_values(ours, n)), tuple(_values(theirs, n))) for n in names]
-    differences = [*differences_of(base, new), *alone]
-    differences.sort(key=lambda d: (_place(d.name), d.name))
-    cases = [d for d in [*dimensions_of(pairs), _libraries(pairs)] if d.base != d.new]
-    return [*cases, *ways_of(pairs), *differences]
-
-
-def _libraries(pairs: Sequence[Pair]) -> Difference:
+def settings_of(base: sides.Side, new: sides.Side, pairs: Sequence[Pair]) -> list[Difference]:
+    """Everything that differs: in the cases, in how they were measured, in the environments."""
     matched = [pair for pair in pairs if pair.matched]
-    sides = ([m for p in matched for m in p.base], [m for p in matched for m in p.new])
-    names = [sorted({m.row.library for m in items if m.row.library}) for items in sides]
-    return Difference("library", tuple(names[0]), tuple(names[1]))
+    both = ([m for p in matched for m in p.base], [m for p in matched for m in p.new])
+    names = [sorted({m.row.library for m in items if m.row.library}) for items in both]
+    library = Difference("library", tuple(names[0]), tuple(names[1]))
+    cases = [d for d in [*dimensions_of(pairs), library] if d.base != d.new]
+    facts = [*differences_of(base, new), *_recorded_by_one(base, new)]
+    return [*cases, *ways_of(pairs), *sorted(facts, key=_place)]
 
 
-def _unknown_names(base: Side, new: Side) -> tuple[list[str], list[str]]:
-    """The facts that base does not record and new does, and the reverse."""
-    ours, theirs = values_by_name(base), values_by_name(new)
-    # A library belongs to its backend, and those are told apart elsewhere.
-    libraries = {
-        name
-        for side in (base, new)
-        for run in side.parts
-        for name in run.environment.get("libraries") or ()
-    }
-
-    def unknown(facts: dict[str, list[str]], others: dict[str, list[str]]) -> list[str]:
-        missing = [name for name in others if not _values(facts, name) and name not in libraries]
-        return [name for name in missing if not name.startswith("mapped ")]
-
-    return unknown(ours, theirs), unknown(theirs, ours)
+def _facts(base: sides.Side, new: sides.Side) -> list[Difference]:
+    """Every fact that a side records, with the values of both sides."""
+    ours, theirs = sides.values_by_name(base), sides.values_by_name(new)
+    names = dict.fromkeys([*ours, *theirs])
+    return [Difference(n, tuple(_values(ours, n)), tuple(_values(theirs, n))) for n in names]
 
 
-def _values(facts: dict[str, list[str]], name: str) -> list[str]:
-    # Of an imported file nearly nothing is known, a label is there or not, and a library belongs
-    # to its backend.
+def _recorded_by_one(base: sides.Side, new: sides.Side) -> list[Difference]:
+    """The facts that only one side records. A library belongs to its backend, and is none."""
+    parts = [*base.parts, *new.parts]
+    libraries = {name for run in parts for name in run.environment.get("libraries") or ()}
+    return [
+        fact
+        for fact in _facts(base, new)
+        if not (fact.base and fact.new)
+        and fact.name not in libraries
+        and not fact.name.startswith("mapped ")
+    ]
+
+
+def _values(facts: Mapping[str, list[str]], name: str) -> list[str]:
+    # Of an imported file nearly nothing is known, and a label is there or not.
     if name in facts or not name.isupper():
         return facts.get(name, ["none"] if name.startswith("label=") else [])
-    value = value_of_fact(dict.fromkeys(facts, ""), name)
-    return [] if value == NOT_KNOWN else [value]
+    value = sides.value_of_fact(dict.fromkeys(facts, ""), name)
+    return [] if value == sides.NOT_KNOWN else [value]
 
 
-def _place(name: str) -> int:
-    return next((i for i, start in enumerate(_FIRST) if name.startswith(start)), len(_FIRST))
+def _place(fact: Difference) -> tuple[int, str]:
+    places = (i for i, start in enumerate(_FIRST) if fact.name.startswith(start))
+    return next(places, len(_FIRST)), fact.name
 
 
-def hidden_of(base: Side, new: Side, by: Sequence[str]) -> list[str]:
-    """Sentences on what varies among the runs of one side: their ratio is over a mixture.
-
-    The label ``run`` does not count, because runs are the replicates.
-    """
+def hidden_of(base: sides.Side, new: sides.Side, by: Sequence[str]) -> list[str]:
+    """Sentences on what varies among the runs of one side: their ratio is over a mixture."""
     lines = []
     for side in (base, new):
-        varying = varying_text(values_by_name(side), [*by, "label=run"])
+        varying = varying_text(sides.values_by_name(side), [*by, "label=run"])
         if text := hidden_note(varying, f"the runs of {side.name}"):
             lines.append(f"{text} (--by NAME keeps them apart)")
     return lines
@@ -156,34 +134,28 @@ def varying_text(values: Mapping[str, Sequence[str]], without: Sequence[str] = (
 
 
 def kept_separate(runs: Iterable[tuple[int, Mapping[str, str]]]) -> list[str]:
-    """The facts that were varied on purpose among runs, given as (ranks, facts).
-
-    Variables, settings and labels with several values at one number of ranks make separate curves.
-    What changes only with the ranks cannot be separated from them.
-    """
+    """The facts with several values at one number of ranks. runs: (ranks, facts) of each."""
     values: dict[tuple[int, str], set[str]] = {}
     facts = list(runs)
     names = dict.fromkeys(name for _, fact in facts for name in fact if _on_purpose(name))
     for ranks, fact in facts:
         for name in names:
-            values.setdefault((ranks, name), set()).add(value_of_fact(fact, name))
+            values.setdefault((ranks, name), set()).add(sides.value_of_fact(fact, name))
     return [n for n in names if any(len(v) > 1 for (_, name), v in values.items() if name == n)]
 
 
-def check_unmixed(base: Side, new: Side) -> None:
-    """Raises UsageError if some runs of ``new`` are like ``base`` and others are not.
-
-    For sides without names: the shell expands ``compare many/*a* many/*b*`` to many files, of which
-    only the first is BASE. Facts that a scheduler chooses, such as the host, do not count.
-    """
-    ours, theirs = (
-        [known_of(part) | {"ranks": str(part.ranks)} for part in side.parts] for side in (base, new)
-    )
-    names = {name for facts in (*ours, *theirs) for name in facts}.difference(_OF_THE_PLACE)
+def check_unmixed(base: sides.Side, new: sides.Side) -> None:
+    """Raises UsageError if the shell expanded NEW to runs of both sides."""
+    runs = [
+        {"ranks": [str(run.ranks)]} | {n: [v] for n, v in sides.known_of(run).items()}
+        for run in (*base.parts, *new.parts)
+    ]
+    ours, theirs = runs[: len(base.parts)], runs[len(base.parts) :]
+    names = {name for facts in runs for name in facts}.difference(_OF_THE_PLACE)
     # Labels say best what was meant, then variables.
     for name in sorted(names, key=lambda n: (not n.startswith("label="), not n.isupper(), n)):
-        base_values = {_stated(facts, name) for facts in ours} - {NOT_KNOWN}
-        values = [value for facts in theirs if (value := _stated(facts, name)) != NOT_KNOWN]
+        base_values = {value for facts in ours for value in _values(facts, name)}
+        values = [value for facts in theirs for value in _values(facts, name)]
         alike = sum(value in base_values for value in values)
         if not 0 < alike < len(values):
             continue
@@ -196,25 +168,16 @@ def check_unmixed(base: Side, new: Side) -> None:
         )
 
 
-def _stated(facts: Mapping[str, str], name: str) -> str:
-    if name.startswith("label="):
-        return facts.get(name, "none")
-    return value_of_fact(facts, name) if name.isupper() else facts.get(name, NOT_KNOWN)
-
-
 def hidden_among(runs: Sequence[Mapping[str, str]], separate: Sequence[str]) -> str:
-    """What differs among runs that are shown as one kind, given by their facts; '' if nothing.
-
-    separate: facts that keep kinds apart. Labels of ``torchcoll matrix`` do not count.
-    """
-    values = values_of_facts([dict(facts) for facts in runs])
+    """What differs among runs that are shown as one kind, but for ``separate`` facts."""
+    values = sides.values_of_facts([dict(facts) for facts in runs])
     return varying_text(values, [*separate, *(f"label={name}" for name in _COUNTING)])
 
 
 def _on_purpose(name: str) -> bool:
     if name.startswith("label="):
         return name.removeprefix("label=") not in _COUNTING
-    return name.isupper() or name in SETTINGS
+    return name.isupper() or name in sides.SETTINGS
 
 
 def dimensions_of(pairs: Sequence[Pair]) -> list[Difference]:
@@ -259,60 +222,34 @@ def taken_of(pairs: Sequence[Pair]) -> list[str]:
     ]
 
 
-def value_text(name: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    return {True: "in place", False: "out of place"}[value] if name == "in_place" else str(value)
-
-
 def _several(values: Sequence[str]) -> str:
     few = values if len(values) < 6 else [*values[:4], f"... ({len(values)} values)"]
-    return ", ".join(few) or NOT_KNOWN
-
-
-# How the cases were measured: number of calls, why they ended, ramp-up calls. They keep no cases
-# apart, but each of them can be what a ratio shows, so differences are named.
+    return ", ".join(few) or sides.NOT_KNOWN
 
 
 def ways_of(pairs: Sequence[Pair]) -> list[Difference]:
     """How matched cases were measured differently: the ways in which the sides share no value."""
     matched = [pair for pair in pairs if pair.matched]
-    return list(filter(None, (_difference(name, of, matched) for name, of in _WAYS)))
+    differences = []
+    for name in ("iterations (-n)", "stopped by", "ramp-up calls"):
+        ways = [
+            [{way for m in items if (way := _ways(m)[name])} for items in (pair.base, pair.new)]
+            for pair in matched
+        ]
+        known = [of_sides for of_sides in ways if all(of_sides)]
+        differing = [of_sides for of_sides in known if of_sides[0].isdisjoint(of_sides[1])]
+        if differing:
+            base, new = (sorted(set().union(*of_side)) for of_side in zip(*differing, strict=True))
+            where = f"in {len(differing)} of {len(known)} cases"
+            where = where if len(differing) < len(known) else ""
+            differences.append(Difference(name, tuple(base), tuple(new), where))
+    return differences
 
 
-def _difference(
-    name: str, of: Callable[[Measured], str], matched: Sequence[Pair]
-) -> Difference | None:
-    differing, compared = [], 0
-    for pair in matched:
-        value_sets = [{value for m in items if (value := of(m))} for items in (pair.base, pair.new)]
-        if not all(value_sets):
-            continue
-        compared += 1
-        if not value_sets[0] & value_sets[1]:
-            differing.append(value_sets)
-    if not differing:
-        return None
-    ours, theirs = (tuple(sorted(set().union(*values))) for values in zip(*differing, strict=True))
-    where = f"in {len(differing)} of {compared} cases" if len(differing) < compared else ""
-    return Difference(name, ours, theirs, where)
-
-
-def _asked(item: Measured) -> str:
-    if item.result.reported:
-        return str(item.result.reported.calls or "")
-    return item.iters
-
-
-def _stop(item: Measured) -> str:
-    return item.result.stop if item.result.time_ns else ""
-
-
-def _lead(item: Measured) -> str:
-    """Whether there were ramp-up calls. Their number differs between two equal runs."""
-    if not item.result.time_ns:
-        return ""
-    return "some" if any(item.result.ramp_up_ns) else "none"
-
-
-_WAYS = (("iterations (-n)", _asked), ("stopped by", _stop), ("ramp-up calls", _lead))
+def _ways(item: sides.Measured) -> dict[str, str]:
+    """How a case was measured; '' is unknown. Equal runs differ in the number of ramp-up calls."""
+    result = item.result
+    calls = str(result.reported.calls or "") if result.reported else item.iters
+    ramp_up = "some" if any(result.ramp_up_ns) else "none"
+    stop, ramp_up = (result.stop, ramp_up) if result.time_ns else ("", "")
+    return {"iterations (-n)": calls, "stopped by": stop, "ramp-up calls": ramp_up}

@@ -1,7 +1,4 @@
-"""The distributions and small estimators that the tests need, on scipy.special alone.
-
-``scipy.stats`` takes up to a second to import, several times as long as most commands compute.
-"""
+"""Distributions on scipy.special: scipy.stats takes longer to import than commands compute."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ import numpy
 from numpy.typing import ArrayLike
 from scipy import special
 
-_EXACT_KENDALL = 33  # values up to which the exact distribution is used, as scipy does
 _MOST_STEPS = 200  # of ``root_between``
 _PRECISION = 1e-13
 
@@ -74,55 +70,17 @@ def line_through(x: ArrayLike, y: ArrayLike) -> tuple[float, float]:
 
 def median_slope(x: ArrayLike, y: ArrayLike) -> float:
     """The median of the slopes of all pairs (Theil 1950, Sen 1968)."""
-    across = numpy.asarray(x, dtype=float)
-    up = numpy.asarray(y, dtype=float)
-    first, second = numpy.triu_indices(len(across), 1)
-    run = across[second] - across[first]
-    apart = run != 0
-    return float(numpy.median((up[second] - up[first])[apart] / run[apart]))
+    from scipy import stats  # takes half a second to import, which only long series cost
+
+    return float(stats.theilslopes(y, x).slope)
 
 
 def kendall_p(x: ArrayLike, y: ArrayLike) -> float:
-    """The two-sided p of Kendall's rank correlation (M. G. Kendall, Rank Correlation Methods).
+    """The two-sided p of Kendall's rank correlation; 1.0 if all values of x or of y are equal."""
+    from scipy import stats
 
-    Exact for up to 33 values without ties, otherwise by the normal approximation with ties. 1.0
-    where all values of x or of y are equal.
-    """
-    across, up = numpy.asarray(x, dtype=float), numpy.asarray(y, dtype=float)
-    n = len(across)
-    first, second = numpy.triu_indices(n, 1)
-    signs = numpy.sign(across[second] - across[first]) * numpy.sign(up[second] - up[first])
-    balance = float(signs.sum())
-    ties = [numpy.unique(values, return_counts=True)[1].astype(float) for values in (across, up)]
-    if min(map(len, ties)) < 2:
-        return 1.0
-    if n <= _EXACT_KENDALL and all(len(counts) == n for counts in ties):
-        return _exact_kendall(n, round((len(signs) - abs(balance)) / 2))
-    total = n * (n - 1.0)
-    pairs, threes, weighted = zip(
-        *(
-            ((t * (t - 1)).sum(), (t * (t - 1) * (t - 2)).sum(), (t * (t - 1) * (2 * t + 5)).sum())
-            for t in ties
-        ),
-        strict=True,
-    )
-    variance = (total * (2 * n + 5) - sum(weighted)) / 18
-    variance += pairs[0] * pairs[1] / (2 * total)
-    variance += threes[0] * threes[1] / (9 * total * (n - 2)) if n > 2 else 0.0
-    return float(2 * special.ndtr(-abs(balance) / math.sqrt(variance)))
-
-
-def _exact_kendall(n: int, discordant: int) -> float:
-    """discordant: the smaller number of the two kinds of pairs."""
-    if 4 * discordant >= n * (n - 1):
-        return 1.0
-    counts = numpy.zeros(discordant + 1)  # permutations of k values with so many inversions,
-    counts[0] = 1.0  # as a share of all of them
-    for k in range(2, n + 1):
-        sums = numpy.cumsum(counts)
-        sums[k:] -= sums[:-k].copy()
-        counts = sums / k
-    return min(1.0, 2 * float(counts.sum()))
+    p = float(stats.kendalltau(x, y).pvalue)
+    return 1.0 if math.isnan(p) else p
 
 
 @functools.lru_cache(maxsize=8)

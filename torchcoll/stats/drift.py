@@ -31,9 +31,6 @@ class TimeDrift:
     p: float
 
     def detectable(self, tests: int) -> float | None:
-        """The smallest drift that is found in 9 of 10 soaks like this one; None if it is above
-        900 %. tests: how many cases are tested together.
-        """
         half = (math.log1p(self.high) - math.log1p(self.low)) / 2
         error = half / t_quantile((1 + LEVEL) / 2, STRETCHES - 2)
         return detectable_change(error, STRETCHES - 2, SURE / tests, LEAST)

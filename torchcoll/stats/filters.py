@@ -52,10 +52,7 @@ def conditions(filter: str | Sequence[str]) -> list[Condition]:
 
 
 def keep_cases(runs: Sequence[Run], filter: str | Sequence[str]) -> list[Run]:
-    """The runs with only the cases that the filter selects, without runs that have no such case.
-
-    Raises UsageError for a bad condition, and if no run has such a case.
-    """
+    """The runs with the cases that the filter selects. Raises UsageError if there is none."""
     wanted = conditions(filter)
     if not wanted:
         return list(runs)
@@ -69,10 +66,7 @@ def keep_cases(runs: Sequence[Run], filter: str | Sequence[str]) -> list[Run]:
 
 
 def read_runs(options: argparse.Namespace) -> list[Run]:
-    """The runs of ``options.files``, read as ``inputs.add_reading_options`` states.
-
-    Raises as ``load_all`` and ``keep_cases`` do.
-    """
+    """The runs of ``options.files``, read as ``inputs.add_reading_options`` states."""
     sources = resolve_sources(options.files, options.collective, options.ranks)
     runs = load_all(file for source in sources for file in expand(source))
     return keep_cases(runs, options.filter)

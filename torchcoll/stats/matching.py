@@ -1,8 +1,8 @@
 """Which cases of two sides are the same: matched on what they have in common.
 
-A dimension of which the sides share no value is what is being compared, where it may be (a
-backend), or it keeps them apart (a dtype). One that a source does not tell matches everything:
-where only some runs do not tell, and the others have one value, they are taken for it.
+A dimension of which the sides share no value is what is compared (a backend), or it keeps them
+apart (a dtype). One that a source does not tell matches everything: if only some runs do not tell
+and the rest have one value, they are taken for it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Key = tuple[tuple[str, Any], ...]
 class Pair:
     """One case on both sides; a side without it is empty.
 
-    common: the dimensions that both share, without the size. side_values: those of each side that
-    they do not share. taken: (name, value) of what some runs do not record and was assumed.
+    common: the dimensions that both share, without the size. side_values: each side's dimensions
+    that they do not share. taken: (name, value) of what some runs do not record and was assumed.
     """
 
     common: dict[str, Any]
@@ -88,9 +88,7 @@ def value_of(item: Measured, name: str) -> Any:
 
 
 def kind_of(item: Measured, separate: Sequence[str] = ()) -> dict[str, Any]:
-    """The kind of a case: its dimensions except size, ranks and clock, and the facts in
-    ``separate``.
-    """
+    """A case's dimensions except size, ranks and clock, and the facts in ``separate``."""
     kind = {name: value_of(item, name) for name in NAMES if name not in ("ranks", "clock")}
     return kind | {name: value_of_fact(item.facts, name) for name in separate}
 
@@ -143,9 +141,7 @@ def _pairs(
     """alone: the values that are assumed if a case does not record them."""
     shared = [n for n in names if n not in free]
     size = _size_of([*base, *new])
-    groups_by_case: dict[
-        tuple[Key, int], tuple[dict[Key, list[Measured]], dict[Key, list[Measured]]]
-    ] = {}
+    groups_by_case: dict[tuple[Key, int], list[dict[Key, list[Measured]]]] = {}
     for number, items in enumerate((base, new)):
         own_usual = {name: _usual(name, items) for name in _OF_SAMPLES}
         any_usual = {n: v or _usual(n, [*base, *new]) for n, v in own_usual.items()}
@@ -157,18 +153,18 @@ def _pairs(
             values |= {name: value for name, value in alone.items() if _unstated(item, name)}
             common = tuple((name, values[name]) for name in shared)
             free_values = tuple((name, values[name]) for name in free)
-            groups = groups_by_case.setdefault((common, size(item.row)), ({}, {}))
+            groups = groups_by_case.setdefault((common, size(item.row)), [{}, {}])
             groups[number].setdefault(free_values, []).append(item)
     pairs = []
     for (common, size_bytes), (ours, theirs) in groups_by_case.items():
         # What one side has in several kinds is compared in each of them, never pooled.
-        pairs += [
-            Pair(
-                dict(common), size_bytes, b, n, (dict(own_b), dict(own_n)), _taken(alone, [*b, *n])
-            )
-            for own_b, b in (ours or {(): []}).items()
-            for own_n, n in (theirs or {(): []}).items()
-        ]
+        for own_b, b in (ours or {(): []}).items():
+            for own_n, n in (theirs or {(): []}).items():
+                taken = [
+                    each for each in alone.items() if any(_unstated(m, each[0]) for m in b + n)
+                ]
+                own = (dict(own_b), dict(own_n))
+                pairs.append(Pair(dict(common), size_bytes, b, n, own, tuple(taken)))
     return pairs
 
 
@@ -189,11 +185,6 @@ def _only_known(name: str, items: Sequence[Measured]) -> Any:
     values = {value_of(m, name) for m in items if not _unstated(m, name)}
     some = any(_unstated(m, name) for m in items)
     return values.pop() if some and len(values) == 1 and name not in _OF_SAMPLES else None
-
-
-def _taken(alone: Mapping[str, Any], items: Iterable[Measured]) -> Key:
-    measured = list(items)
-    return tuple((n, value) for n, value in alone.items() if any(_unstated(m, n) for m in measured))
 
 
 def _is_free(name: str, base: Sequence[Measured], new: Sequence[Measured]) -> bool:
@@ -221,28 +212,21 @@ def _separate(base: Sequence[Measured], new: Sequence[Measured], names: Sequence
     """``nothing in common in dtype (float32, bfloat16)``: the differences of the nearest cases."""
     if not base or not new:
         return f"none in {'base' if not base else 'new'}"
-    names = [*(n for n in names if n not in _COMPARED), "size"]
+    names = [n for n in names if n not in _COMPARED]
     size = _size_of([*base, *new])
-
-    def values(items: Iterable[Measured]) -> list[tuple[Any, ...]]:
-        every = ((*(value_of(m, n) for n in names[:-1]), size(m.row)) for m in items)
-        return list(dict.fromkeys(every))
-
-    ours, theirs = values(base), values(new)
+    ours, theirs = (
+        [{n: value_of(m, n) for n in names} | {"size": size(m.row)} for m in side]
+        for side in (base, new)
+    )
     # Two lists of a hundred thousand sizes each need no exact answer.
-    differ = min(
-        (
-            [n for n, a, b in zip(names, names_of_base, other, strict=True) if a != b]
-            for names_of_base in ours[:300]
-            for other in theirs[:300]
-        ),
+    nearest = min(
+        ([n for n in one if one[n] != other[n]] for one in ours[:300] for other in theirs[:300]),
         key=len,
     )
     reasons = []
-    for name in differ:
-        place = names.index(name)
-        lists = [list(dict.fromkeys(v[place] for v in side)) for side in (ours, theirs)]
-        reasons.append(f"{name} ({_several(name, lists[0])}; {_several(name, lists[1])})")
+    for name in nearest:
+        values = (list(dict.fromkeys(case[name] for case in side)) for side in (ours, theirs))
+        reasons.append(f"{name} ({'; '.join(_several(name, of_side) for of_side in values)})")
     return f"nothing in common in {' and '.join(reasons) or 'any dimension'}"
 
 

@@ -27,11 +27,7 @@ _MOST_ROUNDS = 64  # for which bounds are computed: 2.28, and 2.30 for twice as 
 @dataclass(frozen=True)
 class Target:
     """What a result asks: a difference at ``level`` that is seen beyond the threshold, or a 90 %
-    interval within it.
-
-    looks: by the rule of ``versus``, which looks after every round (sequential.py), and the number
-    is that which it is begun with: what its last look shows. An earlier one may show it too, so
-    that the number is rather too large.
+    interval within it. looks: by the last look of ``versus`` (sequential.py).
     """
 
     threshold: float
@@ -44,7 +40,7 @@ class Target:
 
     @property
     def least(self) -> int:
-        """The runs a side before which nothing is judged."""
+        """The fewest runs a side that are judged."""
         return FIRST_LOOK if self.looks else 1
 
     def t_differs(self, design: Design, runs: int) -> float:
@@ -67,31 +63,24 @@ def asked(threshold: float, tested: int, decided: int = 0, looks: bool = False) 
     return Target(threshold, LEVEL / max(tested - decided, 1), looks)
 
 
-def power(
-    what: Target, design: Design, runs: int, difference: numpy.ndarray, spread: numpy.ndarray
-) -> numpy.ndarray:
+def power(what: Target, design: Design, runs: int, difference: float, spread: float) -> float:
     """How often so many runs a side give the result that is true of this ``difference`` of
     logarithms and ``spread`` of one run: a difference beyond the threshold, the same within it.
 
-    Exact: given the noise that is seen, the rest is normal; over that noise, chi of the degrees
-    over their root, it is integrated (Gauss and Legendre).
+    Exact: normal given the noise that is seen, integrated over that noise (a scaled chi).
     """
     degrees = design.degrees(runs)
     if degrees < 1 or runs < what.least:
-        return numpy.zeros(numpy.broadcast(difference, spread).shape)
+        return 0.0
     seen, weights = _chi(degrees)
-    away = numpy.abs(difference)[..., None]
-    error = design.error(runs) * numpy.asarray(spread)[..., None]
-    least = numpy.maximum(what.limit, what.t_differs(design, runs) * seen * error)
-    differs = special.ndtr((away - least) / error)
+    away, error = abs(difference), numpy.float64(design.error(runs) * spread)
+    if away > what.limit:
+        least = numpy.maximum(what.limit, what.t_differs(design, runs) * seen * error)
+        return float(special.ndtr((away - least) / error) @ weights)
     margin = what.t_same(design, runs) * seen
     inside = special.ndtr((what.limit - away) / error - margin)
-    inside = inside - special.ndtr((-what.limit - away) / error + margin)
-    same = numpy.maximum(inside, 0.0) @ weights
-    chances: numpy.ndarray = numpy.where(
-        numpy.abs(difference) > what.limit, differs @ weights, same
-    )
-    return chances
+    inside -= special.ndtr((-what.limit - away) / error + margin)
+    return float(numpy.maximum(inside, 0.0) @ weights)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -109,22 +98,17 @@ def _chi(degrees: float) -> tuple[numpy.ndarray, numpy.ndarray]:
 @functools.lru_cache(maxsize=4096)
 def least_difference(what: Target, ratio: Ratio) -> float:
     """A lower bound, as a logarithm of 0 or more, of a difference that the test of ``what`` has
-    shown: the near end of a 95 % interval. Of all differences that are shown, at most LEVEL have a
-    bound beyond the truth; 0.0 where nothing above 0 can be stated.
+    shown. At most LEVEL of all differences that are shown have a bound beyond the truth.
 
-    A difference is shown only where the noise has made it large enough, so the estimate is too
-    large, and so is the end of an ordinary interval: of one case at 20 % noise whose true
-    difference is 3 %, the end of the 95 % interval exceeded the truth in 2 of 3. This bound is that
-    of Student's t given that the test has shown a difference in this direction (W. Fithian, D. Sun
-    and J. Taylor, Optimal Inference After Model Selection, arXiv:1410.2597). With ``off`` the
-    estimate less the truth and ``radius`` = sqrt(off^2 + degrees x error^2), the direction
-    off / radius does not depend on the radius nor on the noise, so that the radius can be taken as
-    it is, and what the test asks for is a limit to the direction alone.
+    A difference is shown only if the noise has made it large enough, so an ordinary interval is too
+    far out: of one case at 20 % noise whose true difference is 3 %, the near end exceeded the truth
+    in 2 of 3. This bound is that of Student's t given that the test has shown a difference in this
+    direction (W. Fithian, D. Sun and J. Taylor, Optimal Inference After Model Selection,
+    arXiv:1410.2597).
 
-    The rule of ``versus`` ends as soon as a difference is shown, which leaves little room for that
-    bound. Its interval holds at every look; where its near end is a difference that is nearly
-    always shown (``smallest_difference``, at the upper 90 % limit of the noise), the choice
-    of what is shown does not matter, and the larger of both is taken.
+    ``versus`` ends as soon as a difference is shown, which leaves little room for that bound. The
+    near end of its own interval is taken instead if a difference of this size is nearly always
+    shown (``smallest_difference``, at the upper 90 % limit of the noise).
     """
     assert ratio.error is not None and ratio.spread is not None
     least = _least_shown(what, ratio, ratio.error, ratio.spread)
@@ -137,7 +121,11 @@ def least_difference(what: Target, ratio: Ratio) -> float:
 
 
 def _least_shown(what: Target, ratio: Ratio, error: float, spread: float) -> float:
-    """The bound of Student's t given that the test has shown a difference in its direction."""
+    """The bound of Student's t given that the test has shown a difference in its direction.
+
+    The direction off / radius, with ``off`` the estimate less the truth, depends neither on the
+    radius nor on the noise: the test only limits the direction.
+    """
     difference, degrees = abs(math.log(ratio.ratio)), ratio.degrees
     if what.looks:
         information = numpy.array((spread / error) ** 2)
@@ -156,9 +144,7 @@ def _least_shown(what: Target, ratio: Ratio, error: float, spread: float) -> flo
         return float(special.stdtr(degrees, -t))
 
     def excess(truth: float) -> float:
-        """The chance of this estimate or a larger one among those that are shown, less half of
-        LEVEL.
-        """
+        """The chance of such a large estimate among those that are shown, less half of LEVEL."""
         off = difference - truth
         radius = math.hypot(off, math.sqrt(degrees) * error)
         share = truth / radius
@@ -176,20 +162,12 @@ def _least_shown(what: Target, ratio: Ratio, error: float, spread: float) -> flo
 
 
 def runs_needed(what: Target, design: Design, difference: float, spread: float) -> int | None:
-    """The least number of runs a side (of pairs) with POWER, if that is the truth; None: more
-    than MOST_RUNS, for the ratio is at the threshold.
-    """
-    truth = numpy.array([difference]), numpy.array([spread])
-    return _least(lambda runs: float(power(what, design, runs, *truth)[0]) >= POWER)
+    """The least number of runs a side (of pairs) with POWER, or None for more than MOST_RUNS."""
+    return _least(lambda runs: power(what, design, runs, difference, spread) >= POWER)
 
 
 def smallest_difference(what: Target, ratio: Ratio) -> float | None:
-    """The smallest change (0.05 is 5 %) that SEARCH_RUNS runs a side would show with
-    SEARCH_POWER by the test of ``what``, at the noise behind ``ratio``; None where that is not
-    known.
-
-    By noncentral t: its noncentrality is the difference of logarithms over the error.
-    """
+    """The smallest change (0.05 is 5 %) that SEARCH_RUNS runs a side show with SEARCH_POWER."""
     if ratio.spread is None:
         return None
     degrees = ratio.design.degrees(SEARCH_RUNS)
@@ -199,9 +177,7 @@ def smallest_difference(what: Target, ratio: Ratio) -> float | None:
 
 
 def runs_to_bound(ratio: Ratio, threshold: float) -> int | None:
-    """Runs a side for which the 95 % interval of a ratio ends below 1 + ``threshold`` with
-    POWER; None as in ``runs_needed``, and where the ratio itself is beyond. By noncentral t.
-    """
+    """Runs a side for which a 95 % interval ends below 1 + ``threshold`` with POWER."""
     margin = math.log1p(threshold) - math.log(ratio.ratio)
     if ratio.spread is None or margin < NO_SPREAD:
         return None
@@ -215,9 +191,9 @@ def runs_to_bound(ratio: Ratio, threshold: float) -> int | None:
     return _least(enough)
 
 
-def _least(enough: Callable[[int], bool], start: int = 2) -> int | None:
-    """The least number of runs, from ``start`` on, that is enough; doubled, then halved."""
-    low, high = start - 1, start
+def _least(enough: Callable[[int], bool]) -> int | None:
+    """The least number of runs, from 2 on, that is enough; doubled, then halved."""
+    low, high = 1, 2
     while not enough(high):
         if high >= MOST_RUNS:
             return None

@@ -1,8 +1,4 @@
-"""What an answer would have found, beside how often it is wrong.
-
-'Nothing found' is only said where something would have been found. If what would have been found is
-more than a user acts on, the answer is 'cannot tell'.
-"""
+"""What an answer would have found. If that is more than a user acts on, it is 'cannot tell'."""
 
 from __future__ import annotations
 
@@ -20,14 +16,12 @@ _MOST = 9.0  # a test that only finds more than ten times is said to find nothin
 def detectable_change(
     error: float, degrees: float, level: float, least: float = 0.0
 ) -> float | None:
-    """The smallest change that Student's t finds in 9 of 10 repetitions, as a share of the time.
+    """The smallest change that Student's t finds in 9 of 10 repetitions, as a share of the time;
+    None if it is above 900 %.
 
-    - error: of the logarithm of the change.
-    - degrees: degrees of freedom of the error.
+    - error: of the logarithm of the change, with so many degrees of freedom.
     - level: the p below which a change is found, after all corrections.
     - least: a smaller estimate is not reported.
-
-    None if it is above 900 %.
     """
     from torchcoll.stats.distributions import t_quantile
 

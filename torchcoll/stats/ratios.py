@@ -1,9 +1,7 @@
 """Ratios of runs on logarithms: Student's t, and pairs.
 
-The replicate is the run: each gives one figure. Calls of one run are no replicates: with them,
-identical systems differ four times in five. Logarithms, because noise is a share of the duration.
-stats/statistics.py has the model with the order of the runs, stats/needed.py how many runs a result
-takes.
+The replicate is the run: with calls as replicates, identical systems differ four times in five.
+Logarithms, because noise is a share of the duration.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ _LARGEST = math.log(sys.float_info.max)
 
 @dataclass(frozen=True)
 class Design:
-    """How much N runs a side (or N pairs) can show: ``figures`` x N - ``parameters`` degrees of
-    freedom.
+    """N runs a side (or N pairs) have ``figures`` x N - ``parameters`` degrees of freedom.
 
     in_order: whether the run number is a parameter, and the runs alternate. degrees_share: the
     share of the degrees that remains if one side is noisier.
@@ -64,12 +61,11 @@ def geometric(values: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True)
 class Ratio:
-    """new / base of two sets of runs.
+    """new / base of two sets of runs, with its 95 % interval (low, high), its 90 % interval and p.
 
-    low, high: the 95 % interval; low_90, high_90: the 90 % interval. They and p_value are None with
-    one run on a side, or without any spread. spread: the standard deviation of the logarithm of one
-    run, pooled over the sides; error: that of the logarithm of the ratio, with ``degrees`` of
-    freedom.
+    These are None with one run on a side, or without any spread. spread: the standard deviation of
+    the logarithm of one run, pooled over the sides; error: of the logarithm of the ratio, with
+    ``degrees`` of freedom.
     """
 
     ratio: float
@@ -91,11 +87,7 @@ class Ratio:
 
 
 def paired_ratio(base: Sequence[float], new: Sequence[float]) -> Ratio:
-    """The geometric mean of new / base over pairs, with Student's t on their logarithms.
-
-    The pair is the replicate: what both runs share cancels. All figures are above 0. ``spread`` is
-    that of one run of a pair.
-    """
+    """The geometric mean of new / base over pairs, with Student's t on their logarithms."""
     logs = numpy.log(new) - numpy.log(base)
     mean = float(logs.mean())
     if len(logs) < 2:
@@ -127,11 +119,7 @@ def ratio_of(
 
 
 def ratio_of_both(means: Ratio, other: Ratio) -> Ratio:
-    """The ratio of the means, as uncertain as two models of the same figures leave it: intervals
-    that contain both, the larger p, and a p of 1 if they disagree about the direction.
-
-    Both have an interval.
-    """
+    """The ratio of the means, with an interval and a p that satisfy both models."""
     p_values = [ratio.p_value for ratio in (means, other) if ratio.p_value is not None]
     agree = (means.ratio > 1) == (other.ratio > 1)
     farther = max(means, other, key=lambda ratio: ratio.error or 0.0)

@@ -5,11 +5,10 @@ between equal sides one time in three when it is asked thirty times. So each res
 expects it:
 
 - faster, slower: an anytime-valid t in the linear model of ``compare`` (``evidence``). However
-  often one looks, and whatever makes one go on, the chance that 1 / the largest value of an equal
-  case ever falls below p is p at most; Holm over the cases asks for more of each. Rejected: to
-  spend an error over a number of looks that is fixed before, which --resume would break.
-- same: two one-sided tests in groups (``bounds``), whose error is spent over a number of runs
-  that is fixed before: the anytime-valid form takes twice as many runs to show the same.
+  often one looks, the chance that 1 / the largest value of an equal case ever falls below p is p at
+  most. Rejected: an error spent over a fixed number of looks, which --resume would break.
+- same: two one-sided tests in groups (``bounds``), whose error is spent over a fixed number of
+  runs: the anytime-valid form takes twice as many runs.
 
 A round is one run of each side. numpy arrays are [case...].
 """
@@ -39,11 +38,7 @@ _DRAWS = 200  # of that chance: right to 0.03
 
 @dataclass(frozen=True)
 class Seen:
-    """What the linear model says of each case after a round.
-
-    difference: of the logarithms, new - base; error: its standard error, on so many degrees of
-    freedom; spread: of the logarithm of one run.
-    """
+    """The linear model after a round: difference of logarithms, its error, spread of one run."""
 
     difference: numpy.ndarray
     error: numpy.ndarray
@@ -53,8 +48,7 @@ class Seen:
     @property
     def information(self) -> numpy.ndarray:
         """1 / the variance of the difference, for a noise of 1: half the runs of a side."""
-        share: numpy.ndarray = self.spread / self.error
-        return share**2
+        return numpy.asarray((self.spread / self.error) ** 2)
 
 
 def _shrinkage(information: numpy.ndarray) -> numpy.ndarray:
@@ -66,14 +60,12 @@ def evidence(t: numpy.ndarray, degrees: numpy.ndarray, information: numpy.ndarra
     """How many times more likely this t is where the sides differ than where they do not.
 
     Source: M. Lindon, D. W. Ham, M. Tingley, I. Bojinov, Anytime-Valid Inference in Linear Models,
-    arXiv:2210.08589, for one coefficient: with a normal prior for effect / noise, t sqrt(r) is
-    Student's again, and this is the ratio of both densities. Over growing data it is a martingale
-    of mean 1 where nothing differs, so it passes 1 / p with chance p at most, at any time.
+    arXiv:2210.08589. With a normal prior for effect / noise it is a martingale of mean 1 where
+    nothing differs, so it passes 1 / p with chance p at most, at any time.
     """
     r, squared = _shrinkage(information), t**2 / degrees
     logs = numpy.log(r) / 2 - (degrees + 1) / 2 * numpy.log((1 + r * squared) / (1 + squared))
-    values: numpy.ndarray = numpy.exp(numpy.minimum(logs, 700.0))  # the next overflows
-    return values
+    return numpy.asarray(numpy.exp(numpy.minimum(logs, 700.0)))  # the next overflows
 
 
 def least_t(degrees: numpy.ndarray, information: numpy.ndarray, level: float) -> numpy.ndarray:
@@ -82,16 +74,12 @@ def least_t(degrees: numpy.ndarray, information: numpy.ndarray, level: float) ->
     most = (1 / (level * numpy.sqrt(r))) ** (2 / (degrees + 1))
     room = 1 - most * r
     squared = numpy.where(room > 0, (most - 1) / numpy.maximum(room, NO_SPREAD**2), numpy.inf)
-    thresholds: numpy.ndarray = numpy.sqrt(squared * degrees)
-    return thresholds
+    return numpy.asarray(numpy.sqrt(squared * degrees))
 
 
 def half_width(seen: Seen, level: float = LEVEL) -> numpy.ndarray:
-    """Of the interval of the difference that holds the truth at every look alike, but for
-    ``level``: all values that ``evidence`` does not reject. inf where nothing is yet.
-    """
-    width: numpy.ndarray = least_t(seen.degrees, seen.information, level) * seen.error
-    return width
+    """Half the width of the interval that holds the truth at every look, but for ``level``."""
+    return numpy.asarray(least_t(seen.degrees, seen.information, level) * seen.error)
 
 
 _NODES = 300
@@ -100,12 +88,10 @@ _FAR = 8.0  # deviations, beyond which nothing is
 
 @functools.lru_cache(maxsize=64)
 def bounds(most: int) -> tuple[float, ...]:
-    """What a normal deviate must pass after each round to call a case the same: for FIRST_LOOK
-    runs a side, one more, ... ``most``.
+    """What a normal deviate must pass with FIRST_LOOK, ... ``most`` runs to call a case the same.
 
-    The error LEVEL is spent as ln(1 + (e - 1) n / most): alike at early and at late looks (Pocock's
-    type). Source: C. Jennison and B. W. Turnbull, Group Sequential Methods (2000), 7.2 and, for the
-    integration from look to look, 19.2; for a t the deviate of the same p is taken, 4.4.
+    The error LEVEL is spent as ln(1 + (e - 1) n / most), by Pocock's type. Source: C. Jennison and
+    B. W. Turnbull, Group Sequential Methods (2000), 7.2, and 19.2 for the integration.
     """
     rounds = range(FIRST_LOOK, most + 1)
     spent = [LEVEL * math.log1p((math.e - 1) * n / most) for n in rounds]
@@ -130,23 +116,23 @@ def bounds(most: int) -> tuple[float, ...]:
 
 
 def bound_at(runs: int, most: int) -> float:
-    """Of ``bounds``, with so many runs a side; inf beyond ``most``: the error is spent."""
+    """The bound with so many runs a side; inf beyond ``most``: the error is spent."""
     return bounds(most)[runs - FIRST_LOOK] if runs <= most else math.inf
 
 
 def shown_same(seen: Seen, limit: float, bound: float) -> numpy.ndarray:
     """Whether both one-sided tests against -limit and limit pass ``bound``."""
     room = (limit - abs(seen.difference)) / seen.error
-    shown: numpy.ndarray = room >= special.stdtrit(seen.degrees, special.ndtr(bound))
-    return shown
+    return numpy.asarray(room >= special.stdtrit(seen.degrees, special.ndtr(bound)))
 
 
 @dataclass(frozen=True)
 class Decided:
-    """After a look, each case. differs: -1 and 1 beyond the threshold, 0 not; p: Holm's of
-    1 / the largest evidence; level: what that must stay below, given the other cases; chance: of
-    an open case to decide with ``most`` runs a side, nan where another one has already shown
-    that going on pays.
+    """The cases after a look.
+
+    differs: -1 and 1 beyond the threshold, else 0. p: Holm's of 1 / the largest evidence. level:
+    what p must stay below. chance: of an open case to decide with ``most`` runs a side; nan if
+    another case has shown that going on pays.
     """
 
     differs: numpy.ndarray
@@ -157,8 +143,7 @@ class Decided:
 
     @property
     def decided(self) -> numpy.ndarray:
-        mask: numpy.ndarray = (self.differs != 0) | self.same
-        return mask
+        return numpy.asarray((self.differs != 0) | self.same)
 
     @property
     def futile(self) -> bool:
@@ -168,14 +153,7 @@ class Decided:
 
 
 class Looks:
-    """All looks of one ``versus``: what they leave of each case by its number.
-
-    A result holds as long as the figures say so: a case that differed and whose ratio came back
-    within the threshold is open again, and so is one that was the same and has left it.
-
-    same_most: the runs a side over which the error of 'same' is spent. It stays what it was
-    when runs are added.
-    """
+    """The looks of a ``versus``. same_most: runs a side over which the error of 'same' is spent."""
 
     def __init__(self, threshold: float, same_most: int) -> None:
         self.limit = math.log1p(threshold)
@@ -184,9 +162,7 @@ class Looks:
         self._same = numpy.zeros(0, bool)
 
     def look(self, cases: numpy.ndarray, seen: Seen, runs: int, most: int) -> Decided:
-        """After a round. cases: numbers of those that can be tested, as ``seen`` has them;
-        runs: of a side that count; most: at which it ends.
-        """
+        """Looks after a round. cases: the numbers of those in ``seen``; runs: that count."""
         number = int(cases.max(initial=-1)) + 1
         more = number - len(self._best)
         if more > 0:
@@ -215,12 +191,9 @@ class Looks:
         return Decided(differs, same, p, level, chance)
 
     def _chance(self, seen: Seen, runs: int, most: int, needed: float) -> float:
-        """That one case is decided with ``most`` runs a side: the share of draws where it is.
-        needed: the evidence that makes it differ.
-
-        A draw is a truth that these runs leave open, and what further runs would show
-        then (predictive power: Jennison and Turnbull, 10.3). A look in between may decide it too:
-        the chance is a little larger.
+        """The share of draws in which one case is decided with ``most`` runs a side. A draw is a
+        truth that these runs leave open, and what further runs would show then (predictive power:
+        Jennison and Turnbull, 10.3). needed: the evidence that makes it differ.
         """
         if runs >= most:
             return 0.0
@@ -242,17 +215,13 @@ class Looks:
 
 @functools.lru_cache(maxsize=256)
 def _draws(degrees: int) -> tuple[numpy.ndarray, ...]:
-    """Upper shares of a chi squared, two normal deviates and a chi squared of so many degrees; the
-    same in every process, so that a folder that is read again stops at the same run.
-    """
+    """The same draws in every process: a folder that is read again stops at the same run."""
     rng = numpy.random.default_rng(0)
     first_noise, other = rng.standard_normal((2, _DRAWS))
     return rng.uniform(size=_DRAWS), first_noise, other, rng.chisquare(degrees, _DRAWS)
 
 
 def due(names: Sequence[str], kept: Mapping[str, int], number: int) -> list[str]:
-    """Who has too few runs that count for this round, counted from 1, in the order in which
-    they start: A B, then B A, then A B, ...
-    """
+    """The sides that lack runs for this round, in the order of starting: A B, B A, A B, ..."""
     order = names if number % 2 else list(reversed(names))
     return [name for name in order if kept[name] < number]

@@ -11,7 +11,7 @@ from typing import Any
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.result import EXPECTED_STATUSES
-from torchcoll.core.units import counted, format_factor, format_size
+from torchcoll.core.units import counted, format_factor, format_size, shorten_middle
 from torchcoll.stats.sides import Measured, Side
 
 WRONG, FAILED, MISSING = ENTRIES = ("wrong", "failed", "missing")
@@ -25,7 +25,6 @@ _TEXTS = {
     IMPLAUSIBLE: "implausible figures in {}",
     ENDED_EARLY: "{} ended early",
 }
-_MOST_NAMED = 4  # cases of one fault
 
 
 def fault_runs(items: Iterable[Measured]) -> dict[str, set[int]]:
@@ -56,8 +55,8 @@ class SideFaults:
     """The faults of one side.
 
     side: its name, '' for all runs. runs: how many it has. faults: the worst first. missing: cases
-    that only the other side has. cases: how many there are. outliers: how many times as fast as the
-    others each run is that was left out.
+    that only the other side has. cases: how many there are. outliers: of each run that was left
+    out, how many times as fast it is as the rest.
     """
 
     side: str = ""
@@ -97,11 +96,14 @@ class SideFaults:
                 runs = side or "the run"
             elif not number:
                 runs += f" runs of {side}" if side else " runs"
-            text = _TEXTS.get(fault.kind, f"{{}} ended with {fault.kind}").format(runs)
-            clauses.append(f"{text}{_named(fault)}")
+            clause = _TEXTS.get(fault.kind, f"{{}} ended with {fault.kind}").format(runs)
+            if names := list(filter(None, fault.cases)):
+                without = "without " if fault.kind == ENDED_EARLY else ""
+                clause += f" ({without}{_few(names)})"
+            clauses.append(clause)
         if self.missing:
             of = f"{len(self.missing)} of {counted(self.cases, 'case')}"
-            clauses.append(f"{side} lacks {of} ({_shortened(self.missing)})")
+            clauses.append(f"{side} lacks {of} ({_few(self.missing)})")
         return clauses
 
     @property
@@ -115,27 +117,13 @@ class SideFaults:
         return f"{number} of {self.runs} runs of {one_line(self.side)} {verb} ({size})"
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "runs": self.runs,
-            "faults": [
-                {"kind": fault.kind, "runs": fault.runs, "cases": list(fault.cases)}
-                for fault in self.faults
-            ],
-            "missing": list(self.missing),
-            "outliers": len(self.outliers),
-        }
+        faults = [{**vars(fault), "cases": list(fault.cases)} for fault in self.faults]
+        values = {"runs": self.runs, "faults": faults, "missing": list(self.missing)}
+        return {**values, "outliers": len(self.outliers)}
 
 
-def _named(fault: Fault) -> str:
-    names = [name for name in fault.cases if name]
-    without = "without " if fault.kind == ENDED_EARLY else ""
-    return f" ({without}{_shortened(names)})" if names else ""
-
-
-def _shortened(names: Sequence[str]) -> str:
-    if len(names) <= _MOST_NAMED:
-        return ", ".join(names)
-    return f"{', '.join(names[: _MOST_NAMED - 1])}, ..., {names[-1]}"
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(shorten_middle(names, 4, first=3))
 
 
 def side_faults(
@@ -146,45 +134,36 @@ def side_faults(
     outliers: Sequence[float] = (),
     cut: Mapping[int, Collection[str]] | None = None,
 ) -> SideFaults:
-    """cases: (name, the runs of this side). cut: see ``cut_runs``."""
+    """The faults of a side; cases: (name, its measurements in the runs of this side)."""
     by_kind: dict[str, tuple[set[int], list[str]]] = {}
-    number = 0
+    cases = list(cases)
     for name, items in cases:
-        number += 1
         faults = fault_runs(items)
-        if absent := _absent(items, cut or {}):
+        collectives = {item.row.collective for item in items}
+        # A run that ended before it had any case may not say what it was asked for.
+        asked = {n for n, of_run in (cut or {}).items() if not of_run or collectives & set(of_run)}
+        if absent := asked - {item.run for item in items}:
             faults[ENDED_EARLY] = absent
         for kind, numbers in faults.items():
             all_runs, names = by_kind.setdefault(kind, (set(), []))
             all_runs |= numbers
             names.append(name)
-    order = [*_TEXTS, *(kind for kind in by_kind if kind not in _TEXTS)]
-    faults_found = [
+    found = [
         Fault(kind, len(by_kind[kind][0]), tuple(dict.fromkeys(by_kind[kind][1])))
-        for kind in order
+        for kind in dict.fromkeys([*_TEXTS, *by_kind])
         if kind in by_kind
     ]
-    return SideFaults(side, runs, tuple(faults_found), tuple(missing), number, tuple(outliers))
+    return SideFaults(side, runs, tuple(found), tuple(missing), len(cases), tuple(outliers))
 
 
 def cut_runs(side: Side) -> dict[int, set[str]]:
-    """The runs of torchcoll that did not end well, by number, and the collectives they were to
-    measure.
-    """
+    """The collectives that each run of torchcoll was to measure which did not end well."""
     return {
         number: set(run.header.get("spec", {}).get("collectives") or ())
         or {result.case.collective for result in run.results}
         for number, run in enumerate(side.runs)
         if not run.source and not run.complete
     }
-
-
-def _absent(items: Sequence[Measured], cut: Mapping[int, Collection[str]]) -> set[int]:
-    """The runs that ended before they measured this case."""
-    collectives = {item.row.collective for item in items}
-    # A run that ended before it had any case may not say what it was asked for.
-    asked = {number for number, of_run in cut.items() if not of_run or collectives & set(of_run)}
-    return asked - {item.run for item in items}
 
 
 def faults_of_items(side: str, runs: int, items: Sequence[Measured]) -> SideFaults:
@@ -200,7 +179,4 @@ def faults_of_items(side: str, runs: int, items: Sequence[Measured]) -> SideFaul
 
 def entries_of(sides: Iterable[SideFaults]) -> Mapping[str, int]:
     """The sum of ``counts`` over several sides."""
-    total: Counter[str] = Counter()
-    for side in sides:
-        total.update(side.counts)
-    return total
+    return sum((Counter(side.counts) for side in sides), Counter())

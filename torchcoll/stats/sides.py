@@ -15,7 +15,7 @@ from torchcoll.core import summary
 from torchcoll.core.display import OneLine
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import doubted, doubts_of
-from torchcoll.core.result import CaseResult, Reported, Run, run_numbers
+from torchcoll.core.result import CaseResult, Run, run_numbers
 from torchcoll.core.run_facts import facts_of
 from torchcoll.core.units import parse_utc
 from torchcoll.libraries.known_variables import NCCL_CHOICES
@@ -32,13 +32,14 @@ _ENVIRONMENT = "environment"  # of an imported file: "whole" if it has all varia
 SETTINGS = {"communicator_config": "default"}
 _TELLING = 3  # so many figures of an imported run make it one that cannot be another
 _REHEARSALS = "rehearsals: ranks shared a GPU, and no time means anything"
-_ONECCL_BENCHMARK = "oneCCL benchmark"  # as reading/oneccl.py names it
-_PUBLISHED = "a published table"  # as reading/plain.py names the source of a table
+TORCHCOLL = "torchcoll"
+ONECCL_BENCHMARK = "oneCCL benchmark"  # as reading/oneccl.py names it
+PUBLISHED = "a published table"  # as reading/plain.py names the source of a table
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One case of one run. ``figure``: what enters the comparison; None where there is none."""
+    """One case of one run. ``figure``: what enters the comparison; None if there is none."""
 
     row: summary.Row
     result: CaseResult
@@ -62,7 +63,9 @@ class Reading:
         return self._text("median")
 
     def of(self, result: CaseResult) -> str:
-        """What the figure of a case with samples is of its calls and ranks."""
+        """How the figure of a case was computed from calls and ranks, as far as it is known."""
+        if not result.time_ns and result.reported:
+            return summary.reported_reading(result.reported)
         has_period = summary.has_period(result, summary.default_clock(result))
         return self._text(summary.PERIOD if has_period else "median")
 
@@ -98,27 +101,12 @@ class Side(OneLine):
         return any(result.time_ns for result in self.results)
 
     @property
-    def reference(self) -> bool:
-        """Whether all figures were published, of a machine that is not here."""
-        return bool(self.runs) and all(run.source.get("tool") == _PUBLISHED for run in self.runs)
-
-    @property
-    def from_library_benchmark(self) -> bool:
-        """Whether oneCCL's own benchmark, which calls the library from C++, measured all of it."""
-        tools = [run.source.get("tool") for run in self.runs]
-        return bool(tools) and all(tool == _ONECCL_BENCHMARK for tool in tools)
-
-    @property
-    def through_torch(self) -> bool:
-        """Whether torchcoll itself measured all of it."""
-        return bool(self.runs) and not any(run.source for run in self.runs)
+    def tools(self) -> set[str]:
+        """The tools that measured the runs; PUBLISHED: nobody here did."""
+        return {str(run.source.get("tool")) if run.source else TORCHCOLL for run in self.runs}
 
     def traps(self, compared: Collection[str] = ()) -> list[str]:
-        """Settings of the runs that are traps for the backends of the cases.
-
-        compared: variables that differ between the sides; a trap of these alone is what is
-        compared.
-        """
+        """Settings that are traps for the backends, unless they are all ``compared``."""
         cases = [result.case for result in self.results]
         if self.only:
             dimension, value = self.only
@@ -149,11 +137,8 @@ class Side(OneLine):
         return _REHEARSALS if self.rehearsals else ""
 
     def read_as(self, reading: Reading) -> str:
-        """How a figure was computed from calls and ranks, in words; '' if no case has one. reading:
-        how samples are read.
-        """
-        results = [r for r in self.results if r.time_ns or r.reported]
-        texts = (reading.of(r) if r.time_ns else _stated(r.reported) for r in results)
+        """How the figures were computed from calls and ranks; '' if no case has one."""
+        texts = (reading.of(r) for r in self.results if r.time_ns or r.reported)
         return " or ".join(dict.fromkeys(texts))
 
     def measured(self, metric: str, reading: Reading) -> list[Measured]:
@@ -205,32 +190,14 @@ def start_of(run: Run) -> float | None:
         return None
 
 
-def _stated(reported: Reported | None) -> str:
-    """How a figure was computed from calls and ranks, as far as its source says."""
-    assert reported is not None
-    readings = ((reported.statistic, "over calls"), (reported.over_ranks, "over ranks"))
-    if reported.one_cold_call:
-        return f"{summary.COLD_CALL}, {reported.over_ranks} over ranks"
-    recorded = [f"{reading} {what}" for reading, what in readings if reading != "unknown"]
-    return ", ".join(recorded if len(recorded) == len(readings) else [*recorded, "as published"])
-
-
 def reading_of(base: Side, new: Side, over_ranks: str | None) -> Reading:
-    """How samples are read, given the other side.
-
-    If a source has only means, samples are read as means too, over the ranks as in the source, or
-    over all of them if it does not say.
-    """
+    """How samples are read: as means if a source has only means, over the ranks as it says."""
     reported = [r.reported for s in (base, new) for r in s.results if r.reported and not r.time_ns]
+    how = over_ranks or "max"
     if over_ranks is None and reported:
-        statistics = {
-            reported_case.over_ranks if reported_case.over_ranks in summary.OVER_RANKS else "mean"
-            for reported_case in reported
-        }
-        how = statistics.pop() if len(statistics) == 1 else "mean"
-    else:
-        how = over_ranks or "max"
-    return Reading(how, mean=any(reported_case.statistic == "mean" for reported_case in reported))
+        named = {r.over_ranks if r.over_ranks in summary.OVER_RANKS else "mean" for r in reported}
+        how = named.pop() if len(named) == 1 else "mean"
+    return Reading(how, mean=any(each.statistic == "mean" for each in reported))
 
 
 def _read_as_mean(row: summary.Row, result: CaseResult, how: str) -> summary.Row:
@@ -271,11 +238,7 @@ def side(
     collective: str | None = None,
     ranks: int | None = None,
 ) -> Side:
-    """A side made of a Run, a file, a folder, a glob, or several of them.
-
-    collective, ranks: of output that does not record them. Raises UsageError for anything else,
-    UnreadableError for a file.
-    """
+    """A side made of a Run, a file, a folder, a glob, or several. Raises UsageError."""
     several = _several(name, sources)
     files: list[Source] = [each for source in several for each in expand(source)]
     if not files:
@@ -285,25 +248,16 @@ def side(
     return Side(name, runs, ", ".join(paths if len(paths) < 4 else [paths[0], "..."]))
 
 
-_NOT_A_SIDE = {
-    "NoneType": "torchcoll.run returns it on rank 0 alone.",
-    "Traffic": "torchcoll trace PATH --plot FILE draws a step of it, and "
-    "torchcoll.compare(traffic, traffic) compares two of them.",
-}
-
-
 def _several(name: str, sources: object) -> list[Source]:
     """Runs and paths, one or several. Raises UsageError for anything else."""
-    several: list[Any] = (
-        [sources]
-        if isinstance(sources, (str, os.PathLike)) or not isinstance(sources, Iterable)
-        else list(sources)
-    )
+    several: list[Any] = [sources]
+    if isinstance(sources, Iterable) and not isinstance(sources, (str, os.PathLike)):
+        several = list(sources)
     for source in several:
         if not isinstance(source, (Run, str, os.PathLike)):
-            kind = type(source).__name__
             expected = "a Run, a file, a folder, a glob, or a list of them"
-            raise UsageError(name or "side", kind, expected, _NOT_A_SIDE.get(kind, ""))
+            action = "torchcoll.run returns it on rank 0 alone." if source is None else ""
+            raise UsageError(name or "side", type(source).__name__, expected, action)
     return several
 
 
@@ -328,11 +282,7 @@ def _without_copies(runs: Sequence[Run]) -> list[Run]:
 
 
 def identity_of(run: Run) -> object:
-    """A value that only this run has; None if it cannot be told from others.
-
-    For runs of torchcoll its start and cold calls; for imported ones their figures, if there are
-    enough.
-    """
+    """What only this run has: start and cold calls, or enough imported figures; or None."""
     if not run.source:
         start = run.header.get("start_utc")
         return (start, repr([r.cold_ns for r in run.results])) if start else None
@@ -376,21 +326,20 @@ def values_by_name(side: Side) -> dict[str, list[str]]:
 
 def values_of_facts(facts: Sequence[dict[str, str]]) -> dict[str, list[str]]:
     """The different values of each fact, in order, including those of runs that lack it."""
-    names = dict.fromkeys(name for fact in facts for name in fact)
-
-    def value(fact: dict[str, str], name: str) -> str:
+    values: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for fact in facts for name in fact):
         if name.isupper() or name in SETTINGS:
-            return value_of_fact(fact, name)
-        return fact.get(name, "unknown")
-
-    return {n: list(dict.fromkeys(value(fact, n) for fact in facts)) for n in names}
+            texts = [value_of_fact(fact, name) for fact in facts]
+        else:
+            texts = [fact.get(name, "unknown") for fact in facts]
+        values[name] = list(dict.fromkeys(texts))
+    return values
 
 
 def value_of_fact(facts: Mapping[str, str], name: str) -> str:
     """A variable, setting or label of a run; ``unset``; ``not known`` if the file cannot say.
 
-    NCCL's log names every variable of NCCL_CHOICES that is set. A file that names one variable of
-    NCCL therefore would name the others too, and so would one with the whole environment.
+    NCCL's log names every variable of NCCL_CHOICES that is set, so one variable tells of all.
     """
     if name in facts:
         return facts[name]

@@ -1,6 +1,4 @@
-"""Whether runs start in one of two modes, such as two placements: all cases of a run are slow, or
-none is.
-"""
+"""Whether runs start in one of two modes, such as two placements: all cases are slow, or none."""
 
 from __future__ import annotations
 
@@ -28,10 +26,7 @@ class StartModes:
 
 
 def start_modes(cases: Sequence[Figures], more_is_faster: bool = False) -> StartModes | None:
-    """The two modes in which runs start, over the cases that all runs have.
-
-    None if there is one mode, or if the modes are the sides.
-    """
+    """The modes over the cases that all runs have; None for one, or if the modes are the sides."""
     runs = sorted({run for case in cases for run in case.runs})
     whole = [case for case in cases if sorted(case.runs) == runs]
     if len(runs) < _FEWEST_RUNS or not whole:
@@ -44,9 +39,8 @@ def start_modes(cases: Sequence[Figures], more_is_faster: bool = False) -> Start
     fast = parted(factors[order].tolist(), _LEAST)
     if fast is None:
         return None
-    factor = math.exp(
-        float(numpy.median(factors[order[fast:]]) - numpy.median(factors[order[:fast]]))
-    )
+    middles = [float(numpy.median(factors[part])) for part in (order[:fast], order[fast:])]
+    factor = math.exp(middles[1] - middles[0])
     slow = [runs[place][0] for place in order[fast:]]
     counts = slow.count(0), slow.count(1)
     sizes = sum(side == 0 for side, _ in runs), sum(side == 1 for side, _ in runs)

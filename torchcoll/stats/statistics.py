@@ -1,20 +1,19 @@
 """The model of a comparison: log figure = case + side + drift x run number, and its outliers.
 
 The run number is its place in the order of starting. What drifts with time (a machine that
-warms up, a neighbour that comes) is in the model, so that it is no difference of the sides; where
-it is unknown the drift is left out, and the comparison says so.
+warms up, a neighbour that comes) is in the model, so that it is no difference of the sides; if the
+order is unknown the drift is left out, and the comparison says so.
 
-Rejected: Welch's t, which takes drift for a difference where one side was measured first, and for
-noise where the runs alternate; pairs of neighbours, in which a drift under strict A B A B is a
+Rejected: Welch's t, which takes drift for a difference if one side was measured first, and for
+noise if the runs alternate; pairs of neighbours, in which a drift under strict A B A B is a
 difference again; ranks, of which six against six cannot pass Holm over 24 cases.
 
-Where one side was measured before the other, the drift can hardly be told from the difference: in
+If one side was measured before the other, the drift can hardly be told from the difference: in
 three runs each, the model called B 2.0x faster (p 0.03) although it took 23 % longer. Then the
 ratio is that of the means, and a difference must be significant with the drift and without it.
 
 Each side has its own noise: with one for both, 12 runs against 4 that are 3 times as noisy are
-called different in 7 of 10 comparisons of 25 equal cases. The residuals of outliers know one noise,
-except where there are few cases (``_FEW_CASES``).
+called different in 7 of 10 comparisons of 25 equal cases.
 """
 
 from __future__ import annotations
@@ -29,15 +28,7 @@ from dataclasses import dataclass
 import numpy
 from scipy import special
 
-from torchcoll.stats.ratios import (
-    NO_SPREAD,
-    ONE_NOISE,
-    ORDERED,
-    Ratio,
-    exp,
-    ratio_of,
-    ratio_of_both,
-)
+from torchcoll.stats import ratios
 
 OUTLIER_LEVEL = 0.01  # with which a comparison without any outlier loses a run
 MOST_OUTLIERS = 2  # more are no outliers, but what the machine does
@@ -47,10 +38,8 @@ FEWEST = 3  # runs of a side that are judged, and that outliers leave
 _WITH_SPREAD = 2  # runs of a side whose spread can be computed
 _FEWEST_DEGREES = 3  # of the others: a line through fewer often fits by chance
 _PARAMETERS = 3
-# With fewer cases an outlier must be far off on the noise of its own side too: without that, of one
-# case of 12 runs against 4 that are 3 times as noisy, 28 % lost a noisy run, and 12 % were
-# called different. A median over more cases is no such chance, and a side of 4 runs alone knows
-# its noise too badly to show an outlier.
+# With fewer cases an outlier must be far off on the noise of its own side too: of one case of 12
+# runs against 4 that are 3 times as noisy, 28 % lost a noisy run, and 12 % were called different.
 _FEW_CASES = 5
 
 
@@ -58,8 +47,8 @@ _FEW_CASES = 5
 class Figures:
     """One case: a figure above 0 of each run.
 
-    runs: (side, number) of each, side 0 is the base; order: the number of its start among
-    those of both sides, None where some start is unknown.
+    runs: (side, number) of each, side 0 is the base. order: the numbers of their starts among those
+    of both sides; None if a start is unknown.
     """
 
     values: tuple[float, ...]
@@ -72,23 +61,17 @@ class Figures:
 
     @property
     def testable(self) -> bool:
-        """Two runs a side at least: its spread is known, if not well enough to judge by."""
+        """Whether both sides have a spread, if not one to judge by."""
         return min(len(self.of(0)), len(self.of(1))) >= _WITH_SPREAD
 
     @property
     def interleaved(self) -> bool:
-        """False where one side was measured before the other; True too where nobody knows."""
-        if self.order is None:
-            return True
-        first_runs, other = (
-            [n for n, (number, _) in zip(self.order, self.runs, strict=True) if number == side]
-            for side in (0, 1)
-        )
-        return (
-            not first_runs
-            or not other
-            or (max(first_runs) >= min(other) and max(other) >= min(first_runs))
-        )
+        """False if one side was measured before the other; True if nobody knows."""
+        starts: tuple[list[float], list[float]] = ([], [])
+        for (side, _), start in zip(self.runs, self.order or (), strict=self.order is not None):
+            starts[side].append(start)
+        base, new = starts
+        return not base or not new or (max(base) >= min(new) and max(new) >= min(base))
 
     def without(self, left_out: Sequence[tuple[int, int]]) -> Figures:
         keep = [i for i, run in enumerate(self.runs) if run not in left_out]
@@ -99,9 +82,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Outlier:
-    """A run that is like no other. factor: by how much its figures are off the model of the
-    others, t: its deleted residual as a normal deviate, medians over the cases.
-    """
+    """A run whose figures are ``factor`` off the model of the others, with t beyond the limit."""
 
     run: tuple[int, int]
     factor: float
@@ -113,12 +94,11 @@ class Outlier:
 class Model:
     """The least squares of one set of runs: what does not depend on the figures.
 
-    matrix: [run][1, side, number], without the number where it is unknown or tells what the
-    side does (each side was started at one instant). projection: its pseudo-inverse, with which
-    numpy's lstsq solves too. annihilator: what makes residuals of figures; free: its diagonal,
-    1 - leverage of each run. error: of the side, as a share of the spread of one run.
-    sides: 0 and 1 of each run. weights: of the squared residuals in the variance of the side.
-    means, products: [side] and [side][side], of what the degrees of freedom of that variance are.
+    matrix: [run][1, side, number], without the number if it is unknown or follows from the side.
+    projection: its pseudo-inverse. annihilator: what makes residuals of figures; free: its
+    diagonal, 1 - leverage of each run. error: of the side, as a share of the spread of one run.
+    sides: 0 and 1 of each run. weights: of the squared residuals in the variance of the side, whose
+    degrees of freedom follow from means [side] and products [side][side].
     """
 
     matrix: numpy.ndarray
@@ -165,9 +145,7 @@ def _model(figures: Figures) -> Model:
 def least_squares(
     model: Model, logs: numpy.ndarray
 ) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
-    """Of logs [run][case...]: the effect of the side and the spread of one run [case...],
-    and the residuals [run][case...].
-    """
+    """The side's effect and the spread [case...], and residuals, of logs [run][case...]."""
     coefficients = numpy.tensordot(model.projection, logs, 1)
     rest = logs - numpy.tensordot(model.matrix, coefficients, 1)
     return coefficients[1], numpy.sqrt((rest**2).sum(axis=0) / model.degrees), rest
@@ -175,14 +153,13 @@ def least_squares(
 
 def noise_share(model: Model, rest: numpy.ndarray) -> numpy.ndarray:
     """[case...]: the new side's variance as a share of both sides' sum; half of it unless known."""
-    first_variance, two = (
+    base, new = (
         (rest[model.sides == side] ** 2).sum(axis=0)
-        / max(float(model.free[model.sides == side].sum()), NO_SPREAD)
+        / max(float(model.free[model.sides == side].sum()), ratios.NO_SPREAD)
         for side in (0, 1)
     )
-    return numpy.where(
-        first_variance + two > 0, two / numpy.maximum(first_variance + two, NO_SPREAD**3), 0.5
-    )
+    both = base + new
+    return numpy.where(both > 0, new / numpy.maximum(both, ratios.NO_SPREAD**3), 0.5)
 
 
 def side_error(
@@ -192,10 +169,9 @@ def side_error(
 
     The error is HC2's, pooled within a side: the sum of p^2 times the side's squared residuals over
     the sum of its 1 - leverages (p: the row of the projection that gives the side). Its degrees are
-    Satterthwaite's, 2 mean^2 / variance of that quadratic form (R. M. Bell and D. F. McCaffrey,
-    Survey Methodology 28 (2002) 169), for sides whose noise is in ``share``. Without the run
-    number it is Welch's t. share: see ``noise_share``; as one case has it, it is too uncertain for
-    the levels that Holm asks for (12 against 4: 14 % false alarms), so it is the median over cases.
+    Satterthwaite's (R. M. Bell and D. F. McCaffrey, Survey Methodology 28 (2002) 169). Without the
+    run number it is Welch's t. share: the median of ``noise_share`` over the cases, because that of
+    one case is too uncertain for Holm's levels (12 against 4: 14 % false alarms).
     """
     error = numpy.sqrt(numpy.tensordot(model.weights, rest**2, 1))
     noise = numpy.array([1 - numpy.asarray(share, dtype=float), numpy.asarray(share, dtype=float)])
@@ -218,15 +194,14 @@ def common_share(cases: Sequence[Figures]) -> float | None:
 def deleted_residuals(
     model: Model, rest: numpy.ndarray, own_side: bool = False
 ) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """[run][case...]: how far each run is from the model of the others, as a normal deviate
-    of the same p as its t, so that cases with other numbers of runs can stand beside it, and
-    as a logarithm; 0 where nothing but itself tells of a parameter. degrees are 2 at least.
+    """[run][case...]: how far each run is from the model of the others, as a normal deviate of the
+    same p as its t, and as a logarithm; 0 if only this run determines a parameter.
 
-    own_side: on the noise of the others of its side alone, with as many degrees of freedom as these
-    leave (the sum of their 1 - leverages without it); else on that of all others.
+    own_side: on the noise of the others of its side alone, whose degrees of freedom are the sum of
+    their 1 - leverages without it; else on that of all others.
     """
     runs = len(model.sides)
-    alone = model.free < NO_SPREAD
+    alone = model.free < ratios.NO_SPREAD
     free = numpy.where(alone, 1.0, model.free)
     noise = numpy.ones((runs, runs))
     if own_side:
@@ -242,7 +217,7 @@ def deleted_residuals(
     off = numpy.where(alone, 0.0, rest / free)
     squares = numpy.tensordot(noise, rest**2, 1) - 2 * off * numpy.tensordot(shift, rest, 1)
     squares = numpy.maximum(squares + off**2 * squared, 0.0) / degrees
-    t = off / numpy.maximum(numpy.sqrt(squares / free), NO_SPREAD)
+    t = off / numpy.maximum(numpy.sqrt(squares / free), ratios.NO_SPREAD)
     return numpy.copysign(special.ndtri(special.stdtr(degrees, -abs(t))), t), off
 
 
@@ -264,9 +239,8 @@ def outlier_limit(runs: int) -> float:
     return -float(special.ndtri(OUTLIER_LEVEL / 2 / runs))
 
 
-def side_ratio(figures: Figures, share: float | None = None) -> Ratio:
-    """new / base at one run number; if drift and side cannot be told apart, that of the means, with
-    what both models say of it.
+def side_ratio(figures: Figures, share: float | None = None) -> ratios.Ratio:
+    """new / base at one run number, or ``ratio_of_both`` if drift and side cannot be told apart.
 
     share: ``common_share`` of the comparison; None takes the case's own. With one run on a side,
     or without any spread, the plain ratio alone.
@@ -275,7 +249,7 @@ def side_ratio(figures: Figures, share: float | None = None) -> Ratio:
     if inflation(_model(figures)) <= MOST_INFLATED or not ratio.error:
         return ratio
     means = _ratio_by_model(dataclasses.replace(figures, order=None), share)
-    return ratio_of_both(means, ratio) if means.error else ratio
+    return ratios.ratio_of_both(means, ratio) if means.error else ratio
 
 
 def inflation(model: Model) -> float:
@@ -284,7 +258,7 @@ def inflation(model: Model) -> float:
     return model.error / math.sqrt(sum(1 / count for count in counts)) if all(counts) else 1.0
 
 
-def _ratio_by_model(figures: Figures, share: float | None) -> Ratio:
+def _ratio_by_model(figures: Figures, share: float | None) -> ratios.Ratio:
     """By ordinary least squares on the logarithms."""
     model, logs = _model(figures), numpy.log(figures.values)
     if figures.testable and model.degrees > 0:
@@ -292,72 +266,61 @@ def _ratio_by_model(figures: Figures, share: float | None) -> Ratio:
         spread = float(one_noise)
         noise = float(noise_share(model, rest)) if share is None else share
         error, degrees = (float(value) for value in side_error(model, rest, noise))
-        if spread > NO_SPREAD and error > NO_SPREAD:
+        if spread > ratios.NO_SPREAD and error > ratios.NO_SPREAD:
             # Of as many runs a side the error is that of the mean of both variances.
             free = [float(model.free[model.sides == side].sum()) for side in (0, 1)]
             if min(free) > _LEAST_FREE:
                 squares = [(rest[model.sides == side] ** 2).sum() for side in (0, 1)]
                 spread = math.sqrt((squares[0] / free[0] + squares[1] / free[1]) / 2)
-            design = ORDERED if model.in_order else ONE_NOISE
+            design = ratios.ORDERED if model.in_order else ratios.ONE_NOISE
             shared = 1 / (2 * (noise**2 + (1 - noise) ** 2))
             design = dataclasses.replace(design, degrees_share=shared)
-            return ratio_of(float(effect), error, degrees, spread, design)
+            return ratios.ratio_of(float(effect), error, degrees, spread, design)
     return plain_ratio(figures)
 
 
-def plain_ratio(figures: Figures) -> Ratio:
+def plain_ratio(figures: Figures) -> ratios.Ratio:
     """Of the geometric means, whenever they were measured. Both sides have a run at least."""
     base, new = (numpy.log(figures.of(side)) for side in (0, 1))
-    return Ratio(exp(float(new.mean() - base.mean())))
+    return ratios.Ratio(ratios.exp(float(new.mean() - base.mean())))
 
 
 def outliers(cases: Sequence[Figures]) -> list[Outlier]:
     """The runs that are left out of all cases: MOST_OUTLIERS at most, the furthest first.
 
-    A run is judged by the median over the cases of its studentised deleted residual: it must be
-    off as a whole. Left out case by case, whatever is far off would be, and the errors of the test
-    would grow. Source: R. D. Cook and S. Weisberg, Residuals and Influence in Regression (1982),
-    2.2.2: the largest of n residuals by Bonferroni. Two of like size hide each other from it (30 %
-    and 50 % at 1 % noise: neither is far off beside the other), so the second one is looked at
-    whatever the first one says, and decides on both (B. Rosner, Technometrics 25 (1983) 165).
+    A run is judged by the median over the cases of its studentised deleted residual: left out case
+    by case, the errors of the test would grow. Source: R. D. Cook and S. Weisberg, Residuals and
+    Influence in Regression (1982), 2.2.2: the largest of n residuals by Bonferroni. Two of like
+    size hide each other, so the second decides on both (B. Rosner, Technometrics 25 (1983) 165).
     """
     left: list[tuple[int, int]] = []
     looked_at: list[Outlier] = []
     shown = 0
     while len(left) < MOST_OUTLIERS:
         rest = [case.without(left) for case in cases]
-        medians, limit = _medians(rest)
+        candidates = _candidates(rest)
         spare: set[tuple[int, int]] = set()
         for case in rest:
             sizes = Counter(side for side, _ in case.runs)
             spare.update(run for run in case.runs if sizes[run[0]] > FEWEST)
-        able = [run for run in medians if run in spare]
+        able = [outlier for run, outlier in candidates.items() if run in spare]
         if not able:
             break
-        left.append(max(able, key=lambda run: abs(medians[run][0])))
-        looked_at.append(_outlier(left[-1], medians, limit))
-        if abs(looked_at[-1].t) > limit:
+        looked_at.append(max(able, key=lambda outlier: abs(outlier.t)))
+        left.append(looked_at[-1].run)
+        if abs(looked_at[-1].t) > looked_at[-1].limit:
             shown = len(left)
     outliers = []
     for outlier in looked_at[:shown]:
         others = [run for run in left[:shown] if run != outlier.run]
-        medians, limit = _medians([case.without(others) for case in cases])
-        # Where each case that has it is too small without the others, nothing else tells of it.
-        outliers.append(
-            _outlier(outlier.run, medians, limit) if outlier.run in medians else outlier
-        )
+        candidates = _candidates([case.without(others) for case in cases])
+        # Each case that has it may be too small without the others.
+        outliers.append(candidates.get(outlier.run, outlier))
     return outliers
 
 
-def _outlier(
-    run: tuple[int, int], medians: dict[tuple[int, int], tuple[float, float]], limit: float
-) -> Outlier:
-    t, off = medians[run]
-    return Outlier(run, exp(off), t, limit)
-
-
-def _medians(cases: Sequence[Figures]) -> tuple[dict[tuple[int, int], tuple[float, float]], float]:
-    """Of each run the medians over the cases (deviate, logarithm), and the deviates' limit."""
+def _candidates(cases: Sequence[Figures]) -> dict[tuple[int, int], Outlier]:
+    """What each run would be as an outlier, by medians over the cases."""
     alike: dict[tuple[object, object], list[Figures]] = {}
     for case in cases:
         if case.testable and _model(case).degrees > _FEWEST_DEGREES:
@@ -371,8 +334,10 @@ def _medians(cases: Sequence[Figures]) -> tuple[dict[tuple[int, int], tuple[floa
         deviates_of_runs = outlier_deviates(model, least_squares(model, logs)[2], counts)
         for run, *values in zip(several[0].runs, *deviates_of_runs, strict=True):
             deviates.setdefault(run, []).append(numpy.array(values))
-    medians = {}
+    candidates = {}
     for run, arrays in deviates.items():
         t, off = numpy.median(numpy.concatenate(arrays, axis=1), axis=1)
-        medians[run] = float(t), float(off)
-    return medians, outlier_limit(len(deviates)) if deviates else math.inf
+        candidates[run] = Outlier(
+            run, ratios.exp(float(off)), float(t), outlier_limit(len(deviates))
+        )
+    return candidates

@@ -1,10 +1,7 @@
-"""The busbw that NCCL's algorithms can reach on a topology, and the busbw that NCCL expects.
+"""The busbw that NCCL's algorithms can reach on a topology.
 
-These are two different figures. The ceiling counts bytes: what each GPU, or each host, must send
-and receive in one call of size S, over the links that the topology file lists. What NCCL expects
-is its own model: the graph that its search found, put through the formulas of src/graph/tuning.cc
-(2.30) for the Simple protocol. The ceiling is not a forecast, and the model is not a bound: a
-measured ring can exceed it (nccl-tests#212: 370 GB/s on eight H100, where the model has 360).
+A ceiling counts bytes: what each GPU, or each host, must send and receive in one call of size S,
+over the links that the topology file lists. It is not a forecast.
 
 n: ranks, h: hosts, g: GPUs of a host. Sending S over links of B GB/s takes S / B. The busbw of an
 all-reduce is 2 (n - 1) / n times S over the time.
@@ -19,7 +16,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.units import counted
 from torchcoll.libraries.nccl import speeds
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS
-from torchcoll.libraries.nccl.topology import SearchGraph, Topology
+from torchcoll.libraries.nccl.topology import Topology
 
 RING, TREE, NVLS, NVLS_TREE, COLLNET = "RING", "TREE", "NVLS", "NVLS_TREE", "COLLNET"
 DIRECT = "sends and receives"  # all that NCCL has no algorithm for
@@ -32,21 +29,9 @@ _DIRECT = tuple(
     if c.has_data and c.name not in FUNCTIONS and not c.has_splits
 )
 
-# Constants of tuning.cc by generation (major compute capability): nvlsEfficiency; the most that a
-# channel carries on one host, on two and on more (perChMaxTreeBws, perChMaxNVLSTreeBws), in GB/s.
+# nvlsEfficiency of NCCL's tuning.cc by generation (major compute capability).
 _EFFICIENCY = {9: 0.85, 10: 0.74}
-_TREE_CHANNEL = {
-    7: (26.5, 18.5, 10.0),
-    8: (24.0, 23.6, 17.8),
-    9: (38.7, 41.4, 36.0),
-    10: (70.0, 42.8, 24.0),
-}
-_NVLS_TREE_CHANNEL = {9: (0.0, 57.7, 45.5), 10: (0.0, 96.0, 80.0)}
 _OF_A_RING = "the busbw of a ring is what each GPU sends"
-_OF_TREE = 0.92  # of its bus bandwidth (AllReduce)
-_OF_PATTERN_TREE = 0.85  # where the graph is no balanced or split tree
-_RING_GRAPH, _TREE_GRAPH, _CHAIN_GRAPH, _NVLS_GRAPH = range(4)  # topology.IDS
-_PATTERN_TREE = 3
 
 
 @dataclass(frozen=True)
@@ -87,7 +72,6 @@ class AlgorithmLimit:
     gbps: the limit; None where it is not known, and then ``formula`` says why.
     formula: how the limit is computed.
     source: where the speeds of the links come from.
-    expected_gbps: what NCCL's model computes from its graph; None without a graph.
     tuned: gbps contains a constant of NCCL's tuning model. Then it is what NCCL expects, and not
         a bound.
     """
@@ -97,18 +81,7 @@ class AlgorithmLimit:
     gbps: float | None
     formula: str
     source: str = ""
-    expected_gbps: float | None = None
     tuned: bool = False
-
-    @property
-    def bound_gbps(self) -> float | None:
-        """The most that the links allow; None where that is not known."""
-        return None if self.tuned else self.gbps
-
-    @property
-    def model_gbps(self) -> float | None:
-        """What NCCL expects: from its graph, or else from its tuning constants."""
-        return self.gbps if self.expected_gbps is None and self.tuned else self.expected_gbps
 
 
 def make_reach(topologies: Sequence[Topology], hosts: int | None = None) -> Reach:
@@ -138,26 +111,17 @@ def make_reach(topologies: Sequence[Topology], hosts: int | None = None) -> Reac
     )
 
 
-def algorithm_limits(reach: Reach, graphs: Sequence[SearchGraph] = ()) -> list[AlgorithmLimit]:
+def algorithm_limits(reach: Reach) -> list[AlgorithmLimit]:
     """The limit of every algorithm, or in ``formula`` the reason why these hosts cannot use it."""
     if reach.hosts == 1:
-        limits = _within(reach)
-    elif reach.nics_gbps is None or not reach.gpus:
-        text = "the file does not tell how fast the interfaces of a host are"
-        if not reach.gpus:
-            text = reach.links.source
-        limits = [
-            AlgorithmLimit(name, collectives, None, text)
-            for name, collectives in (
-                (RING, _RINGS),
-                (TREE, _REDUCED),
-                (NVLS_TREE, _REDUCED),
-                (COLLNET, _REDUCED),
-            )
-        ]
-    else:
-        limits = _between(reach, reach.nics_gbps)
-    return [_with_model(limit, reach, graphs) for limit in limits]
+        return _within(reach)
+    if reach.nics_gbps is not None and reach.gpus:
+        return _between(reach, reach.nics_gbps)
+    text = "the file does not tell how fast the interfaces of a host are"
+    if not reach.gpus:
+        text = reach.links.source
+    reduced = (AlgorithmLimit(name, _REDUCED, None, text) for name in (TREE, NVLS_TREE, COLLNET))
+    return [AlgorithmLimit(RING, _RINGS, None, text), *reduced]
 
 
 def _within(reach: Reach) -> list[AlgorithmLimit]:
@@ -269,50 +233,3 @@ def _efficiency(reach: Reach) -> float | None:
 
 def _busbw(algbw: float, n: int) -> float:
     return algbw * 2 * (n - 1) / n
-
-
-def _with_model(
-    limit: AlgorithmLimit, reach: Reach, graphs: Sequence[SearchGraph]
-) -> AlgorithmLimit:
-    number = {
-        RING: _RING_GRAPH,
-        TREE: _TREE_GRAPH,
-        COLLNET: _CHAIN_GRAPH,
-        NVLS: _NVLS_GRAPH,
-        NVLS_TREE: _NVLS_GRAPH,
-    }.get(limit.algorithm)
-    graph = next((g for g in graphs if g.id == number and g.together_gbps is not None), None)
-    if graph is None or reach.ranks < 2 or graph.leaves_host != (reach.hosts > 1):
-        return limit
-    if limit.gbps is None and limit.algorithm not in (RING, TREE):
-        # The hardware does not support it.
-        return limit
-    return replace(limit, expected_gbps=_expected(limit, graph, reach))
-
-
-def _expected(limit: AlgorithmLimit, graph: SearchGraph, reach: Reach) -> float | None:
-    """The busbw that NCCL's model computes for the limit's collectives from its graph."""
-    channels, intra = graph.channels or 0, graph.intra_gbps or 0.0
-    inter = intra if graph.inter_gbps is None else graph.inter_gbps
-    n, h, g = reach.ranks, reach.hosts, reach.gpus
-    generation = min(max(reach.generation or 0, 7), 10)
-    index = min(h, 3) - 1
-    each = intra if h <= 2 or limit.algorithm == COLLNET else inter
-    if limit.algorithm == RING:
-        return round(channels * each, 3)
-    if limit.algorithm == TREE:
-        busbw = min(_OF_TREE * channels * each, channels * _TREE_CHANNEL[generation][index])
-        busbw *= _OF_PATTERN_TREE if graph.pattern == _PATTERN_TREE else 1.0
-        return round(_busbw(busbw / 2, n), 3)
-    if limit.algorithm == COLLNET:
-        return round(_busbw(channels * each / 2, n), 3)
-    if channels < 2 or generation not in _EFFICIENCY:
-        return None
-    inside = intra * _EFFICIENCY[generation] * (channels - 1) / channels
-    inside *= 2 if limit.collectives == _REDUCED else (g - 1) / g
-    outside = inter * (2 if h <= 2 and limit.algorithm == NVLS_TREE else 1)
-    cap = _NVLS_TREE_CHANNEL[generation][index] if limit.algorithm == NVLS_TREE else outside
-    busbw = channels * min(inside, outside, cap)
-    # For all_gather and reduce_scatter the model uses this as the bandwidth of S (algbw), not as
-    # busbw.
-    return round(busbw * (1.0 if limit.collectives == _REDUCED else (n - 1) / n), 3)

@@ -17,7 +17,6 @@ from torchcoll.core.bounds import MOST_PROCESSES, ByteBudget, CommunicatorBudget
 from torchcoll.core.errors import UnreadableError
 from torchcoll.libraries.logged import LoggedCall
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS, PROTOCOLS, canonical, parse_call
-from torchcoll.libraries.nccl.topology import pattern_name
 
 
 class Tuned(NamedTuple):
@@ -52,11 +51,6 @@ class Member:
     bootstrap: phases of 'Bootstrap timings' (>= 2.23), in seconds.
     channels: kind (coll, collnet, nvls, p2p) -> number of channels.
     rings: channel -> ranks in order.
-    up: channel -> parent of this rank in the tree; -1 for the root.
-    max_gbps: the best path from a GPU of this host to another GPU, or to a network interface where
-        the communicator has several hosts, by NCCL's own figures.
-    total_gbps: all NVLinks of a GPU, or its PCI link where that is faster (src/graph/search.cc,
-        ncclTopoSearchInit), by NCCL's own figures.
     """
 
     rank: int | None = None
@@ -75,9 +69,6 @@ class Member:
     bootstrap: dict[str, float] = field(default_factory=dict)
     channels: dict[str, int] = field(default_factory=dict)
     rings: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    up: dict[int, int] = field(default_factory=dict)
-    max_gbps: float | None = None
-    total_gbps: float | None = None
     graphs: list[Graph] = field(default_factory=list)
     tuning: list[Tuned] = field(default_factory=list)
 
@@ -124,7 +115,7 @@ _TEXT = """
     Loading Local MNNVL MSCCL MSCCL++ Made Max Mem MemManager: NET NET/IB NET/OFI NET/Plugin
     NET/Plugin: NET/Socket NVLS New P2P PARAM: PROFILER/Plugin: PXN Plugin Protocol Proxy RAS
     RMA/Plugin: ROCr Rank Received Ring Search Setting Skipping Socket Successfully Symmetric
-    TOPO/NET TUNER/Plugin: Topology Tree Tuning UDS: Using rank threadThresholds timings:
+    TOPO/NET TUNER/Plugin: Topology Tree Trees Tuning UDS: Using rank threadThresholds timings:
     ncclTopoGetCpuAffinity: ncclTopoPopulateNics
 """
 _WORDS = frozenset(_TEXT.split())
@@ -159,15 +150,12 @@ _CONNECTION = re.compile(
     r"via ((?:P2P|SHM|NET|COLLNET|MNNVL)\b\S*)"
 )
 _NUMBERS = re.compile(r"/\d+(?:\(\d+\))?(?:\[\w+\])?")
-_TREE = re.compile(r"\[(\d+)\] -?\d+/-?\d+/-?\d+->(\d+)->(-?\d+)")
 _KINDS = re.compile(r"(\d+) (coll|collnet|nvls|p2p) channels(?! per)")
 _PATTERN = re.compile(
     r"Pattern (\d+), crossNic \d+, nChannels (\d+), (?:bw|speed) (\d+(?:\.\d+)?)/(\d+(?:\.\d+)?), "
     r"type (\w+)/(\w+), sameChannels \d"
 )
-_SYSTEM = re.compile(
-    r"=== System : max(?:Bw|Width) (\d+\.\d+)(?: total(?:Bw|Width) (\d+\.\d+))? ==="
-)
+_PATTERNS = ("", "balanced tree", "split tree", "tree", "ring", "NVLS", "CollNetDirect")
 _CELL = re.compile(r"(\d+\.\d+)/(\d+\.\d+)$")
 _FIELD = re.compile(
     r"\b(comm|rank|n[rR]anks|cudaDev|busId|commId|parent|splitCount|childCount|color|nNodes|"
@@ -336,15 +324,6 @@ class MessageReader:
                 self.process.pairs.setdefault(kind, set()).add(pair)
         return match is not None
 
-    def read_trees(self, message: str) -> bool:
-        """Read ``Trees [0] 1/-1/-1->0->-1 ...``."""
-        parents = {int(channel): int(up) for channel, _, up in _TREE.findall(message)}
-        up = self.member().up
-        before = len(up)
-        up.update(parents)
-        self.account(len(up) - before)
-        return bool(parents)
-
     def read_channel_counts(self, message: str) -> bool:
         """Read ``24 coll channels, 16 nvls channels, ...``."""
         self.member().channels = {kind: int(count) for count, kind in _KINDS.findall(message)}
@@ -353,18 +332,11 @@ class MessageReader:
     def read_pattern(self, message: str) -> bool:
         """Read ``Pattern 4, crossNic 0, nChannels 12, bw 30.0/20.5, type NVL/PIX, ...``."""
         if match := _PATTERN.search(message):
-            name = pattern_name(int(match[1]))
+            number = int(match[1])
+            name = _PATTERNS[number] if number < len(_PATTERNS) else f"pattern {number}"
             figures = int(match[2]), float(match[3]), float(match[4])
             self.member().graphs.append(Graph(name, *figures, match[5], match[6]))
             self.account(2)
-        return match is not None
-
-    def read_bandwidths(self, message: str) -> bool:
-        """Read ``=== System : maxBw 240.0 totalBw 240.0 ===``, of the GRAPH subsystem."""
-        if match := _SYSTEM.match(message):
-            member = self.member()
-            member.max_gbps = float(match[1])
-            member.total_gbps = float(match[2]) if match[2] else None
         return match is not None
 
     def read_nvls(self, message: str) -> bool:
@@ -477,8 +449,6 @@ class MessageReader:
         "Bootstrap": read_bootstrap,
         "Channel": read_channel,
         "CollNet": read_connection,
-        "Trees": read_trees,
-        "===": read_bandwidths,
         "Pattern": read_pattern,
         "NVLS": read_nvls,
         "NCCL": read_version,

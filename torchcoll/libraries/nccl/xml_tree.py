@@ -1,9 +1,9 @@
-"""Reads the XML files of NCCL and RCCL as a tree of plain nodes.
+"""Reads the topology files of NCCL and RCCL as a tree of plain nodes.
 
-The root of NCCL_TOPO_DUMP_FILE is ``<system>``, and that of NCCL_GRAPH_DUMP_FILE is ``<graphs>``
-(src/graph/xml.cc). Each communicator overwrites the file, and people send parts of it. So a file
-that ends early is read up to the cut, and the elements that the cut left open are marked. NCCL
-writes no DTD and no entities, so files with them are refused.
+The root of NCCL_TOPO_DUMP_FILE is ``<system>`` (src/graph/xml.cc). Each communicator overwrites the
+file, and people send parts of it. So a file that ends early is read up to the cut, and the elements
+that the cut left open are marked. NCCL writes no DTD and no entities, so files with them are
+refused.
 """
 
 from __future__ import annotations
@@ -18,14 +18,11 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.jsonl import lines_of
 from torchcoll.core.stdin import from_stdin
 
-ROOTS = ("system", "graphs")
 _ACTION = (
     "Give a file that NCCL wrote (NCCL_TOPO_DUMP_FILE=topo.xml); torchcoll show reads results."
 )
 _WHAT = "XML"
-_MOST_FIGURE = 1e18
-_MOST_NODES = 100_000  # 64 channels of 1000 GPUs are 64 000
-_EXPECTED = "<system> (NCCL_TOPO_DUMP_FILE) or <graphs> (NCCL_GRAPH_DUMP_FILE)"
+_MOST_NODES = 100_000
 # expat's error codes for a text that ends early: no element, an open token, half a character, an
 # open CDATA section.
 _CUT = (3, 5, 6, 20)
@@ -53,13 +50,6 @@ class Node:
         except ValueError:
             return None
         return value if abs(value) < 1 << 64 else None  # identifiers have 64 bits
-
-    def number(self, name: str) -> float | None:
-        try:
-            value = float(self.text(name))
-        except ValueError:
-            return None
-        return value if abs(value) < _MOST_FIGURE else None
 
     def yes(self, name: str) -> bool | None:
         value = self.whole_number(name)
@@ -96,10 +86,10 @@ class _Builder:
         self._depth += 1
         self._count += 1
         if self._depth > MOST_DEPTH or self._count > _MOST_NODES:
-            what = f"XML {self._path}"
+            expected = f"at most {_MOST_NODES} elements"
             if self._depth > MOST_DEPTH:
-                raise UnreadableError(what, "more", f"at most {MOST_DEPTH} elements in each other")
-            raise UnreadableError(what, "more", f"at most {_MOST_NODES} elements")
+                expected = f"at most {MOST_DEPTH} elements in each other"
+            raise UnreadableError(f"XML {self._path}", "more", expected)
         node = Node(tag, attributes, self._open)
         if self._open is not None:
             self._open.children.append(node)
@@ -152,7 +142,7 @@ def read_tree(path: str) -> tuple[Node, list[str]]:
     except (LookupError, ValueError) as error:  # an encoding that Python does not have
         raise UnreadableError(_WHAT, path, f"well-formed XML ({error})", _ACTION) from None
     root = builder.root
-    if root is None or root.tag not in ROOTS:
+    if root is None or root.tag != "system":
         actual = f"<{root.tag}> in {path}" if root else path
-        raise UnreadableError(_WHAT, actual, _EXPECTED)
+        raise UnreadableError(_WHAT, actual, "<system> (NCCL_TOPO_DUMP_FILE)")
     return root, problems

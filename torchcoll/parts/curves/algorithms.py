@@ -33,9 +33,7 @@ class Algorithms(Displayed):
 
     comparisons: how many tests of AUTO against a cell were made.
     missing: cells of the matrix without a result, with the reason.
-    matrices: the plan (``spec``) of each manifest, including runs that were added later.
     reading: how a time is computed from calls and ranks.
-    source_cells: the names of the matrix cells that the tables were computed from.
     """
 
     runs: list[Run]
@@ -44,9 +42,7 @@ class Algorithms(Displayed):
     comparisons: int
     notes: list[str]
     missing: dict[str, str]
-    matrices: list[dict[str, Any]]
     reading: str
-    source_cells: list[str]
 
 
 def algorithms(
@@ -98,7 +94,6 @@ def algorithms(
     tests = judge(tables, threshold)
     if not any(size.best for table in tables for size in table.sizes):
         raise UsageError("cells", "no forced one with a right result", "at least one")
-    matrices, missing = _manifests(sources)
     within = [*inside, *(f"label={name}" for name in inside)]
     notes = _notes(files, every, runs, [*separate, *within])
     notes += _unrecorded_notes(files, runs, left_out)
@@ -106,12 +101,8 @@ def algorithms(
     if tests.comparisons and not (tests.in_order and tests.interleaved):
         notes.append(results.ONE_AFTER_THE_OTHER if tests.in_order else results.NO_STARTS)
     read = files.read_as(reading) or str(reading)
-    names = dict.fromkeys(files.runs[m.run].labels.get("cell", "") for m in items)
-    source_cells = [name for name in names if name]
-    comparisons = tests.comparisons
-    return Algorithms(
-        files.runs, tables, threshold, comparisons, notes, missing, matrices, read, source_cells
-    )
+    missing = _missing_cells(sources)
+    return Algorithms(files.runs, tables, threshold, tests.comparisons, notes, missing, read)
 
 
 def _tables(
@@ -204,30 +195,21 @@ def _cell_at(cell: forced_cells.Forced, items: Sequence[sides.Measured]) -> Cell
     return cell_at
 
 
-def _manifests(sources: Source | Sequence[Source]) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The plans of ``torchcoll matrix``, and its cells that have no run with a result."""
+def _missing_cells(sources: Source | Sequence[Source]) -> dict[str, str]:
+    """The cells of matrices that have no run with a result, and why."""
     source_list = [sources] if not isinstance(sources, (list, tuple)) else sources
     paths = [Path(source) for source in source_list if isinstance(source, (str, os.PathLike))]
-    specs, last = [], dict[tuple[str, Any], Mapping[str, Any]]()
+    last: dict[tuple[str, Any], Mapping[str, Any]] = {}
     for path in (p / MANIFEST if p.is_dir() else p for p in paths):
-        if not is_manifest(path):
-            continue
-        for record in read_objects(path, "manifest"):
-            if record.get("record") == "matrix" and isinstance(record.get("spec"), dict):
-                specs.append(record["spec"])
-            elif record.get("record") == "run":
+        for record in read_objects(path, "manifest") if is_manifest(path) else ():
+            if record.get("record") == "run":
                 last[str(record.get("cell")), record.get("run")] = record
-                if specs:  # runs may have been added
-                    numbers = record.get("run"), specs[-1].get("runs")
-                    run_numbers = [number for number in numbers if isinstance(number, int)]
-                    specs[-1]["runs"] = max(run_numbers, default=None)
     usable = {cell for (cell, _), record in last.items() if record.get("file")}
-    missing = {
+    return {
         cell: ": ".join(filter(None, (str(record.get("status")), str(record.get("reason") or ""))))
         for (cell, _), record in last.items()
         if cell not in usable
     }
-    return specs, missing
 
 
 def _records_nothing(facts: Mapping[str, str]) -> bool:

@@ -17,7 +17,6 @@ from torchcoll.stats.statistics import FEWEST
 if TYPE_CHECKING:
     from torchcoll.parts.curves.algorithms import Algorithms
     from torchcoll.parts.curves.contest import CellAt, SizeContest, Table
-    from torchcoll.parts.curves.forced_check import LoggedCase
 
 
 SCHEMA = "torchcoll-algorithms/1"
@@ -49,15 +48,18 @@ def show_algorithms(
 
 def algorithms_grids(result: Algorithms) -> list[Grid]:
     titles = kind_texts([table.common for table in result.tables])
-    grids = [
-        Grid([], [], above=[f"times: {result.reading}, geometric mean over the runs", *_LEGEND])
-    ]
+    above = [f"times: {result.reading}, geometric mean over the runs"]
+    above += _LEGEND if any(map(_is_judged, result.tables)) else ()
+    grids = [Grid([], [], above=above)]
     for table, title in zip(result.tables, titles, strict=True):
-        sizes = _sizes_grid(table, title)
         # With a single table, its statement is the answer.
         statement = table.statement(result.threshold) if len(result.tables) > 1 else ""
-        sizes.below = _conclusions(table, statement)
-        grids += [sizes, _cells_grid(table)]
+        if _is_judged(table):
+            grids.append(_sizes_grid(table, title))
+        else:
+            grids.append(Grid([], [], above=[_table_text(table, title)]))
+        grids[-1].below = _conclusions(table, statement)
+        grids.append(_cells_grid(table))
     return [*grids, Grid([], [], below=_below(result), answer=algorithms_answer(result, titles))]
 
 
@@ -68,7 +70,7 @@ def algorithms_answer(result: Algorithms, titles: Sequence[str]) -> Answer:
     for table, title in zip(result.tables, titles, strict=True):
         text = table.statement(result.threshold)
         results |= {size.result for size in table.sizes}
-        if not text and _fewest_runs(table) < FEWEST:
+        if not _is_judged(table):
             few.append(_fewest_runs(table))
             text = ""
         elif not text:
@@ -87,10 +89,18 @@ def algorithms_answer(result: Algorithms, titles: Sequence[str]) -> Answer:
     return Answer("; ".join(texts), next((kind for name, kind in kinds if name in results), ""))
 
 
+def _is_judged(table: Table) -> bool:
+    """Whether each cell has enough runs, or a size is decided without."""
+    decided = any(size.result in ("beaten", "near-optimal") for size in table.sizes)
+    return decided or _fewest_runs(table) >= FEWEST
+
+
 def _fewest_runs(table: Table) -> int:
-    """The fewest runs that a right cell has."""
-    numbers = [len(cell.values) for size in table.sizes for cell in size.cells if cell.values]
-    return min(numbers, default=FEWEST)
+    """How many runs the right cell with the fewest has, at the size where it has most."""
+    runs: dict[str, int] = {}
+    for at in (at for size in table.sizes for at in size.cells if at.values):
+        runs[at.cell.name] = max(len(at.values), runs.get(at.cell.name, 0))
+    return min(runs.values(), default=FEWEST)
 
 
 def _sizes_grid(table: Table, title: str) -> Grid:
@@ -126,15 +136,18 @@ def _sizes_grid(table: Table, title: str) -> Grid:
                 row.append(_choices_text(size.auto.choices) if size.auto else "-")
         rows.append(row)
         styles.append(_STYLES.get(size.result, ""))
+    return Grid(heads, rows, [_table_text(table, title)], styles=styles)
+
+
+def _table_text(table: Table, title: str) -> str:
     counts = {len(at.values) for size in table.sizes for at in size.cells if at.values}
     runs = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts, default=0)}"
-    above = f"{title}: {units.counted(len(table.cells), 'forced cell')}, runs a cell: {runs}"
-    return Grid(heads, rows, [above], styles=styles)
+    return f"{title}: {units.counted(len(table.cells), 'forced cell')}, runs a cell: {runs}"
 
 
 def _conclusions(table: Table, statement: str) -> list[str]:
     lines = []
-    for span in table.ranges if statement or _fewest_runs(table) >= FEWEST else ():
+    for span in table.ranges if _is_judged(table) else ():
         ties = f" (or {', '.join(map(one_line, span.ties))})" if span.ties else ""
         sizes_of_it = _span(span.low_bytes, span.high_bytes)
         lines.append(f"{sizes_of_it}: {one_line(span.winner.name)}{ties}")
@@ -175,9 +188,12 @@ def _choices_text(choices: Iterable[Any]) -> str:
 
 
 def _cells_grid(table: Table) -> Grid:
-    """The time of each cell over AUTO's; without AUTO, over that of the best cell."""
+    """The time of each cell over AUTO's; without AUTO, over that of the best cell. The times alone
+    if neither was judged.
+    """
     cells = [cell.name for cell in table.cells]
     auto = any(size.auto and size.auto.values for size in table.sizes)
+    relative = auto or _is_judged(table)
     heads = [Head("size", repeat=True), *(Head(one_line(name)) for name in cells)]
     rows = []
     for size in table.sizes:
@@ -186,7 +202,9 @@ def _cells_grid(table: Table) -> Grid:
         row = [units.format_size(size.size_bytes)]
         for name in cells:
             cell = at.get(name)
-            if cell is None or (cell.time_ns and not (base and base.time_ns)):
+            if cell and not relative:
+                row.append(units.format_time(cell.time_ns))
+            elif cell is None or (cell.time_ns and not (base and base.time_ns)):
                 row.append("-")
             elif cell.time_ns and base and base.time_ns:
                 mark = "!" if name in table.wrong else "~" if auto and not cell.shown else ""
@@ -197,7 +215,7 @@ def _cells_grid(table: Table) -> Grid:
     what = "AUTO's time" if auto else "the best one's time"
     marks = ["~: not shown to differ"] if auto else []
     marks += ["!: wrong at another size, not judged"] if table.wrong else []
-    above = ["; ".join([f"time as a multiple of {what}", *marks])]
+    above = ["; ".join([f"time as a multiple of {what}" if relative else "time", *marks])]
     below = []
     for name in cells if auto else ():
         cells_of_name = [at for size in table.sizes for at in size.cells if at.cell.name == name]
@@ -288,21 +306,3 @@ def _cell_record(at: CellAt) -> dict[str, Any]:
         "chose": _choices_text(at.choices) if at.choices else None,
         "as_asked": not at.disobeyed if at.choices else None,
     }
-
-
-def ran_lines(ran: Sequence[LoggedCase], cases: int) -> list[str]:
-    """Lines on what ran. ran: the cases that the log covers; cases: how many were launched."""
-    if not ran:
-        return ["what ran is not known: the runs kept no log of the library (--library-log)"]
-    mismatched: dict[tuple[str, str, str], dict[int, None]] = {}
-    for case in ran:
-        if case.mismatches:
-            key = case.collective, ", ".join(case.mismatches), case.requested
-            mismatched.setdefault(key, {})[case.size_bytes] = None
-    right = sum(not case.mismatches for case in ran)
-    of = f"{len(ran)} cases" + (f" in the log, of {cases}" if len(ran) < cases else "")
-    lines = [f"the library's log: as exported in {right} of {of}"]
-    for (collective, names, asked), sizes in mismatched.items():
-        text = f"{collective} ran {names}, not {asked}, at {sizes_text(list(sizes))}"
-        lines.append(f"NOT AS EXPORTED: {one_line(text)}")
-    return lines

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell
 from torchcoll.reading.inputs import add_over_ranks, add_reading_options
-
-if TYPE_CHECKING:
-    from torchcoll.parts.curves.model_check import CheckedModel
-    from torchcoll.parts.curves.validation import Simulated, Validation
 
 
 def scaling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +18,12 @@ def scaling_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help=("sizes to show, such as 1K,1M (default: a small, a medium and a large one)"),
     )
-    add("--link-gbps", metavar="N", help="limit of busbw in GB/s; the share of it is shown")
+    add(
+        "--link-gbps",
+        type=float,
+        metavar="N",
+        help="limit of busbw in GB/s; the share of it is shown",
+    )
     add("--format", default="table", help="table (default), markdown, csv or json")
     add("--plot", metavar="FILE", help="write a picture of time and speed-up (.png, .svg, .pdf)")
     add("--force", action="store_true", help="replace the picture")
@@ -42,21 +42,13 @@ def run_scaling(options: argparse.Namespace) -> ExitCode:
     if options.plot:
         check_path(options.plot, options.force)
     sizes = [parse_size(text, "sizes") for text in (options.sizes or "").split(",") if text]
-    link = _number(options.link_gbps)
-    curves = scaling(read_runs(options), sizes=sizes, link_gbps=link)
+    curves = scaling(read_runs(options), sizes=sizes, link_gbps=options.link_gbps)
     show_scaling([curves], options.format)
     print_notes(curves, options.format)
     if options.plot:
         plot(curves, options.plot)
         tell(f"torchcoll: picture: {options.plot}")
     return ExitCode.OK
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        raise UsageError("link-gbps", text, "a number of GB/s above 0") from None
 
 
 def transitions_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,29 +124,10 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sizes", metavar="LIST", help="sizes in bytes, such as 1K,25M or 1K..1G (by 4)")
     add("--collective", metavar="NAME", help="predict this collective only")
     add("--format", default="table", help="table (default), markdown, csv or json")
-    validate = actions.add_parser(
-        "validate",
-        help=("show how wrong a model is: on left-out sizes and ranks, or against another run"),
-    )
-    add = validate.add_argument
-    add("files", nargs="+", metavar="FILE", help="result files or folders; runs are pooled")
-    add_reading_options(validate)
-    add(
-        "--predicted",
-        metavar="FILE",
-        help=("a model fitted on other runs, or a simulator's times, to check against these runs"),
-    )
-    add("--format", default="table", help="table (default), markdown, csv or json")
-    add(
-        "--plot",
-        metavar="FILE",
-        help=("write a picture of predicted and measured times and the errors (.png, .svg, .pdf)"),
-    )
-    add("--force", action="store_true", help="replace the picture")
 
 
 def run_model(options: argparse.Namespace) -> ExitCode:
-    actions = {"fit": _fit, "predict": _predict, "validate": _validate}
+    actions = {"fit": _fit, "predict": _predict}
     return actions[options.action](options)
 
 
@@ -195,48 +168,6 @@ def _predict(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _validate(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.file import is_model
-    from torchcoll.parts.curves.curves_charts import validation_charts
-    from torchcoll.parts.curves.model_check import check_model
-    from torchcoll.parts.curves.model_file import load_model
-    from torchcoll.parts.curves.validation import validate, validate_predicted
-    from torchcoll.parts.curves.validation_show import (
-        show_checked,
-        show_simulated,
-        show_validation,
-    )
-    from torchcoll.report.chart_matplotlib import write_charts
-    from torchcoll.report.formats import FORMATS, print_notes
-    from torchcoll.report.pictures import check_path
-    from torchcoll.stats.filters import read_runs
-
-    choice(options.format, "format", FORMATS)
-    if options.plot:
-        check_path(options.plot, options.force)
-    validation: Validation | CheckedModel | Simulated
-    missing: list[str] = []
-    if options.predicted and is_model(options.predicted):
-        checked = check_model(load_model(options.predicted), read_runs(options))
-        show_checked(checked, options.format)
-        validation = checked
-    elif options.predicted:
-        simulated = validate_predicted(options.predicted, read_runs(options))
-        show_simulated(simulated, options.format)
-        validation, missing = simulated, simulated.missing
-    else:
-        left_out = validate(read_runs(options))
-        show_validation(left_out, options.format)
-        validation = left_out
-    print_notes(validation, options.format)
-    if options.plot:
-        write_charts(validation_charts(validation), options.plot)
-        tell(f"torchcoll: picture: {options.plot}")
-    for text in missing:
-        tell(f"torchcoll: {options.predicted} is not complete: {text}")
-    return ExitCode.FAILED if missing else ExitCode.OK
-
-
 COMMANDS = {
     "curve": SubCommand(
         transitions_arguments,
@@ -260,8 +191,6 @@ COMMANDS = {
         examples=(
             "torchcoll model fit runs/ -o machine.json",
             "torchcoll model predict machine.json --sizes 1M,1G --ranks 64",
-            "torchcoll model validate runs/",
         ),
-        exit_1="validate --predicted: the file lacks cases that were measured",
     ),
 }

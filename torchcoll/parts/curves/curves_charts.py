@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.units import (
@@ -15,7 +14,7 @@ from torchcoll.core.units import (
 )
 from torchcoll.parts.curves.scaling_show import reading_of
 from torchcoll.parts.curves.transitions_show import LEGEND, lines_below, note_lines
-from torchcoll.parts.curves.validation_show import ErrorPoint, error_panels
+from torchcoll.questions.comparison.prediction import error_of
 from torchcoll.report import chart
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import footer_lines
@@ -23,7 +22,8 @@ from torchcoll.report.notes import footer_lines
 if TYPE_CHECKING:
     from torchcoll.parts.curves.scaling import RanksCurve, Scaling
     from torchcoll.parts.curves.transitions import Transitions
-    from torchcoll.parts.curves.validation_show import Validated
+    from torchcoll.questions.comparison.compare import Comparison
+    from torchcoll.questions.comparison.results import Compared
 
 
 def scaling_charts(finding: Scaling) -> list[chart.Chart]:
@@ -129,7 +129,7 @@ def transitions_charts(finding: Transitions) -> list[chart.Chart]:
              "fillcolor": "rgba(122,127,133,0.25)"}
             for t in curve.transitions
         ]  # fmt: skip
-        for handover in (*curve.handovers, *curve.forced):
+        for handover in curve.handovers:
             middle = math.sqrt(handover.low_bytes * handover.high_bytes)
             line = {"color": chart.PALETTE[1], "width": 1, "dash": "dot"}
             shapes.append({**across, "type": "line", "x0": middle, "x1": middle, "line": line})
@@ -144,8 +144,8 @@ def transitions_charts(finding: Transitions) -> list[chart.Chart]:
         caption = []
         if curve.transitions:
             caption.append("shaded: a transition lies between these sizes (95 %)")
-        if curve.handovers or curve.forced:
-            caption.append("dotted: change of algorithm in the log, or of the best forced cell")
+        if curve.handovers:
+            caption.append("dotted: change of algorithm in the log")
         which = f"{title}: " if len(finding.curves) > 1 else ""
         notes = [f"{LEGEND}; the ranges have numbers from the left"]
         notes += [*(f"{which}{line}" for line in lines_below(curve)), *note_lines([finding])]
@@ -156,98 +156,39 @@ def transitions_charts(finding: Transitions) -> list[chart.Chart]:
     return charts
 
 
-def errors_charts(result: Validated) -> list[chart.Chart]:
-    """The error of each prediction over sizes, a chart for each kind of case, a line for each
-    number of ranks, with the 90 % interval of the prediction.
+def errors_charts(comparison: Comparison) -> list[chart.Chart]:
+    """The error of each prediction over sizes: a chart for each collective, a line for each number
+    of ranks.
     """
+    points: dict[str, dict[int, list[tuple[Compared, float]]]] = {}
+    for row in sorted(comparison.rows, key=lambda row: (row.row.ranks, row.row.size_bytes)):
+        error = error_of(row, comparison.new)
+        if error is not None:
+            by_ranks = points.setdefault(row.row.collective, {})
+            by_ranks.setdefault(row.row.ranks, []).append((row, 100 * error))
     charts = []
-    panels = error_panels(result)
-    points = [point for panel_points in panels.values() for point in panel_points]
-    notes = ["bars: 90 % intervals of the prediction"] if any(p.low_ns for p in points) else []
-    if any(point.baseline_ns for point in points):
-        notes.append("grey crosses: the cubic through the other points, no model")
-    notes += footer_lines(result.notes, result.runs)
-    for title, points in panels.items():
-        traces = []
-        for number, (ranks, drawn) in enumerate(_by_ranks(points).items()):
-            errors = [100 * (p.predicted_ns / p.measured_ns - 1) for p in drawn]
-            ends = [
-                [
-                    100 * abs(ns - p.predicted_ns) / p.measured_ns if ns else 0
-                    for p in drawn
-                    for ns in (getattr(p, name),)
-                ]
-                for name in ("high_ns", "low_ns")
-            ]
-            error_y = {
-                "array": [chart.rounded(x) for x in ends[0]],
-                "symmetric": False,
-                "arrayminus": [chart.rounded(x) for x in ends[1]],
-                "thickness": 1,
+    for collective, by_ranks in points.items():
+        traces = [
+            {
+                "mode": "lines+markers",
+                "name": counted(ranks, "rank"),
+                "x": [row.row.size_bytes for row, _ in rows],
+                "y": [chart.rounded(error) for _, error in rows],
+                "text": [
+                    f"{format_size(row.row.size_bytes)} on {counted(ranks, 'rank')}<br>predicted "
+                    f"{format_ns(row.new or 0, 4)}, measured {format_ns(row.base or 0, 4)}"
+                    for row, _ in rows
+                ],
+                "hovertemplate": "%{text}<br>error %{y:+.3~g} %<extra></extra>",
+                **chart.line_style(number),
             }
-            sizes = [p.size_bytes for p in drawn]
-            y = [chart.rounded(error) for error in errors]
-            traces.append(
-                {
-                    "mode": "lines+markers",
-                    "name": counted(ranks, "rank"),
-                    "x": sizes,
-                    "y": y,
-                    "error_y": error_y,
-                    "text": [
-                        f"{format_size(p.size_bytes)} on {counted(p.ranks, 'rank')}<br>predicted "
-                        f"{format_ns(p.predicted_ns, 4)}, measured {format_ns(p.measured_ns, 4)}"
-                        for p in drawn
-                    ],
-                    "hovertemplate": "%{text}<br>error %{y:+.3~g} %<extra></extra>",
-                    **chart.line_style(number),
-                }
-            )
+            for number, (ranks, rows) in enumerate(by_ranks.items())
+        ]
+        sizes = [row.row.size_bytes for rows in by_ranks.values() for row, _ in rows]
         layout = {
-            "xaxis": chart.size_axis([p.size_bytes for p in points]),
+            "xaxis": chart.size_axis(sizes),
             "yaxis": {"title": {"text": "predicted / measured - 1 (%)"}, "zeroline": True},
             "showlegend": True,
         }
-        cubic = [(p, p.baseline_ns) for p in points if p.baseline_ns]
-        crosses = {
-            "mode": "markers",
-            "x": [p.size_bytes for p, _ in cubic],
-            "y": [100 * (ns / p.measured_ns - 1) for p, ns in cubic],
-            "marker": {"symbol": "x-thin-open", "color": chart.NEUTRAL},
-        }
-        drawn_chart = chart.Chart(chart.plain(title), traces, layout, notes=notes)
-        drawn_chart.more_traces = [crosses]
-        charts.append(drawn_chart)
-    return charts
-
-
-def _by_ranks(points: Sequence[ErrorPoint]) -> dict[int, list[ErrorPoint]]:
-    ordered = sorted(points, key=lambda point: (point.ranks, point.size_bytes))
-    groups: dict[int, list[ErrorPoint]] = {}
-    for point in ordered:
-        groups.setdefault(point.ranks, []).append(point)
-    return groups
-
-
-def validation_charts(result: Validated) -> list[chart.Chart]:
-    """For a picture: of each kind of case the predicted over the measured times, and the errors."""
-    charts = []
-    for errors, points in zip(errors_charts(result), error_panels(result).values(), strict=True):
-        traces = []
-        for number, (ranks, drawn) in enumerate(_by_ranks(points).items()):
-            measured = [chart.seconds(p.measured_ns) for p in drawn]
-            predicted = [chart.seconds(p.predicted_ns) for p in drawn]
-            name = counted(ranks, "rank")
-            traces.append(chart.line(name, number, measured, predicted, mode="markers"))
-        ends = [chart.seconds(pick(p.measured_ns for p in points)) for pick in (min, max)]
-        same = {**chart.reference(0, (0, 0)), "x": ends, "y": ends}
-        layout = {
-            "xaxis": chart.time_axis("measured"),
-            "yaxis": chart.time_axis("predicted"),
-            "showlegend": True,
-        }
-        title = f"{errors.title}: predicted, measured"
-        times = chart.Chart(title, [*traces, same], layout, notes=["dashed: predicted as measured"])
-        errors.title = "error: predicted / measured - 1"
-        charts += [times, errors]
+        charts.append(chart.Chart(chart.plain(collective), traces, layout))
     return charts

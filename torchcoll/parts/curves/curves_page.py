@@ -12,14 +12,12 @@ from torchcoll.parts.curves.curves_charts import (
     errors_charts,
     scaling_charts,
     transitions_charts,
-    validation_charts,
 )
 from torchcoll.parts.curves.scaling import scaling
 from torchcoll.parts.curves.scaling_show import scaling_grids
 from torchcoll.parts.curves.transitions import transitions
 from torchcoll.parts.curves.transitions_show import transitions_grids
-from torchcoll.parts.curves.validation import validate_predicted
-from torchcoll.questions.comparison.compare import Comparison
+from torchcoll.questions.comparison.compare import Comparison, compare
 from torchcoll.questions.comparison.prediction import MODEL
 from torchcoll.questions.page.page_draft import Drawing, PageDraft
 from torchcoll.stats.sides import Side
@@ -41,24 +39,22 @@ def add_algorithms(draft: PageDraft) -> list[Comparison] | None:
 
 def add_errors(draft: PageDraft) -> None:
     """How wrong a model is, where one side is what it predicts, about each other side."""
-    predicted = [run for side in draft.sides if side.name == MODEL for run in side.runs]
+    models = [side for side in draft.sides if side.name == MODEL]
     measured = [side for side in draft.sides if side.name != MODEL]
 
-    def about(side: Side) -> None:
-        validation = validate_predicted(predicted, side.runs)
+    def add_side(model: Side, side: Side) -> None:
+        comparison = compare(side, model)
         title, whose = "How wrong the model is", "the measured times"
         if len(measured) > 1:  # an error is of one of them: of several the mean would be of none
             title += f" about {one_line(side.name)}"
             whose = f"the times of {one_line(side.name)}"
         text = f"Error of the predicted times, relative to {whose}"
-        charts = errors_charts if draft.inline else validation_charts
-        drawing = Drawing(text, lambda: charts(validation))
-        draft.add(title, [], "", [drawing])
+        draft.add(title, [], "", [Drawing(text, lambda: errors_charts(comparison))])
 
-    for measured_side in measured if predicted else ():
-        draft.tried(
-            f"how wrong the model is about {measured_side.name}", partial(about, measured_side)
-        )
+    for model in models:
+        for side in measured:
+            what = f"how wrong the model is about {side.name}"
+            draft.tried(what, partial(add_side, model, side))
 
 
 def add_transitions(draft: PageDraft) -> None:

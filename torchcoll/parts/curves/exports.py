@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import UsageError
@@ -35,20 +32,7 @@ _LOSSES = (
     "lost by it: the library's own choice, also for sizes, types and communicators (other groups, "
     "numbers of ranks) that were not measured"
 )
-TUNER_PLUGIN, _TUNER_FILE = "NCCL_TUNER_PLUGIN", "NCCL_TUNER_CONFIG_FILE"
 _NARROW = "Narrow it: --filter dtype=float32,in_place=yes,ranks=8."
-
-
-@dataclass(frozen=True)
-class Exported:
-    """An exported setting.
-
-    values: its variables. rules, text: the tuner file that they name, if there is one.
-    """
-
-    values: Mapping[str, str]
-    rules: Sequence[TunerRule] = ()
-    text: str = ""
 
 
 def limits(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int | None]]:
@@ -159,13 +143,10 @@ def export_lines(result: Algorithms, values: Mapping[str, str], by_size: bool) -
     return [*lines, *exports(named(values))]
 
 
-def tuner(
-    result: Algorithms, path: str, channels: int | None, environ: Mapping[str, str]
-) -> Exported:
-    """The tuner file to be written to ``path``, and the variables that name it.
+def tuner_text(result: Algorithms, channels: int | None = None) -> str:
+    """The content of the file of NCCL's tuner plugin.
 
     channels: used instead of the number of channels in the log.
-    environ: names the user's tuner plugin; a placeholder is used if it does not.
     Raises UsageError if the algorithm, the protocol or the number of channels is not known.
     """
     if channels is not None and not 1 <= channels <= MOST_CHANNELS:
@@ -192,11 +173,7 @@ def tuner(
             for (low, high), setting in zip(limits(spans), chosen, strict=True)
         ]
     between = "Between two measured sizes the line changes at their geometric middle."
-    values = {
-        _TUNER_FILE: os.path.abspath(path),
-        TUNER_PLUGIN: environ.get(TUNER_PLUGIN) or "/path/of/libnccl-tuner-example.so",
-    }
-    return Exported(values, rules, tuner_csv(rules, [*_origin(result), between]))
+    return tuner_csv(rules, [*_origin(result), between])
 
 
 def _winning_cells(table: Table) -> Iterator[tuple[int, CellAt]]:
@@ -236,20 +213,6 @@ def _setting(
             "Measure with --library-log (NCCL 2.24 or later), or give --channels N.",
         )  # fmt: skip
     return algorithm, protocol, channels or max(channel_counts)
-
-
-def check_command(values: Mapping[str, str]) -> str:
-    """A ``torchcoll matrix`` command that compares AUTO with the setting; the launcher is a blank.
-
-    With two variables the matrix also has cells with only one of them. The tuner file is set in all
-    cells, because it has no effect without the plugin.
-    """
-    arguments = ["torchcoll", "matrix"]
-    for name, value in values.items():
-        text = value.replace(",", "\\,")
-        arguments += ["--env", f"{name}={text}" if name == _TUNER_FILE else f"{name}=,{text}"]
-    arguments += ["--runs", "6", "-o", "check", "--"]
-    return f"{shlex.join(arguments)} LAUNCHER ... -m MODULE ..."
 
 
 def _unambiguous_tables(result: Algorithms, names: Sequence[str]) -> list[Table]:

@@ -9,7 +9,7 @@ PART = Part(
         "scaling": Listed(
             "show how times and first calls grow with the ranks", "machine", "command"
         ),
-        "model": Listed("fit, use and validate a model of a machine", "machine"),
+        "model": Listed("fit and use a model of a machine", "machine"),
         "algorithms": Listed(
             "find the fastest forced algorithm at each size", "machine", "algorithms_command"
         ),

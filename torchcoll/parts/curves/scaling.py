@@ -18,11 +18,10 @@ from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.plausibility import LIKELY
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
-from torchcoll.core.units import counted, format_size, shorten
+from torchcoll.core.units import counted, format_ns, format_size, shorten
 from torchcoll.parts.curves.growth import FEWEST, TOO_FEW, Growth, growths
 from torchcoll.questions.comparison.results import runs_of
 from torchcoll.questions.startup.cold import Cold, ColdRow, cold
-from torchcoll.questions.startup.repeats import FIRST_TWO
 from torchcoll.reading.inputs import Source
 from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.stats.matching import kind_of
@@ -60,7 +59,7 @@ def later_runs(files: Side, started: Cold | None) -> set[int]:
     Their first calls are not comparable. Empty if the position in the job makes no difference.
     """
     rows = started.rows if started else []
-    later = [row.run for row in rows if row.in_job not in ("", "-", "1", FIRST_TWO)]
+    later = [row.run for row in rows if row.in_job not in ("", "-", "1")]
     return {n for n, run in enumerate(files.parts) if any(run is later_run for later_run in later)}
 
 
@@ -234,13 +233,18 @@ def _figure_answer(figure: str, judged: Sequence[tuple[str, Growth]]) -> Answer:
     if len({growth.result for _, growth in judged}) == 1:
         where = everywhere
     else:
-        where = f" in {name}; {len(changed)} of {len(judged)} curves change"
+        where = f"; {len(changed)} of {len(judged)} curves change"
+    ends = (most.numbers[0], most.numbers[-1])
+    first, last = (
+        format_ns(geometric(ns for ranks, ns in most.points if ranks == end) or 0, 3)
+        for end in ends
+    )
     return Answer(
-        figure,
+        f"{figure} of {name}" if len(judged) > 1 else figure,
         verb="falls to {}" if most.falls else "grows {}",
         size=most.law.ratio if most.law else None,
         unit="x",
-        scope=f"from {most.numbers[0]} to {most.numbers[-1]} ranks{law}{where}",
+        scope=f"from {first} on {ends[0]} to {last} on {ends[1]} ranks{law}{where}",
         certainty=CERTAIN,
     )
 
@@ -399,7 +403,7 @@ def _starts(started: Cold | None) -> list[_Draft]:
     """
     kinds: dict[tuple[str, str], list[ColdRow]] = {}
     for row in started.rows if started else []:
-        if row.status == "ok" and row.ranks and row.call_ns(1):
+        if row.status == "ok" and row.ranks and row.first_ns:
             kinds.setdefault((repr(row.kind), row.in_job), []).append(row)
     drafts = []
     for (_, position), kind_rows in sorted(kinds.items(), key=lambda item: item[0][1]):
@@ -409,7 +413,7 @@ def _starts(started: Cold | None) -> list[_Draft]:
                 row.ranks,
                 row.hosts or 0,
                 row.facts,
-                first_ns=row.first_result_ns if whole else row.call_ns(1),
+                first_ns=row.first_result_ns if whole else row.first_ns,
             )
             for row in sorted(kind_rows, key=lambda row: row.ranks)
         ]

@@ -1,8 +1,8 @@
-"""Find the sizes at which the behaviour of a collective changes, from times, logs and forced cells.
+"""Find the sizes at which the behaviour of a collective changes, from times and logs.
 
-The three sources are independent, and none corrects another. The times give transitions between
+The two sources are independent, and none corrects the other. The times give transitions between
 ranges (curves/ranges.py). The library's log, if it was kept, gives hand-overs: another algorithm
-between two sizes. Forced cells give the sizes from which another cell is the best.
+between two sizes.
 
 If the times of a curve contradict its ranges, this may be noise. It is called noise only if several
 runs, or the calls of a single run, show it; a size that is slow in every run scatters about its law
@@ -18,21 +18,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.display import Displayed
-from torchcoll.core.errors import UnusableError, UsageError
+from torchcoll.core.errors import UnusableError
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.result import Run
 from torchcoll.core.units import format_size
-from torchcoll.libraries.known_variables import FORCING
 from torchcoll.parts.curves import ranges
-from torchcoll.parts.curves.algorithms import algorithms
 from torchcoll.parts.curves.ranges import CurveScatter, estimate_scatter
-from torchcoll.questions.comparison.fits import counted_share
 from torchcoll.reading.inputs import Source
 from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.stats.matching import NAMES, value_of
 from torchcoll.stats.ratios import geometric
-from torchcoll.stats.sides import NOT_KNOWN, Measured, Reading, Side, known_of, side, value_of_fact
+from torchcoll.stats.sides import Measured, Reading, Side, known_of, side, value_of_fact
 
 NOISY = 0.2  # scatter about the law; with more, no boundary can be found
 POOR = 0.15  # deviation of a point; if it is larger, and larger than noise, the law does not fit
@@ -161,7 +159,7 @@ class SizePoint:
 
 @dataclass(frozen=True)
 class Handover:
-    """A change of the algorithm in the log, or of the best forced cell, between two sizes."""
+    """A change of the algorithm in the log between two sizes."""
 
     low_bytes: int
     high_bytes: int
@@ -196,7 +194,6 @@ class CurveRanges:
     common: the fields that are the same for all its cases.
     points: its sizes; if more than MOST_POINTS were measured, every k-th.
     handovers: changes of the algorithm in the library's log.
-    forced: changes of the best forced cell; only for the curve of AUTO.
     note: what contradicts the ranges, or why there are none; or ''.
     doubt: why its times are not plausible, or ''.
     sizes: how many were measured.
@@ -210,7 +207,6 @@ class CurveRanges:
     curve: ranges.FittedCurve
     transitions: list[Transition] = field(default_factory=list)
     handovers: list[Handover] = field(default_factory=list)
-    forced: list[Handover] = field(default_factory=list)
     note: str = ""
     doubt: str = ""
     sizes: int = 0
@@ -277,21 +273,6 @@ def transitions(sources: Source | Sequence[Source], *, over_ranks: str = "max") 
     files = side("files", sources)
     separate = kept_separate((run.ranks, known_of(run)) for run in files.parts)
     curves = _curves(files, over_ranks, separate)
-    try:
-        tables = algorithms(files.runs, over_ranks=over_ranks).tables
-    except UsageError:  # no forced cells, or none that was right
-        tables = []
-    # The changes of the best forced cell are shown with the curves of AUTO.
-    for table in tables:
-        changes = [
-            Handover(lower.high_bytes, upper.low_bytes, lower.winner.name, upper.winner.name)
-            for lower, upper in itertools.pairwise(table.ranges)
-        ]
-        for curve in curves:
-            auto = all(curve.common.get(name, "unset") in ("unset", NOT_KNOWN) for name in FORCING)
-            equal = (curve.common.get(name) == table.common.get(name) for name in NAMES)
-            if auto and all(equal):
-                curve.forced = changes
     return Transitions(files.runs, curves, _notes(files, separate))
 
 
@@ -340,7 +321,7 @@ def _ranges(common: dict[str, Any], items: Sequence[Measured]) -> CurveRanges:
     ]
     curve_ranges = CurveRanges(common, points, curve, handovers=handovers, scatter=scatter)
     curve_ranges.sizes, curve_ranges.doubt = measured, "; ".join(doubts)
-    curve_ranges.share = counted_share(common["collective"], common.get("ranks") or 0)
+    curve_ranges.share = _counted_share(common["collective"], common.get("ranks") or 0)
     for boundary in curve.boundaries:
         low, high = points[boundary.low].size_bytes, points[boundary.high].size_bytes
         jump = boundary.jump
@@ -417,3 +398,13 @@ def _between(low: int, high: int, count: int) -> list[int]:
 def _whole(size: float) -> int:
     step = _ALIGN if size >= 64 * _ALIGN else _STEP
     return math.floor(size / step + 0.5) * step
+
+
+def _counted_share(collective: str, ranks: int) -> float | None:
+    """What algbw counts of size / time (nccl-tests doc/PERFORMANCE.md); None where that depends on
+    a number of ranks that is not known, or is 1.
+    """
+    entry = COLLECTIVES[collective]
+    if ranks < 2:
+        return None if entry.moved(2) != 1 else 1.0
+    return entry.moved(ranks)

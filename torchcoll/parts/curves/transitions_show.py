@@ -73,7 +73,6 @@ def show_transitions(
             "slow_sizes": [{"size_bytes": sizes[i], "ratio": ratio} for i, ratio in slow_sizes],
             "falls": [{**vars(fall), "ratio": fall.ratio} for fall in curve.falls],
             "handovers": [vars(handover) for handover in curve.handovers],
-            "forced": [vars(handover) for handover in curve.forced],
         }
         curve_objects.append(curve_object)
         common = {"row": "range", **without_none(curve.common)}
@@ -339,17 +338,6 @@ def lines_below(curve_ranges: CurveRanges, refine: bool = False) -> list[str]:
                 f"the log: {one_line(handover.before)} to {one_line(handover.after)} between "
                 f"{_span(handover.low_bytes, handover.high_bytes)}; the times show no change there"
             )
-    for handover in curve_ranges.forced:
-        spans = ((t.low_bytes, t.high_bytes) for t in curve_ranges.transitions)
-        meets = any(
-            low <= handover.high_bytes and handover.low_bytes <= high for low, high in spans
-        )
-        lines.append(
-            f"forced cells: the best goes from {one_line(handover.before)} to "
-            f"{one_line(handover.after)} between "
-            f"{_span(handover.low_bytes, handover.high_bytes)}; these times "
-            + ("change there too" if meets else "show no change there")
-        )
     if refine:
         sizes = ",".join(map(str, curve_ranges.refining))
         lines.append(f"to narrow: --sizes {sizes}" if sizes else "nothing to narrow")

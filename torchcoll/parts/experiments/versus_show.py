@@ -17,13 +17,14 @@ from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.compare import Comparison
 from torchcoll.questions.comparison.conclusion_show import counts_of
 from torchcoll.questions.comparison.results import (
-    ComparedPair,
+    Compared,
     beyond,
     resolution_text,
     speed_up,
     tables_of,
+    titles_of,
 )
-from torchcoll.questions.comparison.show import case_grid, comparison_object, start_lines, titles_of
+from torchcoll.questions.comparison.show import case_grid, comparison_object
 from torchcoll.report.destination import Destination, ProgressLine, clock_text
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid
@@ -195,7 +196,7 @@ def _answer_of(comparison: Comparison) -> Answer:
     return replace(comparison.answer.with_sentence(f"{new} is {'; '.join(texts)}"), before=before)
 
 
-def _distance(row: ComparedPair) -> float:
+def _distance(row: Compared) -> float:
     return -abs(math.log(row.speed))
 
 
@@ -272,7 +273,6 @@ def _grids(comparison: Comparison, varied: Set[str]) -> list[Grid]:
     below = [f"[{number}] {text}" for text, number in notes.items()]
     alone = sum(not row.matched for row in comparison.rows)
     below += [f"{counted(alone, 'case')} on one side only"] if alone else []
-    below += start_lines(comparison)
     below += [one_line(note) for note in comparison.notes]
     return [Grid([], [], above=above), *grids, Grid([], [], below=below)]
 

@@ -1,4 +1,4 @@
-"""What a store argument means: the path of an SQLite file, or the URL of a PostgreSQL database.
+"""What an argument is: a store, which is an SQLite file or a PostgreSQL database, or good runs.
 
 Nothing here imports SQLAlchemy: a command that is given files alone needs none.
 """
@@ -25,6 +25,8 @@ DEFAULT_STORE = "torchcoll.sqlite"
 INSTALL = install_text("store")
 _MAGIC = b"SQLite format 3\0"
 _POSTGRESQL = ("postgresql", "postgres", "postgresql+psycopg")
+MARK = "torchcoll_good_runs"  # the first key of a file of ``check --learn``: its version
+_FIRST_BYTES = 64
 _EXPECTED = "the path of an SQLite file, or postgresql://USER@HOST/DATABASE"
 
 
@@ -52,6 +54,15 @@ def is_store(argument: str | os.PathLike[str]) -> bool:
         with open_to_read(text) as file:
             return file.read(len(_MAGIC)) == _MAGIC
     except (OSError, ValueError):
+        return False
+
+
+def is_good_runs(path: str | os.PathLike[str]) -> bool:
+    """Whether ``torchcoll check --learn`` wrote a file."""
+    try:
+        with open_to_read(path) as file:
+            return f'"{MARK}"'.encode() in file.read(_FIRST_BYTES)
+    except OSError:
         return False
 
 
@@ -113,25 +124,8 @@ def _require(driver: str = "") -> None:
 
 
 _MOUNTS = Path("/proc/self/mounts")
-_NETWORK_TYPES = {
-    "afs",
-    "beegfs",
-    "ceph",
-    "cifs",
-    "glusterfs",
-    "gpfs",
-    "lustre",
-    "mmfs",
-    "ncpfs",
-    "nfs",
-    "nfs4",
-    "orangefs",
-    "panfs",
-    "pvfs2",
-    "smb3",
-    "smbfs",
-    "wekafs",
-}
+# Of devices that are neither host:/path nor //host/share.
+_NETWORK_TYPES = ("afs", "beegfs", "gpfs", "mmfs", "orangefs", "pvfs2", "wekafs")
 # FUSE mounts are network file systems (sshfs, glusterfs, gcsfuse, ...) unless named here.
 _LOCAL_FUSE = ("fuseblk", "fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.portal")
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -148,7 +142,7 @@ def network_file_system(path: str | os.PathLike[str], mounts: str | None = None)
         except OSError:
             return ""
     real = Path(os.path.realpath(path))
-    holder, holder_type = Path(), ""
+    holder, device, kind = Path(), "", ""
     for line in mounts.splitlines():
         fields = line.split(" ")
         if len(fields) < 3:
@@ -156,6 +150,7 @@ def network_file_system(path: str | os.PathLike[str], mounts: str | None = None)
         point = Path(_OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[1]))
         # The last of several mounts at one point hides the others.
         if real.is_relative_to(point) and len(point.parts) >= len(holder.parts):
-            holder, holder_type = point, fields[2]
-    is_fuse = holder_type.startswith("fuse") and holder_type not in _LOCAL_FUSE
-    return holder_type if holder_type in _NETWORK_TYPES or is_fuse else ""
+            holder, device, kind = point, fields[0], fields[2]
+    remote = kind in _NETWORK_TYPES or ":/" in device or device.startswith("//")
+    is_fuse = kind.startswith("fuse") and kind not in _LOCAL_FUSE
+    return kind if remote or is_fuse else ""

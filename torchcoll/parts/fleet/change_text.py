@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torchcoll.core.units import format_change, format_difference, format_size
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import counted, format_change, format_difference, format_size
 from torchcoll.parts.fleet.records import CaseKey
 
 # Sentences have the speed of what is faster. Signed columns and JSON have the change of the time.
@@ -20,6 +21,10 @@ def percent(effect: float) -> str:
 def slower(effect: float) -> str:
     """A difference of log times as a change of the time: ``8.0 % slower``."""
     return format_change(math.exp(effect))
+
+
+def machine_text(device_name: str, ranks: int) -> str:
+    return f"{one_line(device_name) or 'device not recorded'}, {counted(ranks, 'rank')}"
 
 
 def case_names(keys: Sequence[CaseKey]) -> list[str]:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.pool import NullPool, Pool, QueuePool
+from sqlalchemy.pool import NullPool
 
 from torchcoll.core.errors import (
     DiskFullError,
@@ -34,12 +34,6 @@ _TRANSIENT = ("08", "40", "57P", "23503")
 _LOCK_NOT_AVAILABLE = "55P03"
 # What SQLite says of its surroundings; whatever else it says is of the file.
 _SURROUNDINGS = ("disk i/o error", "unable to open", "readonly")
-# Steps of SQLite's machine in one transaction that reads: a minute, and 1000 for each byte of the
-# file, of which a real query takes 1 to 10.
-_MOST_STEPS, _STEPS_OF_BYTE = 5_000_000_000, 1000
-_STEPS = 10_000_000  # between two looks at the number of steps
-_LIMIT_LENGTH = 0  # SQLITE_LIMIT_LENGTH
-_LONGEST_VALUE = 64 << 20  # bytes of a value; the facts of a run have a few KiB
 # What reading rows raises where they are not as torchcoll writes them.
 _DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _NO_STATE = object()
@@ -48,22 +42,17 @@ Result = TypeVar("Result")
 
 
 class Database:
-    """A store, to which connections are made as they are needed.
+    """A store, to which each transaction connects anew.
 
-    keep_open: keep a connection for the next transaction until ``close``. SQLite keeps its rollback
-    journal: WAL would need shared memory, which network file systems lack, and files beside the
-    store; and with it a store that is deleted while a collector writes would go unnoticed.
+    SQLite keeps its rollback journal: WAL would need shared memory, which network file systems
+    lack, and files beside the store; and with it a store that is deleted while a collector writes
+    would go unnoticed.
     """
 
-    def __init__(
-        self, address: StoreAddress, *, create: bool = False, keep_open: bool = False
-    ) -> None:
+    def __init__(self, address: StoreAddress, *, create: bool = False) -> None:
         self.address = address
         self.name = address.name
         self._create = create
-        self._driver_error: type[Exception] = sqlite3.Error
-        self._steps: _Steps | None = None
-        pool: type[Pool] = QueuePool if keep_open else NullPool
         if address.path is not None:
             mode = "rwc" if create else "rw"  # rw reads a file that is write-protected, too
             uri = f"file:{quote(str(address.path))}?mode={mode}"
@@ -72,27 +61,13 @@ class Database:
                 creator=lambda: sqlite3.connect(
                     uri, uri=True, timeout=WAIT_S, isolation_level=None, check_same_thread=False
                 ),
-                poolclass=pool,
+                poolclass=NullPool,
                 hide_parameters=True,
             )
             event.listen(self.engine, "connect", _set_up_sqlite)
-            event.listen(self.engine, "begin", self._begin_sqlite)
+            event.listen(self.engine, "begin", _begin_sqlite)
         else:
-            import psycopg
-
-            self._driver_error = psycopg.Error
-            self.engine = _postgresql_engine(address, pool)
-
-    def close(self) -> None:
-        self.engine.dispose()
-
-    def _begin_sqlite(self, connection: Connection) -> None:
-        # A transaction that begins as a reader and then writes fails at once where another writes.
-        writes = connection.get_execution_options().get("torchcoll_writes")
-        driver: Any = connection.connection.driver_connection
-        self._steps = None if writes else _Steps(driver)
-        driver.set_progress_handler(self._steps, _STEPS)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+            self.engine = _postgresql_engine(address)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -137,7 +112,6 @@ class Database:
                 again = _is_transient(error.__cause__)
                 if not again or time.monotonic() + pause > deadline:
                     raise
-            self.engine.dispose()  # of a server that has restarted
             time.sleep(pause)
             pause = min(2 * pause, 5.0)
 
@@ -152,8 +126,6 @@ class Database:
             raise
         except DBAPIError as error:
             raise self._explain(error.orig) from error.orig
-        except self._driver_error as error:  # from a cursor of the driver itself
-            raise self._explain(error) from error
         except _DAMAGED as error:
             if self.address.path is None:
                 raise
@@ -161,93 +133,61 @@ class Database:
 
     def _explain(self, error: BaseException | None) -> TorchcollError:
         message = one_line(str(error).partition("\n")[0])
-        kept = "What was collected before is kept: run the command again."
-        if self.address.path is None:
-            if _sqlstate(error) == _LOCK_NOT_AVAILABLE:
-                return self._locked()
-            action = kept if _sqlstate(error) else f"Is the server running? {kept}"
-            return UnavailableError("store", f"{self.name}: {message}", "a usable store", action)
+        value, expected = f"{self.name}: {message}", "a usable store"
+        action = "What was collected before is kept: run the command again."
+        path = self.address.path
         # Python 3.10 has no names of SQLite's errors.
-        if "locked" in message:
-            return self._locked()
-        if message == "interrupted":
-            if self._steps is None or not self._steps.exceeded:
-                raise KeyboardInterrupt  # a signal, which SQLite does not name
-            message = "a query takes more steps than one of a store of its size"
-        if not self.address.path.exists() and self._create:
-            folder = str(self.address.path.parent)
-            return UnavailableError(
-                "store", self.name, "a file that can be created", f"Is {folder} writable?"
-            )
-        if not self.address.path.exists():
-            message, kept = "deleted while it was written", "Run the command again."
+        if _sqlstate(error) == _LOCK_NOT_AVAILABLE or (path and "locked" in message):
+            value = f"{self.name} locked by another program for {WAIT_S:g} s"
+            expected = "a store that is free"
+        elif path is None:
+            action = action if _sqlstate(error) else f"Is the server running? {action}"
+        elif not path.exists() and self._create:
+            value, expected = self.name, "a file that can be created"
+            action = f"Is {path.parent} writable?"
+        elif not path.exists():
+            value = f"{self.name}: deleted while it was written"
+            action = "Run the command again."
         elif "is full" in message:
-            kept = "What was collected before is kept: make room, then run the command again."
-            value = f"{self.name}: {message}"
-            return DiskFullError("store", value, "room for it on the disk", kept)
+            action = "What was collected before is kept: make room, then run the command again."
+            return DiskFullError("store", value, "room for it on the disk", action)
         elif not any(text in message.lower() for text in _SURROUNDINGS):
             return self._damaged(message)
-        return UnavailableError("store", f"{self.name}: {message}", "a usable store", kept)
+        return UnavailableError("store", value, expected, action)
 
     def _damaged(self, why: str) -> UnreadableError:
         action = "Restore a copy of it, or collect the result files into a new store."
         expected = "an SQLite file as torchcoll collect writes it"
         return UnreadableError("store", f"{self.name}, damaged: {why}", expected, action)
 
-    def _locked(self) -> UnavailableError:
-        return UnavailableError(
-            "store",
-            f"{self.name} locked by another program for {WAIT_S:g} s",
-            "a store that is free",
-            "What was collected before is kept: run the command again.",
-        )
 
-
-def _postgresql_engine(address: StoreAddress, pool: type[Pool]) -> Engine:
+def _postgresql_engine(address: StoreAddress) -> Engine:
     try:
         url = make_url(f"postgresql+psycopg://{address.url}")
     except (ArgumentError, ValueError):
         raise UsageError("store", address.name, "postgresql://USER@HOST:PORT/DATABASE") from None
-    arguments: dict[str, Any] = {}
-    if "connect_timeout" not in url.query:
-        arguments["connect_timeout"] = 10
-    if "application_name" not in url.query:
-        arguments["application_name"] = "torchcoll"
-    return create_engine(url, connect_args=arguments, poolclass=pool, hide_parameters=True)
+    defaults = {"connect_timeout": 10, "application_name": "torchcoll"}
+    arguments = {name: value for name, value in defaults.items() if name not in url.query}
+    return create_engine(url, connect_args=arguments, poolclass=NullPool, hide_parameters=True)
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.execute("PRAGMA trusted_schema = OFF")  # no functions of a schema with side effects
-    connection.execute("PRAGMA cell_size_check = ON")
-    if limit := getattr(connection, "setlimit", None):  # Python 3.11
-        limit(_LIMIT_LENGTH, _LONGEST_VALUE)
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA cache_size = -32768")  # KiB: the index of run_ids of a year
 
 
-class _Steps:
-    """Ends a transaction that reads and takes longer than any store does."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        pages, size_bytes = (
-            connection.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("page_count", "page_size")
-        )
-        self._left: int = _MOST_STEPS + _STEPS_OF_BYTE * pages * size_bytes
-
-    @property
-    def exceeded(self) -> bool:
-        return self._left < 0
-
-    def __call__(self) -> bool:
-        self._left -= _STEPS
-        return self.exceeded
+def _begin_sqlite(connection: Connection) -> None:
+    # A transaction that begins as a reader and then writes fails at once where another writes.
+    writes = connection.get_execution_options().get("torchcoll_writes")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def _is_transient(error: BaseException | None) -> bool:
-    """Whether another try may succeed. SQLite has waited itself where the store is locked."""
+    """Whether another try may succeed. SQLite has waited itself where the store is locked; where
+    another writer removed what this one referred to, it may succeed.
+    """
     if isinstance(error, sqlite3.Error):
-        # Another writer removed what this one referred to.
         return isinstance(error, sqlite3.IntegrityError)
     state = _sqlstate(error)
     return state is not None and (not state or state.startswith(_TRANSIENT))

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,9 +26,9 @@ import numpy.typing as npt
 
 from torchcoll.parts.fleet import incident as incidents
 from torchcoll.parts.fleet.fleet_state import NIGHTS
-from torchcoll.parts.fleet.following import FollowedIncidents, FoundStep, date_step
+from torchcoll.parts.fleet.following import FollowedIncidents, date_step
 from torchcoll.parts.fleet.groups import FactGroup, candidate_groups, slow_group
-from torchcoll.parts.fleet.incident import Incident, IncidentRecord
+from torchcoll.parts.fleet.incident import Incident, IncidentRecord, Level
 from torchcoll.parts.fleet.noise import WINDOW, Floats, Ints, quiet_median
 from torchcoll.parts.fleet.peers import slower_than_peers
 
@@ -102,7 +101,7 @@ class FleetModel(FollowedIncidents):
                 night, size = int(self.first[node]), level
             width = self.width(node, subset, NIGHTS - start)
             name = self.names[node]
-            self.open(FoundStep("node", name, (name,), night, size, width, cases, always=always))
+            self.open("node", name, (name,), night, (size, width), cases, always=always)
 
     def _members(self, about: Incident) -> list[tuple[int, int]]:
         """The nodes of a group and the night from which it concerns each."""
@@ -189,24 +188,32 @@ class FleetModel(FollowedIncidents):
         if not group.staged:
             changed = self.changed_on(set(group.members.tolist()), began)
         name = group.names[0]
-        new = self.open(
-            FoundStep(
-                "group", name, members, began, level, width, cases, changed, staged=group.staged
-            )
-        )
+        facts = {"changed": changed, "staged": group.staged}
+        new = self.open("group", name, members, began, (level, width), cases, **facts)
         for node, about in self.open_nodes().items():
             if node in nights and about.began >= began - _COINCIDES:
-                done = replace(about, state=incidents.EXPLAINED, ended=self.night)
-                self.replace_incident(about, done)
-                self.say(done, "explained", began, why=new.id)
+                self.revise(
+                    about,
+                    "explained",
+                    began,
+                    why=new.id,
+                    state=incidents.EXPLAINED,
+                    ended=self.night,
+                )
         self._apply_groups()
 
     def _follow_group(self, about: Incident) -> None:
         members = self._members(about)
         if not members:
-            new = replace(about.at_level(self.night, 0.0), state=incidents.CLOSED, ended=self.night)
-            self.replace_incident(about, new)
-            self.say(new, "closed", self.night)
+            levels = (*about.levels, Level(self.night, 0.0))
+            self.revise(
+                about,
+                "closed",
+                self.night,
+                levels=levels,
+                state=incidents.CLOSED,
+                ended=self.night,
+            )
             return
         index = [node for node, _ in members]
         left = self.times[:, index].astype(np.float64) - self.fleet[:, None, :] - self.usual[index]
@@ -217,14 +224,12 @@ class FleetModel(FollowedIncidents):
         self.follow(about, series, index[0], 1.6 * math.sqrt(1 / len(index) + 1 / len(self.names)))
         if about.staged:
             names = tuple(self.names[n] for n in index)
-            now = next(i for i in self.incidents if i.id == about.id)
-            self.replace_incident(now, replace(now, nodes=names))
+            self.revise(next(i for i in self.incidents if i.id == about.id), nodes=names)
         self._apply_groups()
 
-    def accept(self, which: str, by: str, why: str) -> list[Incident]:
+    def accept(self, which: str, by: str, why: str) -> None:
         """Makes incidents usual: that of this id, or those with this change (``nccl=2.27.7``)."""
         name, _, value = which.partition("=")
-        accepted = []
         for about in list(self.incidents):
             changed = any(
                 text.startswith(f"{name} ") and text.endswith(f"-> {value}")
@@ -233,10 +238,7 @@ class FleetModel(FollowedIncidents):
             named = which in (about.id, about.subject) or (bool(value) and changed)
             if not (about.is_open and named):
                 continue
-            new = replace(about, state=incidents.ACCEPTED)
-            self.replace_incident(about, new)
-            self.say(new, "accepted", about.since, by, why)
-            accepted.append(new)
+            self.revise(about, "accepted", about.since, by, why, state=incidents.ACCEPTED)
             cases = list(about.cases)
             if about.scope == "node":
                 node = self.names.index(about.subject)
@@ -245,4 +247,3 @@ class FleetModel(FollowedIncidents):
             elif about.scope == "fleet":
                 self.fleet_usual[cases] += about.effect
                 self.fleet_free_from = self.night + 1
-        return accepted

@@ -28,6 +28,7 @@ from torchcoll.parts.fleet.noise import (
 from torchcoll.parts.fleet.records import CaseKey
 
 NIGHTS = 64  # that the model remembers
+THRESHOLD = 0.03  # the smallest slowdown that is reported
 FEWEST_NIGHTS, MOST_NIGHTS, LAG = 7, 28, 7  # of the usual of a node
 FEWEST_PEERS = 3  # fewer other nodes say nothing about the night
 _COINCIDES = 1  # night
@@ -69,7 +70,7 @@ class FleetState:
     N nodes, C cases, S subsets of cases, M = 64 nights of which the last is ``night``.
     """
 
-    def __init__(self, threshold: float) -> None:
+    def __init__(self, threshold: float = THRESHOLD) -> None:
         self.least = math.log1p(threshold)
         self.night = -1
         self.nights = 0  # that had a run
@@ -84,12 +85,9 @@ class FleetState:
         self.known = np.zeros((NIGHTS, 0, 0), dtype=np.float32)
         self.fleet = np.full((NIGHTS, 0), np.nan)
         self.usual = np.full((0, 0), np.nan)
-        self.weights = np.zeros(0)
-        self.seen = np.zeros(0, dtype=np.int64)
-        self.first = np.zeros(0, dtype=np.int64)
-        self.free_from = np.zeros(0, dtype=np.int64)
+        self.weights, self.fleet_usual = np.zeros(0), np.zeros(0)
+        self.seen, self.first, self.free_from = (np.zeros(0, dtype=np.int64) for _ in range(3))
         self.baseline = NoiseBaseline.empty(0, 1)
-        self.fleet_usual = np.zeros(0)
         self.fleet_baseline = NoiseBaseline.empty(1, 1)
         self.fleet_free_from = 0
         self.noise: SeriesNoise | None = None

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,95 +38,79 @@ _WIDER = 1.35
 _WRONG_NIGHTS = 14  # nights with right results until an incident of wrong results closes
 
 
-def _interval(level: float, width: float) -> tuple[float, float]:
+def _interval(level: float, width: float) -> dict[str, Any]:
     """The ends of the 90 % interval that is reported, from half of that of the model."""
-    return level - _WIDER * width, level + _WIDER * width
-
-
-@dataclass(frozen=True)
-class FoundStep:
-    """A step that was found; the fields are those of Incident.
-
-    width: half of the 90 % interval of the level. cases [C]: whether a case is slower.
-    """
-
-    scope: str
-    subject: str
-    nodes: tuple[str, ...]
-    began: int
-    level: float
-    width: float
-    cases: npt.NDArray[np.bool_]
-    changed: tuple[str, ...] = ()
-    good_nights: int = 0
-    staged: bool = False
-    always: bool = False
+    return {"low": level - _WIDER * width, "high": level + _WIDER * width}
 
 
 class FollowedIncidents(FleetState):
     """A fleet, its incidents, and what was said of them."""
 
-    def open(self, step: FoundStep) -> Incident:
-        """Opens an incident, or again one that ended lately."""
+    def open(
+        self,
+        scope: str,
+        subject: str,
+        nodes: tuple[str, ...],
+        began: int,
+        level: tuple[float, float],
+        cases: npt.NDArray[np.bool_],
+        **facts: Any,
+    ) -> Incident:
+        """Opens an incident, or again one that ended lately.
+
+        level: and half of its 90 % interval. cases [C]: whether a case is slower. facts: further
+        fields of Incident.
+        """
+        fields = {
+            **_interval(*level),
+            "nodes": nodes,
+            "cases": tuple(np.flatnonzero(cases).tolist()),
+            "where": self.where(cases),
+            **facts,
+        }
         earlier = [
             each
             for each in self.incidents
-            if (each.subject, each.scope, each.kind) == (step.subject, step.scope, incidents.SLOW)
+            if (each.subject, each.scope, each.kind) == (subject, scope, incidents.SLOW)
             and each.state == incidents.CLOSED
             and each.ended is not None
-            and step.began - each.ended <= RELAPSE
+            and began - each.ended <= RELAPSE
         ]
-        low, high = _interval(step.level, step.width)
-        cases = tuple(np.flatnonzero(step.cases).tolist())
-        where = self.where(step.cases)
         if earlier:
             old = earlier[-1]
-            new = replace(
-                old.at_level(step.began, step.level),
-                nodes=step.nodes,
-                low=low,
-                high=high,
-                cases=cases,
-                where=where,
-                changed=step.changed,
-                good_nights=step.good_nights,
-                state=incidents.OPEN,
-                ended=None,
-                openings=old.openings + 1,
-            )
-            self.replace_incident(old, new)
-            self.say(new, "relapsed", step.began)
-            return new
+            fields |= {"state": incidents.OPEN, "ended": None, "openings": old.openings + 1}
+            levels = (*old.levels, Level(began, level[0]))
+            return self.revise(old, "relapsed", began, levels=levels, **fields)
         new = Incident(
-            id=f"{step.subject or 'fleet'}@{format_night(step.began)}",
-            scope=step.scope,
+            id=f"{subject or 'fleet'}@{format_night(began)}",
+            scope=scope,
             kind=incidents.SLOW,
-            subject=step.subject,
-            nodes=step.nodes,
-            levels=(Level(step.began, step.level),),
-            low=low,
-            high=high,
-            cases=cases,
-            where=where,
+            subject=subject,
+            levels=(Level(began, level[0]),),
             opened=self.night,
-            changed=step.changed,
-            good_nights=step.good_nights,
-            staged=step.staged,
-            always=step.always,
+            **fields,
         )
         self.incidents.append(new)
-        self.say(new, "opened", step.began)
-        return new
+        return self.revise(new, "opened", began)
 
-    def replace_incident(self, old: Incident, new: Incident) -> None:
+    def revise(
+        self,
+        old: Incident,
+        event: str = "",
+        since: int = 0,
+        by: str = "",
+        why: str = "",
+        **changes: Any,
+    ) -> Incident:
+        """An incident with other fields in the place of ``old``. event: what is said; '' is
+        nothing.
+        """
+        new = replace(old, **changes)
         self.incidents[self.incidents.index(old)] = new
-
-    def say(self, about: Incident, event: str, since: int, by: str = "", why: str = "") -> None:
-        self.records.append(
-            IncidentRecord(
-                about.id, self.night, event, since, about.effect, about.low, about.high, by, why
-            )
-        )
+        if event:
+            facts = (new.effect, new.low, new.high, by, why)
+            self.records.append(IncidentRecord(new.id, self.night, event, since, *facts))
+        return new
 
     def follow(
         self, about: Incident, left: Floats, node: int, narrower: float = 1.0
@@ -151,14 +136,8 @@ class FollowedIncidents(FleetState):
                 return self._went_down(about, values, level, node, subset, reference)
         level = float(clipped_mean(values[nights]))
         width = narrower * self.width(node, subset, len(nights))
-        new = replace(
-            about,
-            levels=(*about.levels[:-1], Level(about.since, level)),
-            low=_interval(level, width)[0],
-            high=_interval(level, width)[1],
-        )
-        self.replace_incident(about, new)
-        return new, nights
+        levels = (*about.levels[:-1], Level(about.since, level))
+        return self.revise(about, levels=levels, **_interval(level, width)), nights
 
     def _evidence_of_one(
         self, values: Floats, node: int, subset: int, references: int, recent: int
@@ -189,20 +168,15 @@ class FollowedIncidents(FleetState):
         now = values[begin:]
         left = float(clipped_mean(now[np.isfinite(now)]))
         width = self.width(node, subset, int(np.isfinite(now).sum()))
+        event, fields = "better", _interval(left, width)
         if left < max(self.least / 2, 0.4 * level) or left < width:
-            new = replace(about.at_level(since, 0.0), state=incidents.CLOSED, ended=since)
-            event = "closed"
+            event, left = "closed", 0.0
+            fields |= {"state": incidents.CLOSED, "ended": since}
             if about.scope == "node":
                 self.free_from[self.names.index(about.subject)] = since
             elif about.scope == "fleet":
                 self.fleet_free_from = since
-        else:
-            new = about.at_level(since, left)
-            event = "better"
-        low, high = _interval(left, width)
-        new = replace(new, low=low, high=high)
-        self.replace_incident(about, new)
-        self.say(new, event, since)
+        new = self.revise(about, event, since, levels=(*about.levels, Level(since, left)), **fields)
         return new, begin + np.flatnonzero(np.isfinite(now))
 
     def _raise(
@@ -213,22 +187,24 @@ class FollowedIncidents(FleetState):
         reach: int,
         centre: Floats,
         about: Incident | None,
-    ) -> bool:
-        """Opens an incident of a node or of the fleet, or makes it worse; False if it is small.
+    ) -> None:
+        """Opens an incident of a node or of the fleet, or makes it worse, unless it is small.
 
         ratio [S]: evidence over its limit. centre [S]: the level that was left.
         """
         over = self.project(left)
         for subset in np.argsort(-ratio).tolist():
             if ratio[subset] <= 1:
-                return False
+                return
             values = over[-reach:, subset] - centre[subset]
             if np.isfinite(values).sum() < 2:
                 continue
             start, size = date_step(values, reach)
             if size <= 0:
                 continue
-            about_level = self._reference(about) if about else np.zeros(len(self.keys))
+            about_level = np.zeros(len(self.keys))
+            if about is not None:
+                about_level[list(about.cases)] = about.effect
             cases = self.slow_cases(clipped_mean(left[start:]) - about_level, self.subsets[subset])
             # Again with the cases that are slower alone.
             values = self.over(left - about_level, cases)[-reach:]
@@ -244,13 +220,7 @@ class FollowedIncidents(FleetState):
             nights = int(np.isfinite(left[start:]).any(axis=1).sum())
             width = self.width(node, self.subset_of(cases), nights)
             self._tell(node, about, since, float(level[0]), width, cases, left)
-            return True
-        return False
-
-    def _reference(self, about: Incident) -> Floats:
-        values = np.zeros(len(self.keys))
-        values[list(about.cases)] = about.effect
-        return values
+            return
 
     def _tell(
         self,
@@ -263,22 +233,25 @@ class FollowedIncidents(FleetState):
         left: Floats,
     ) -> None:
         if about is not None:
-            new = replace(
-                about.at_level(since, level),
-                low=_interval(level, width)[0],
-                high=_interval(level, width)[1],
+            self.revise(
+                about,
+                "worse",
+                since,
+                levels=(*about.levels, Level(since, level)),
                 cases=tuple(np.flatnonzero(cases).tolist()),
                 where=self.where(cases),
+                **_interval(level, width),
             )
-            self.replace_incident(about, new)
-            self.say(new, "worse", since)
             return
         start = self.nights_back(since)
         if node < 0:
-            slow = self._slow_nodes(start, cases, level)
+            # Those that are slower than their own usual by over half of this level.
+            deviations = self.times[start:].astype(np.float64) - self.known[start:] - self.usual
+            of_nodes = quiet_median(np.where(cases, deviations, np.nan), axis=(0, 2))
+            slow = np.flatnonzero(of_nodes > level / 2)
             changed = self.changed_on(set(slow.tolist()), since)
             names = tuple(self.names[n] for n in slow.tolist())
-            self.open(FoundStep("fleet", "", names, since, level, width, cases, changed))
+            self.open("fleet", "", names, since, (level, width), cases, changed=changed)
             return
         good = int(np.isfinite(left[:start]).any(axis=1).sum())
         good = min(good, since - int(self.free_from[node]))
@@ -286,13 +259,8 @@ class FollowedIncidents(FleetState):
             good = max(good, int(self.seen[node]) - (NIGHTS - start))
         name = self.names[node]
         changed = self.changed_on({node}, since)
-        self.open(FoundStep("node", name, (name,), since, level, width, cases, changed, good))
-
-    def _slow_nodes(self, start: int, cases: npt.NDArray[np.bool_], level: float) -> Ints:
-        """The nodes that are slower than their own usual by over half of this level."""
-        left = self.times[start:].astype(np.float64) - self.known[start:] - self.usual
-        values_of_nodes = quiet_median(np.where(cases, left, np.nan), axis=(0, 2))
-        return np.flatnonzero(values_of_nodes > level / 2)
+        facts = {"changed": changed, "good_nights": good}
+        self.open("node", name, (name,), since, (level, width), cases, **facts)
 
     def judge_fleet(self) -> None:
         if len(self.names) <= FEWEST_PEERS or self.fleet_noise is None:
@@ -367,9 +335,7 @@ class FollowedIncidents(FleetState):
         for node, where in sorted(wrong.items()):
             if node in of_node:
                 old = of_node[node]
-                self.replace_incident(
-                    old, replace(old, seen=self.night, where=where, openings=old.openings + 1)
-                )
+                self.revise(old, seen=self.night, where=where, openings=old.openings + 1)
                 continue
             new = Incident(
                 id=f"{node}@{format_night(self.night)}-wrong",
@@ -386,14 +352,14 @@ class FollowedIncidents(FleetState):
                 seen=self.night,
             )
             self.incidents.append(new)
-            self.say(new, "opened", self.night)
+            self.revise(new, "opened", self.night)
         for node, old in of_node.items():
-            if node not in wrong and node in self.names and bool(present[self.names.index(node)]):
-                nights = np.asarray(np.isfinite(self.times[:, self.names.index(node)]).any(axis=1))
-                if nights[self.nights_back(old.seen + 1) :].sum() >= _WRONG_NIGHTS:
-                    new = replace(old, state=incidents.CLOSED, ended=self.night)
-                    self.replace_incident(old, new)
-                    self.say(new, "closed", self.night)
+            number = self.names.index(node) if node in self.names else -1
+            if node in wrong or number < 0 or not present[number]:
+                continue
+            nights = np.isfinite(self.times[self.nights_back(old.seen + 1) :, number]).any(axis=1)
+            if nights.sum() >= _WRONG_NIGHTS:
+                self.revise(old, "closed", self.night, state=incidents.CLOSED, ended=self.night)
 
 
 def date_step(values: Floats, reach: int) -> tuple[int, float]:

@@ -23,19 +23,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from scipy import special
 
-from torchcoll.core.units import shorten
+from torchcoll.core.errors import UsageError
+from torchcoll.core.units import counted, shorten
 from torchcoll.parts.fleet.noise import Floats, quiet_median
 from torchcoll.parts.fleet.records import CaseKey
 from torchcoll.questions.check.limits import DOUBTED_FACTOR, SLOW_FACTOR
-from torchcoll.stats.distributions import t_quantile
-from torchcoll.stats.power import ACT_ON_ALL, ACT_ON_CASE
+from torchcoll.stats.distributions import root_between, t_quantile
+from torchcoll.stats.power import ACT_ON_ALL, ACT_ON_CASE, POWER
 
 FALSE_ALARMS = 0.01  # probability that a healthy run is called slow, over all of its cases
 PROBABLE_ALARMS = 0.05  # ... is called probably slow, if its noise is normal
@@ -43,7 +44,6 @@ THRESHOLD = 0.01  # a smaller slowdown is not reported
 FEWEST_RUNS = 3  # of one node
 FEWEST_NODES = 5  # from so many on, their differences say what a further node may be like
 NAMED_FACTOR = 1.5  # of the slowest good run
-POWER = 0.9  # probability with which a change that is called detectable is found
 _OF_MEAN = 0.5  # share of the false alarms that goes to the mean over all cases
 _POOLED_BELOW = 20  # degrees of freedom: from so many on, each case has enough of its own
 _CLIPPED = 3.0  # standard deviations of a case, in the mean over the cases
@@ -51,13 +51,11 @@ _MEDIAN_VARIANCE = 1.5  # of a median of normal values: about so many times that
 _NEIGHBOURS = 0.5  # correlation of consecutive runs of a node that is allowed for
 _QUANTILE = float(special.ndtri(POWER))
 
-_TwoLimits = tuple[float, Floats]  # of the mean over the cases, and of each case [C]
-
 
 @dataclass(frozen=True)
 class GoodRun:
-    """A run of the baseline. node: '' for several hosts. start_us: in us of UTC since 1970, None if
-    it is not recorded.
+    """A good run. node: '' for several hosts. start_us: in us of UTC since 1970, None if it is not
+    recorded.
     """
 
     run_id: str
@@ -80,71 +78,58 @@ class GoodRuns:
     log_times: Floats
     versions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class CaseUsual:
-    """What one case usually takes.
-
-    spread: standard deviation of the log time from run to run, pooled over the cases where the
-    runs are few. runs: how many have the case. degrees: degrees of freedom of the spread. slowest:
-    how much longer the slowest good run took than its node usually does, as a difference of logs.
-    """
-
-    key: CaseKey
-    usual_ns: float
-    spread: float
-    runs: int
-    degrees: float
-    slowest: float
-
-
-@dataclass(frozen=True)
-class NodeUsual:
-    """How a node differs from the median node, and from how many runs that is known.
-
-    effects: a difference of log times for each case of the baseline, NaN for a case that no run of
-    the node has.
-    """
-
-    effects: tuple[float, ...]
-    runs: int
+    def without(self, run_id: str) -> GoodRuns:
+        """All runs but this one: no run is judged by itself."""
+        kept = [row for row, run in enumerate(self.runs) if run.run_id != run_id]
+        return replace(
+            self, runs=tuple(self.runs[row] for row in kept), log_times=self.log_times[kept]
+        )
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """How long the cases take on healthy machines of one device model and number of ranks.
+    """How long the C cases take on healthy machines of one device model and number of ranks.
 
-    run_spread: standard deviation, from run to run, of the mean deviation over all cases, with
-    ``degrees`` degrees of freedom. nodes: by name; '' stands for several hosts. by_node: whether
-    each node has effects of its own; otherwise the spreads contain the differences between the
-    nodes, and all effects are 0. first_us, last_us: start of the first and the last run. threshold:
-    a smaller slowdown is not reported. false_alarms: probability that a healthy run is called slow.
+    - good: the runs that it is computed from.
+    - keys: the cases that it can judge.
+    - levels [C]: logarithm of the usual time in ns.
+    - spreads [C]: standard deviation of the log time from run to run.
+    - degrees [C]: degrees of freedom of the spread.
+    - slowest [C]: log time of the slowest good run, less that of its node.
+    - nodes: names; '' stands for several hosts.
+    - effects [N, C]: the usual difference of a node, NaN for a case that it never ran.
+    - node_runs [N]: how many runs each node has.
+    - by_node: whether nodes have effects; otherwise the spreads contain how they differ.
+    - run_spread, run_degrees: of the mean deviation over all cases, from run to run.
     """
 
-    device_name: str
-    ranks: int
-    run_ids: tuple[str, ...]
-    first_us: int | None
-    last_us: int | None
-    nodes: Mapping[str, NodeUsual]
+    good: GoodRuns
+    keys: tuple[CaseKey, ...]
+    levels: Floats
+    spreads: Floats
+    degrees: Floats
+    slowest: Floats
+    nodes: tuple[str, ...]
+    effects: Floats
+    node_runs: npt.NDArray[np.intp]
     by_node: bool
-    cases: tuple[CaseUsual, ...]
     run_spread: float
-    degrees: float
-    versions: Mapping[str, tuple[str, ...]]
-    threshold: float = THRESHOLD
-    false_alarms: float = FALSE_ALARMS
+    run_degrees: float
+
+    @property
+    def text(self) -> str:
+        """``24 good runs on 8 nodes``."""
+        runs = counted(len(self.good.runs), "good run")
+        return f"{runs} on {counted(len(self.nodes), 'node')}"
 
 
 @dataclass(frozen=True)
 class Limits:
     """What is expected of a healthy run of one node, as differences of log times.
 
-    centres [C]: the usual differences of the node. scales [C]: standard deviations of the cases,
-    which contain the differences between nodes where the node is not in the baseline. run_limit:
-    the mean over the cases is certainly slow beyond it; case_limits [C]: so is a case.
-    run_named, case_named [C]: they are probably slow beyond these. run_detectable, case_detectable
-    [C]: the slowdowns that are named with the probability POWER.
+    centres, scales [C]: usual differences of the node, standard deviations. The mean over the cases
+    (run_) or a case (case_ [C]) is certainly slow beyond its limit, and probably beyond named;
+    detectable is found with the probability POWER.
     """
 
     centres: Floats
@@ -157,27 +142,24 @@ class Limits:
     case_detectable: Floats
 
 
-SLOW, DOUBTED, PROBABLY_SLOW, TOO_NOISY, AS_USUAL = (
-    "slow",
-    "doubted",
-    "probably slow",
-    "too noisy",
-    "as usual",
-)
-_STATES = (SLOW, DOUBTED, PROBABLY_SLOW, TOO_NOISY, AS_USUAL)
+SLOW, DOUBTED, PROBABLY_SLOW = "slow", "doubted", "probably slow"
+TOO_NOISY, AS_USUAL = "too noisy", "as usual"
+_STATES = (SLOW, DOUBTED, PROBABLY_SLOW, TOO_NOISY, AS_USUAL)  # the worst first
 
 
 @dataclass(frozen=True)
 class CaseDeviation:
     """How much longer a case took than usual.
 
-    effect, limit, named, detectable: differences of log times; ``limit`` and ``named`` are those
-    of Limits. over_slowest: the difference from the slowest good run.
+    spread: of the case from run to run. effect, limit, named, detectable: differences of log times;
+    ``limit`` and ``named`` are those of Limits. over_slowest: the difference from the slowest good
+    run.
     """
 
     key: CaseKey
     time_ns: float
     usual_ns: float
+    spread: float
     effect: float
     limit: float
     named: float
@@ -196,46 +178,31 @@ class CaseDeviation:
             return PROBABLY_SLOW
         return TOO_NOISY if self.detectable > math.log1p(ACT_ON_CASE) else AS_USUAL
 
-    @property
-    def slow(self) -> bool:
-        return self.state == SLOW
-
 
 @dataclass(frozen=True)
 class RunJudged:
     """A run judged by a baseline.
 
     effect: mean deviation of the log times over the common cases. cases: of the run, by their
-    state, the worst first, then by their change. missing: how many cases of the baseline the run
-    lacks.
+    state, the worst first, then by their change.
     """
 
     baseline: Baseline
-    node: str
     effect: float
     limits: Limits
     cases: tuple[CaseDeviation, ...]
-    missing: int
 
     @property
     def slow_overall(self) -> bool:
         return self.effect > self.limits.run_limit
 
-    @property
-    def slow_cases(self) -> tuple[CaseDeviation, ...]:
-        return self.cases_that_are(SLOW)
-
-    def cases_that_are(self, *states: str) -> tuple[CaseDeviation, ...]:
-        return tuple(case for case in self.cases if case.state in states)
-
-    @property
-    def slow(self) -> bool:
-        return self.slow_overall or bool(self.slow_cases)
+    def cases_that_are(self, state: str) -> list[CaseDeviation]:
+        return [case for case in self.cases if case.state == state]
 
     @property
     def state(self) -> str:
         """Of the whole run. DOUBTED: it can neither pass nor fail."""
-        if self.slow:
+        if self.slow_overall or self.cases_that_are(SLOW):
             return SLOW
         noisy = len(self.cases_that_are(TOO_NOISY))
         unseen = self.limits.run_detectable > math.log1p(ACT_ON_ALL)
@@ -246,12 +213,14 @@ class RunJudged:
         return AS_USUAL
 
 
-class CannotJudge(ValueError):
-    """Why a baseline says nothing of a run, as a noun. expected: what would allow it."""
+class CannotJudge(UsageError):
+    """A baseline says nothing of a run, or runs are too few for a baseline. expected: what would
+    allow it.
+    """
 
-    def __init__(self, text: str, expected: str) -> None:
-        super().__init__(text)
-        self.expected = expected
+    def __init__(self, value: str, expected: str) -> None:
+        super().__init__("baseline", value, expected)
+        self.value, self.expected = value, expected
 
 
 def runs_missing(nodes: Sequence[str]) -> int:
@@ -372,29 +341,23 @@ def pooled_spreads(deviations: Floats, groups: npt.NDArray[np.intp]) -> tuple[Fl
 
 
 def _inverse_trigamma(value: float) -> float:
-    """x with trigamma(x) = value, by Newton's method on 1 / trigamma, which is nearly a line."""
-    x = 0.5 + 1 / value
-    for _ in range(50):
-        trigamma = float(special.polygamma(1, x))
-        step = trigamma * (1 - trigamma / value) / float(special.polygamma(2, x))
-        x += step
-        if abs(step) < 1e-9 * x:
-            break
-    return x
+    """x with trigamma(x) = value; trigamma(x) lies between 1/x and 1/x + 1/x^2."""
+    highest = (1 + math.sqrt(1 + 4 * value)) / (2 * value)
+    return root_between(lambda x: float(special.polygamma(1, x)) - value, 1 / value, highest)
 
 
-def baseline_of(
-    good: GoodRuns, threshold: float = THRESHOLD, false_alarms: float = FALSE_ALARMS
-) -> Baseline:
+def baseline_of(good: GoodRuns) -> Baseline:
     """The baseline of good runs, without the cases that have too few runs for a spread: 3 of one
     node, or 4 more than nodes. Raises CannotJudge if the runs are too few.
     """
     names = [run.node for run in good.runs]
     if missing := runs_missing(names):
-        raise CannotJudge(f"{len(names)} good runs", f"{missing} more")
+        of = f" of {counted(len(set(names)), 'node')}" if len(set(names)) > 1 else ""
+        raise CannotJudge(f"{counted(len(names), 'good run')}{of}", f"{missing} more")
     log_times = good.log_times
     nodes = sorted(set(names))
     index = {name: number for number, name in enumerate(nodes)}
+    node_runs = np.bincount([index[name] for name in names])
     by_node = len(nodes) > 1 and len(names) - len(nodes) >= FEWEST_NODES - 1
     if not by_node and len(nodes) > 1:
         # Too few repeated runs for effects of the nodes: one run of each is one population.
@@ -402,61 +365,36 @@ def baseline_of(
         log_times, names = log_times[last], [names[row] for row in last]
     number = np.array([index[name] if by_node else 0 for name in names])
     counts = np.bincount(number)
-    by_group = pd.DataFrame(log_times).groupby(number)
-    runs_by_group = by_group.count().to_numpy()
+    runs_by_group = pd.DataFrame(log_times).groupby(number).count().to_numpy()
     fewest = FEWEST_RUNS if len(nodes) == 1 else FEWEST_NODES
     kept = (runs_by_group.sum(axis=0) - (runs_by_group > 0).sum(axis=0)) >= fewest - 1
     if not kept.any():
         raise CannotJudge(f"no case with {fewest} good runs", "more runs with the same cases")
-    keys = [key for key, keep in zip(good.keys, kept.tolist(), strict=True) if keep]
     log_times = log_times[:, kept]
     by_group = pd.DataFrame(log_times).groupby(number)
     medians = by_group.median().to_numpy()
     deviations = log_times - by_group.transform("mean").to_numpy()
     # Runs of different nodes are not consecutive.
     unseen = _unseen_variance(counts) if by_node or len(nodes) == 1 else 1.0
-    spreads, case_degrees = pooled_spreads(deviations, (runs_by_group > 0).sum(axis=0)[kept])
+    spreads, degrees = pooled_spreads(deviations, (runs_by_group > 0).sum(axis=0)[kept])
     spreads *= math.sqrt(unseen)
-    slowest = np.nanmax(log_times - medians[number], axis=0)
     run_means = mean_over_cases(log_times - medians[number], spreads)
     run_means -= (np.bincount(number, run_means) / counts)[number]
-    degrees = len(names) - len(counts)
+    run_degrees = len(names) - len(counts)
     levels = quiet_median(medians, axis=0)
-    effects = medians - levels if by_node else np.zeros((len(nodes), len(levels)))
-    starts = [run.start_us for run in good.runs if run.start_us is not None]
     return Baseline(
-        device_name=good.device_name,
-        ranks=good.ranks,
-        run_ids=tuple(run.run_id for run in good.runs),
-        first_us=min(starts, default=None),
-        last_us=max(starts, default=None),
-        nodes={
-            name: NodeUsual(tuple(effects_of_node.tolist()), runs)
-            for name, effects_of_node, runs in zip(
-                nodes,
-                effects,
-                np.bincount([index[run.node] for run in good.runs]).tolist(),
-                strict=True,
-            )
-        },
+        good=good,
+        keys=tuple(key for key, keep in zip(good.keys, kept.tolist(), strict=True) if keep),
+        levels=levels,
+        spreads=spreads,
+        degrees=degrees,
+        slowest=np.nanmax(log_times - medians[number], axis=0),
+        nodes=tuple(nodes),
+        effects=medians - levels if by_node else np.zeros((len(nodes), len(levels))),
+        node_runs=node_runs,
         by_node=by_node,
-        cases=tuple(
-            CaseUsual(key, math.exp(level), spread, runs, of_spread, of_slowest)
-            for key, level, spread, runs, of_spread, of_slowest in zip(
-                keys,
-                levels.tolist(),
-                spreads.tolist(),
-                np.isfinite(good.log_times[:, kept]).sum(axis=0).tolist(),
-                case_degrees.tolist(),
-                slowest.tolist(),
-                strict=True,
-            )
-        ),
-        run_spread=math.sqrt(unseen * max(float((run_means**2).sum()), 1e-18) / degrees),
-        degrees=float(degrees),
-        versions=good.versions,
-        threshold=threshold,
-        false_alarms=false_alarms,
+        run_spread=math.sqrt(unseen * max(float((run_means**2).sum()), 1e-18) / run_degrees),
+        run_degrees=float(run_degrees),
     )
 
 
@@ -466,109 +404,100 @@ def limits_of(
     """The limits for a run of one node. node: None is any node of the baseline. columns: the cases
     that the run has, by default all. Raises CannotJudge for a node that the baseline cannot judge.
     """
-    chosen = np.arange(len(baseline.cases)) if columns is None else np.array(columns)
-    spreads = np.array([case.spread for case in baseline.cases])[chosen]
-    degrees = np.array([case.degrees for case in baseline.cases])[chosen]
-    run_degrees = baseline.degrees
-    node_usual = baseline.nodes.get(node) if node is not None else None
-    if node is not None and node_usual is None and len(baseline.nodes) < FEWEST_NODES:
+    chosen = np.arange(len(baseline.keys)) if columns is None else np.array(columns)
+    spreads, degrees = baseline.spreads[chosen], baseline.degrees[chosen]
+    run_degrees, node_runs = baseline.run_degrees, baseline.node_runs
+    count = len(baseline.nodes)
+    known = node in baseline.nodes
+    if node is not None and not known and count < FEWEST_NODES:
+        names = shorten([name or "several hosts" for name in baseline.nodes], 2)
         raise CannotJudge(
-            f"a run of {node or 'several hosts'} and a baseline of {_node_names(baseline)}",
+            f"a run of {node or 'several hosts'} and a baseline of {names}",
             f"a node of the baseline, or a baseline of at least {FEWEST_NODES} nodes",
         )
-    new_node = baseline.by_node and node is not None and node_usual is None
+    new_node = baseline.by_node and node is not None and not known
     centres = np.zeros(len(chosen))
     between = np.zeros(len(chosen))
     run_between = 0.0
+    centre_variance = _MEDIAN_VARIANCE / count
     if new_node:
-        effects = np.array([item.effects for item in baseline.nodes.values()])[:, chosen]
+        effects = baseline.effects[:, chosen]
         between = np.nanvar(effects, axis=0, ddof=1)
         run_effects = mean_over_cases(effects, np.sqrt(spreads**2 + between))
         run_between = float(np.nanvar(run_effects, ddof=1))
         degrees = np.minimum(degrees, np.isfinite(effects).sum(axis=0) - 1.0)
         run_degrees = min(run_degrees, float(degrees.min()))
-        centre_variance = _MEDIAN_VARIANCE / len(baseline.nodes)
-    elif baseline.by_node:
-        counts = [item.runs for item in baseline.nodes.values()]
-        if node_usual:
-            centres, counts = np.array(node_usual.effects)[chosen], [node_usual.runs]
-        centre_variance = _centre_variance(float(np.median(counts)))
-    elif len(baseline.nodes) > 1:
-        centre_variance = _MEDIAN_VARIANCE / len(baseline.nodes)
-    else:
-        centre_variance = _centre_variance(len(baseline.run_ids))
+    elif baseline.by_node and known:
+        index = baseline.nodes.index(node or "")
+        centres = baseline.effects[index, chosen]
+        centre_variance = _centre_variance(float(node_runs[index]))
+    elif baseline.by_node or count == 1:
+        centre_variance = _centre_variance(float(np.median(node_runs)))
     scales = np.sqrt(spreads**2 + between)
     run_spread = baseline.run_spread
-    if new_node or len(chosen) < len(baseline.cases):
+    if new_node or len(chosen) < len(baseline.keys):
         # The spread of this mean, of other cases or with other weights, is not known: it is at most
         # that of cases that vary together.
         run_spread = float(np.average(spreads, weights=_weights(scales)))
         run_degrees = min(run_degrees, float(degrees.min()))
-    least = math.log1p(baseline.threshold)
+    least = math.log1p(THRESHOLD)
     run_sigma = math.sqrt((run_spread**2 + run_between) * (1 + centre_variance))
     sigmas = scales * math.sqrt(1 + centre_variance)
 
-    def limits_at(false_alarms: float, critical: Callable[[float, float], float]) -> _TwoLimits:
+    def limits_at(
+        false_alarms: float, critical: Callable[[float, float], float]
+    ) -> tuple[float, Floats]:
+        """Of the mean over the cases, and of each case [C]."""
         of_run, of_cases = false_alarms * _OF_MEAN, false_alarms * (1 - _OF_MEAN)
         factors = [critical(value, of_cases / len(chosen)) for value in degrees.tolist()]
         of_run_limit = max(critical(run_degrees, of_run) * run_sigma, least)
         return of_run_limit, np.maximum(np.array(factors) * sigmas, least)
 
-    run_limit, limits = limits_at(baseline.false_alarms, critical_value)
+    run_limit, limits = limits_at(FALSE_ALARMS, critical_value)
     run_named, named = limits_at(PROBABLE_ALARMS, lambda degrees, p: t_quantile(1 - p, degrees))
-    slowest = np.array([case.slowest for case in baseline.cases])[chosen]
-    floor = slowest + math.log(NAMED_FACTOR)
+    floor = baseline.slowest[chosen] + math.log(NAMED_FACTOR)
     run_named, named = min(run_named, run_limit), np.minimum(np.minimum(named, limits), floor)
     return Limits(
-        centres,
-        scales,
-        run_limit,
-        run_named,
-        run_named + _QUANTILE * run_sigma,
-        limits,
-        named,
-        named + _QUANTILE * sigmas,
+        centres=centres,
+        scales=scales,
+        run_limit=run_limit,
+        run_named=run_named,
+        run_detectable=run_named + _QUANTILE * run_sigma,
+        case_limits=limits,
+        case_named=named,
+        case_detectable=named + _QUANTILE * sigmas,
     )
-
-
-def _node_names(baseline: Baseline) -> str:
-    return shorten([name or "several hosts" for name in baseline.nodes], 2)
 
 
 def judge_new_run(baseline: Baseline, node: str, times_ns: Mapping[CaseKey, float]) -> RunJudged:
     """Raises CannotJudge without a common case, and for a node that the baseline cannot judge."""
     # Not a case whose usual time on this node, or whose difference between nodes, is not known.
-    table = np.array([item.effects for item in baseline.nodes.values()])
-    judgeable = np.isfinite(table).sum(axis=0) >= min(FEWEST_NODES, len(table))
-    if node_usual := baseline.nodes.get(node):
-        judgeable = np.isfinite(node_usual.effects)
-    columns = [c for c, case in enumerate(baseline.cases) if case.key in times_ns and judgeable[c]]
+    known = np.isfinite(baseline.effects)
+    judgeable = known.sum(axis=0) >= min(FEWEST_NODES, len(known))
+    if node in baseline.nodes:
+        judgeable = known[baseline.nodes.index(node)]
+    columns = [c for c, key in enumerate(baseline.keys) if key in times_ns and judgeable[c]]
     if not columns:
         raise CannotJudge("no case in common", "a run with cases of the baseline")
-    cases = [baseline.cases[c] for c in columns]
     limits = limits_of(baseline, node, columns)
-    times = np.array([times_ns[case.key] for case in cases])
-    usual = np.array([case.usual_ns for case in cases]) * np.exp(limits.centres)
-    effects = np.log(times / usual)
-    effect = float(mean_over_cases(effects[None, :], limits.scales)[0])
-    deviations = [
-        CaseDeviation(case.key, *figures)
-        for case, figures in zip(
-            cases,
-            zip(
-                times.tolist(),
-                usual.tolist(),
-                effects.tolist(),
-                limits.case_limits.tolist(),
-                limits.case_named.tolist(),
-                limits.case_detectable.tolist(),
-                (effects - np.array([case.slowest for case in cases])).tolist(),
-                strict=True,
-            ),
-            strict=True,
+    levels = baseline.levels[columns] + limits.centres
+    keys = [baseline.keys[c] for c in columns]
+    effects = np.log([times_ns[key] for key in keys]) - levels
+    figures = {
+        "usual_ns": np.exp(levels),
+        "spread": baseline.spreads[columns],
+        "effect": effects,
+        "limit": limits.case_limits,
+        "named": limits.case_named,
+        "detectable": limits.case_detectable,
+        "over_slowest": effects - baseline.slowest[columns],
+    }
+    cases = [
+        CaseDeviation(
+            key, times_ns[key], **{name: float(each[row]) for name, each in figures.items()}
         )
+        for row, key in enumerate(keys)
     ]
-    deviations.sort(key=lambda case: (_STATES.index(case.state), -case.effect))
-    return RunJudged(
-        baseline, node, effect, limits, tuple(deviations), len(baseline.cases) - len(columns)
-    )
+    cases.sort(key=lambda case: (_STATES.index(case.state), -case.effect))
+    effect = float(mean_over_cases(effects[None, :], limits.scales)[0])
+    return RunJudged(baseline, effect, limits, tuple(cases))

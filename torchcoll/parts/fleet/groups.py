@@ -112,9 +112,7 @@ def slow_group(
     reach = np.where(usable, nights, 0)
     sums, counts = windows(values, noise, limits, reference_nights, reach)
     present = np.isfinite(values[-1, :, 0]) & usable
-    references = np.maximum(reference_nights, 1)
-    of_usual = noise.factors[np.minimum(references, len(noise.factors) - 1)] / references
-    variance = counts * noise.factors[counts] + counts**2 * of_usual
+    variance = noise.sum_variances(counts, reference_nights)
     limit = normal_quantile(1 - error)
     changed = [
         each for each in _changed_groups(changes) if max(each[1].values()) > tonight - nights

@@ -5,7 +5,7 @@ ever added to.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 OPEN, CLOSED, ACCEPTED, EXPLAINED = "open", "closed", "accepted", "explained"
@@ -85,9 +85,6 @@ class Incident:
     def is_open(self) -> bool:
         return self.state == OPEN
 
-    def at_level(self, night: int, effect: float) -> Incident:
-        return replace(self, levels=(*self.levels, Level(night, effect)))
-
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -108,7 +105,7 @@ class IncidentRecord:
     """What was said of an incident in one night, and is never changed.
 
     night: after which it was said. event: opened, worse, better, relapsed, closed, accepted or
-    explained. since: the night in which it happened. by, why: of an acceptance.
+    explained. since: the night in which it happened. accepted_by, reason: of an acceptance.
     """
 
     incident: str
@@ -118,8 +115,5 @@ class IncidentRecord:
     effect: float
     low: float
     high: float
-    by: str = ""
-    why: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    accepted_by: str = ""
+    reason: str = ""

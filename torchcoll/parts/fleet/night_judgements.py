@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 from sqlalchemy import Connection, delete, insert, select
@@ -21,21 +22,17 @@ from torchcoll.parts.fleet.fleet_model import FleetModel
 from torchcoll.parts.fleet.incident import IncidentRecord
 from torchcoll.parts.fleet.panel import Panel, panels_of
 from torchcoll.parts.fleet.read import summaries_of_store
-from torchcoll.parts.fleet.records import WRONG
+from torchcoll.parts.fleet.records import DAY_US, WRONG
 from torchcoll.parts.fleet.schema import (
-    DAY_US,
     INCIDENT_RECORDS,
     MEMORY,
     SNAPSHOTS,
-    add_judgements,
     check_current,
-    has_judgements,
 )
 from torchcoll.parts.fleet.snapshot import Snapshot, pack, snapshot_of, unpack
 from torchcoll.parts.fleet.sources import in_order
 
 _FIRST_US = -(1 << 60)  # before any run
-_THRESHOLD = 0.03  # of an incident that keeps runs out of a baseline
 _WrongByNight = Mapping[int, Mapping[str, str]]
 
 
@@ -144,125 +141,84 @@ def judge_panel(
 
 
 def _before(panel: Panel, last: int) -> int:
-    """The last night with a run before ``last``, or ``last`` if it has no run itself."""
+    """The last night with a run before ``last``; -1 if there is none."""
     ran = panel.first_night + np.flatnonzero((panel.environment >= 0).any(axis=1))
-    ran = ran[ran <= last]
-    if not len(ran):
-        return last
-    earlier = ran[ran < last]
-    if ran[-1] < last:
-        return int(ran[-1])
-    return int(earlier[-1]) if len(earlier) else -1
+    return int(ran[ran < last].max(initial=-1))
 
 
 def judge_summaries(
     summaries: series.Summaries,
     night_start_us: int,
-    threshold: float,
     last: int,
-    acceptances: Sequence[Acceptance] = (),
+    after: Mapping[int, Sequence[Acceptance]] = MappingProxyType({}),
+    models: Mapping[str, FleetModel] = MappingProxyType({}),
 ) -> list[JudgedNights]:
-    """Judges all nights up to ``last``, after which incidents are accepted; keeps nothing."""
+    """Judges the nights up to ``last``; keeps nothing.
+
+    after: what is accepted after each night. models: of the kinds that were judged before.
+    """
     summaries = single_hosts(summaries)
     wrong = wrong_results(summaries, night_start_us)
-    after = {last: acceptances}
     return [
-        judge_panel(panel, FleetModel(threshold), wrong.get(kind_of(panel), {}), last, after)
+        judge_panel(panel, models.get(kind) or FleetModel(), wrong.get(kind, {}), last, after)
         for panel in panels_of(summaries, night_start_us)
         if panel.first_night <= last
+        for kind in [kind_of(panel)]
     ]
 
 
 class StoredJudgement:
     """The judgement that a store keeps."""
 
-    def __init__(self, address: StoreAddress, night_start_us: int, threshold: float) -> None:
+    def __init__(self, address: StoreAddress, night_start_us: int) -> None:
         self.address = address
         self.night_start_us = night_start_us
-        self.threshold = threshold
 
-    def _memories(self, connection: Connection) -> dict[str, FleetModel]:
-        """The models of the kinds; {} if nothing was judged, or with other nights or threshold."""
-        if not has_judgements(connection):
-            return {}
+    def _models(self, connection: Connection) -> dict[str, FleetModel]:
+        """The models of the kinds. Raises UsageError if the nights began at another time."""
+        check_current(connection, self.address.name)
         models = {}
         for row in connection.execute(select(MEMORY)):
-            model = unpack(row.memory)
             if row.night_start_us != self.night_start_us:
-                return {}
-            if abs(model.least - FleetModel(self.threshold).least) > 1e-12:
-                return {}
-            models[row.kind] = model
+                minutes = row.night_start_us // 60_000_000
+                expected = f"{minutes // 60:02}:{minutes % 60:02}, as when it was judged first"
+                raise UsageError("night-start", f"another for {self.address.name}", expected)
+            models[row.kind] = unpack(row.memory)
         return models
-
-    def _kept_elsewise(self, connection: Connection) -> bool:
-        """Whether the store has judgements, with other nights or another threshold."""
-        if not has_judgements(connection):
-            return False
-        rows = connection.execute(select(MEMORY.c.kind)).first()
-        return rows is not None and not self._memories(connection)
 
     def snapshots(self, night: int) -> list[Snapshot]:
         """What was said after a night; [] if it was not judged."""
         with Database(self.address).reading() as connection:
-            check_current(connection, self.address.name)
-            if not self._memories(connection):
-                return []
-            rows = connection.execute(
-                select(SNAPSHOTS.c.snapshot).where(SNAPSHOTS.c.night == night)
-            )
-            return [Snapshot.from_json(row.snapshot) for row in rows]
-
-    def _earlier_acceptances(self, connection: Connection) -> dict[int, list[Acceptance]]:
-        """Night -> what was accepted after it."""
-        results: dict[int, list[Acceptance]] = {}
-        if has_judgements(connection):
-            table = INCIDENT_RECORDS.c
-            query = select(table.night, table.incident, table.accepted_by, table.reason)
-            for row in connection.execute(query.where(table.event == "accepted")):
-                each = Acceptance(row.incident, row.accepted_by, row.reason)
-                results.setdefault(row.night, []).append(each)
-        return results
+            self._models(connection)
+            query = select(SNAPSHOTS.c.snapshot).where(SNAPSHOTS.c.night == night)
+            return [Snapshot.from_json(data) for data in connection.execute(query).scalars()]
 
     def judge(self, last: int, acceptances: Sequence[Acceptance] = ()) -> list[JudgedNights]:
         """Judges the nights up to ``last``, the last of the store, and keeps what is said.
 
         Raises as ``Database.write`` does.
         """
-        with Database(self.address).reading() as connection:
-            check_current(connection, self.address.name)
-            models = self._memories(connection)
-            elsewise = self._kept_elsewise(connection)
-            earlier = self._earlier_acceptances(connection)
+        database = Database(self.address)
+        after: dict[int, list[Acceptance]] = {}
+        with database.reading() as connection:
+            models = self._models(connection)
+            records = select(INCIDENT_RECORDS).where(INCIDENT_RECORDS.c.event == "accepted")
+            for row in connection.execute(records):
+                each = Acceptance(row.incident, row.accepted_by, row.reason)
+                after.setdefault(row.night, []).append(each)
+        after.setdefault(last, []).extend(acceptances)
         since_us = _FIRST_US
         if models:
             night = min(model.night for model in models.values()) + 1
             since_us = night * DAY_US + self.night_start_us
         until_us = (last + 1) * DAY_US + self.night_start_us
-        summaries = summaries_of_store(self.address, since_us, until_us, nights=True)
-        if elsewise and acceptances:
-            raise UsageError(
-                "accept",
-                "with another --threshold or --night-start than the store was judged with",
-                "the same as before",
-            )
-        summaries = single_hosts(in_order(summaries))
-        wrong = wrong_results(summaries, self.night_start_us)
-        all_judged = []
-        for panel in panels_of(summaries, self.night_start_us):
-            kind = kind_of(panel)
-            model = models.get(kind) or FleetModel(self.threshold)
-            every = {**earlier, last: [*earlier.get(last, ()), *acceptances]}
-            judged = judge_panel(panel, model, wrong.get(kind, {}), last, every)
-            if judged.snapshots:
-                all_judged.append(judged)
-        if not elsewise:
-            writer = Database(self.address)
-            writer.write(lambda connection: self._keep(connection, all_judged))
-        return all_judged
+        summaries = in_order(summaries_of_store(self.address, since_us, until_us))
+        judged = judge_summaries(summaries, self.night_start_us, last, after, models)
+        judged = [each for each in judged if each.snapshots]
+        database.write(lambda connection: self._keep(connection, judged))
+        return judged
 
     def _keep(self, connection: Connection, all_judged: Sequence[JudgedNights]) -> None:
-        add_judgements(connection)
         for judged in all_judged:
             first, latest = judged.snapshots[0], judged.snapshots[-1]
             kind = f"{latest.device_name}|{latest.ranks}"
@@ -275,32 +231,20 @@ class StoredJudgement:
             ]
             connection.execute(insert(SNAPSHOTS), rows)
             records = {
-                (each.incident, each.night, each.event): {
-                    "kind": kind,
-                    "incident": each.incident,
-                    "night": each.night,
-                    "event": each.event,
-                    "since": each.since,
-                    "effect": each.effect,
-                    "low": each.low,
-                    "high": each.high,
-                    "accepted_by": each.by,
-                    "reason": each.why,
-                }
+                (each.incident, each.night, each.event): {"kind": kind, **vars(each)}
                 for each in judged.records
             }
             if records:
                 connection.execute(insert(INCIDENT_RECORDS), list(records.values()))
-            if judged.memory is None:
-                continue
-            connection.execute(delete(MEMORY).where(MEMORY.c.kind == kind))
-            values = {
-                "kind": kind,
-                "night": latest.night,
-                "night_start_us": self.night_start_us,
-                "memory": judged.memory,
-            }
-            connection.execute(insert(MEMORY), [values])
+            if judged.memory is not None:
+                connection.execute(delete(MEMORY).where(MEMORY.c.kind == kind))
+                values = {
+                    "kind": kind,
+                    "night": latest.night,
+                    "night_start_us": self.night_start_us,
+                    "memory": judged.memory,
+                }
+                connection.execute(insert(MEMORY), [values])
 
 
 def runs_of_incidents(summaries: series.Summaries, night_start_us: int) -> dict[int, str]:
@@ -310,7 +254,7 @@ def runs_of_incidents(summaries: series.Summaries, night_start_us: int) -> dict[
     if not len(dated):
         return {}
     results: dict[int, str] = {}
-    for judged in judge_summaries(summaries, night_start_us, _THRESHOLD, int(dated.max())):
+    for judged in judge_summaries(summaries, night_start_us, int(dated.max())):
         for each in judged.model.incidents:
             if each.scope != "node" or each.subject not in summaries.nodes:
                 continue

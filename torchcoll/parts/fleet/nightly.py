@@ -5,19 +5,21 @@ which are missing, and which to drain.
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from torchcoll.core.errors import UnreadableError, UnusableError, UsageError
+from torchcoll.core.errors import UnreadableError, UnusableError, UsageError, one_line
 from torchcoll.core.units import counted, plural, shorten
 from torchcoll.parts.fleet import series
 from torchcoll.parts.fleet.address import parse_address
 from torchcoll.parts.fleet.change_text import case_names, slower
 from torchcoll.parts.fleet.fleet_model import FleetModel
-from torchcoll.parts.fleet.incident import SLOW, WRONG, Incident
+from torchcoll.parts.fleet.incident import WRONG, Incident
 from torchcoll.parts.fleet.night_judgements import (
     Acceptance,
     JudgedNights,
@@ -25,14 +27,16 @@ from torchcoll.parts.fleet.night_judgements import (
     judge_summaries,
     single_hosts,
 )
-from torchcoll.parts.fleet.records import FAILED
+from torchcoll.parts.fleet.records import DAY_US, FAILED
 from torchcoll.parts.fleet.snapshot import SlowTonight, Snapshot
-from torchcoll.parts.fleet.sources import store_of, summaries_of, summaries_of_nights
+from torchcoll.parts.fleet.sources import store_of, summaries_of, summaries_of_night
 from torchcoll.stats.power import ACT_ON_ALL
 
 _NAMED = 3
 _NIGHTS_UNTIL_GONE = 30  # a node without a run for longer is taken for retired
 _STALE_S = 2 * 86_400.0  # after the night began: a dead collector is not a healthy fleet
+_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_FIELDS = re.compile(r"\{(node|reason)\}")
 _DRAIN_SHARE, _DRAIN_LEAST = 0.1, 2  # more slow nodes than this have a common cause
 
 
@@ -45,11 +49,11 @@ class NodeFailure:
 
 
 @dataclass(frozen=True)
-class DrainList:
-    """headline: one sentence. nodes: (node, reason) of each node to drain."""
+class Drain:
+    """headline: one sentence. commands: a line of shell per node to drain; they are never run."""
 
     headline: str
-    nodes: tuple[tuple[str, str], ...]
+    commands: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class NightFinding:
         """Open incidents, the most important first."""
         ranks = {"node": 0, "group": 1, "fleet": 2}
         return sorted(
-            (each for snapshot in self.snapshots for each in snapshot.open),
+            (each for snapshot in self.snapshots for each in snapshot.incidents),
             key=lambda each: (each.kind != WRONG, ranks[each.scope], -each.effect),
         )
 
@@ -119,14 +123,12 @@ class NightFinding:
 class NightRequest:
     """What is asked of a night.
 
-    - threshold: smallest slowdown, such as 0.03.
     - night: days since 1970-01-01; None is the last one, which must not be old.
     - last: take the last night, however old it is.
     - expected: names of nodes that should have a run.
     - accept, why: an incident, or a change, that is accepted; and the reason.
     """
 
-    threshold: float
     night_start_us: int
     night: int | None = None
     last: bool = False
@@ -143,7 +145,7 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
     """
     store = store_of(paths)
     night_start_us = request.night_start_us
-    tonight, overview = summaries_of_nights(paths, night_start_us, request.night, 1)
+    tonight, overview = summaries_of_night(paths, night_start_us, request.night)
     overview = overview or series.overview_of(tonight, night_start_us)
     if not overview.nights:
         raise UnusableError("paths", " ".join(paths), "runs with dates and times")
@@ -160,38 +162,68 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
     if request.accept:
         acceptances = [Acceptance(request.accept, os.environ.get("USER", "unknown"), request.why)]
     notes: list[str] = []
-    models: list[FleetModel] = []
     judged: list[JudgedNights] = []
     snapshots: list[Snapshot] = []
-    if store is not None and chosen == latest:
-        stored = StoredJudgement(parse_address(store), night_start_us, request.threshold)
-        judged = stored.judge(chosen, acceptances)
-    elif store is not None:
-        if acceptances:
+    if store is not None:
+        stored = StoredJudgement(parse_address(store), night_start_us)
+        if chosen == latest:
+            judged = stored.judge(chosen, acceptances)
+        elif acceptances:
             raise UsageError("accept", "with an earlier night", "the last night of the store")
-        stored = StoredJudgement(parse_address(store), night_start_us, request.threshold)
-        snapshots = stored.snapshots(chosen)
+        else:
+            snapshots = stored.snapshots(chosen)
     elif acceptances:
         notes.append("accepted for this call only: a store keeps what was accepted")
-    if store is None or (not snapshots and not judged):
-        every = summaries_of(paths)
-        judged = judge_summaries(every, night_start_us, request.threshold, chosen, acceptances)
+    if not snapshots and not judged:
+        after = {chosen: acceptances}
+        judged = judge_summaries(summaries_of(paths), night_start_us, chosen, after)
     if judged:
         snapshots = [each.snapshots[-1] for each in judged if each.snapshots]
-        models = [each.model for each in judged]
-    snapshots = [each for each in snapshots if each.night == chosen]
     records = [each for kind in judged for each in kind.records]
     accepted = [each.incident for each in records if each.event == "accepted"]
     if request.accept and not accepted:
-        names = [each.id for single in judged for each in single.snapshots[-1].open]
+        names = [each.id for snapshot in snapshots for each in snapshot.incidents]
         choices = shorten(names, 5) if names else "no incident is open"
         raise UsageError("accept", request.accept, "an open incident, or a change of one", choices)
-    tonight = tonight.select(series.nights_of(tonight, night_start_us) == chosen)
-    return _finding(tonight, overview, chosen, request, snapshots, notes, accepted, models)
+    alone = tonight.select(series.nights_of(tonight, night_start_us) == chosen)
+    several = len(alone)
+    alone = single_hosts(alone)
+    several -= len(alone)
+    if overview.undated:
+        notes.append(f"{counted(overview.undated, 'run')} left out: no date is recorded")
+    if several:
+        notes.append(
+            f"{counted(several, 'run')} over several hosts left out: they say nothing about a "
+            "single node (torchcoll pairs does)"
+        )
+    present = {alone.nodes[n] for n in np.unique(alone.node).tolist()}
+    lately = {
+        node
+        for node, (first, last) in overview.nodes.items()
+        if first <= chosen <= last + _NIGHTS_UNTIL_GONE
+    }
+    expected = {*request.expected}
+    if expected and (unexpected := sorted(present - expected)):
+        notes.append(f"not in the list of expected nodes: {shorten(unexpected, 5)}")
+    return NightFinding(
+        night=chosen,
+        nights=len([night for night in overview.nights if night <= chosen]),
+        nodes=tuple(sorted(present)),
+        snapshots=tuple(
+            sorted(
+                (each for each in snapshots if each.night == chosen), key=lambda each: -each.nodes
+            )
+        ),
+        failures=tuple(_failures(alone)),
+        missing=tuple(sorted((expected or lately) - present)),
+        notes=tuple(notes),
+        accepted=tuple(accepted),
+        models=tuple(each.model for each in judged),
+    )
 
 
 def _check_age(paths: Sequence[str], latest: int, night_start_us: int) -> None:
-    began_s = (latest * 86_400_000_000 + night_start_us) / 1e6
+    began_s = (latest * DAY_US + night_start_us) / 1e6
     age_s = time.time() - began_s
     if age_s > _STALE_S:
         date = series.format_night(latest)
@@ -203,86 +235,32 @@ def _check_age(paths: Sequence[str], latest: int, night_start_us: int) -> None:
         )
 
 
-def _finding(
-    tonight: series.Summaries,
-    overview: series.RunOverview,
-    chosen: int,
-    request: NightRequest,
-    snapshots: Sequence[Snapshot],
-    notes: list[str],
-    accepted: Sequence[str],
-    models: Sequence[FleetModel],
-) -> NightFinding:
-    if overview.undated:
-        notes.append(f"{counted(overview.undated, 'run')} left out: no date is recorded")
-    if overview.ahead:
-        notes.append(
-            f"clock of {shorten(overview.ahead, 5)}: the runs were received over 5 minutes before "
-            "they began; the time of receipt is used"
-        )
-    alone = single_hosts(tonight)
-    if len(alone) < len(tonight):
-        notes.append(
-            f"{counted(len(tonight) - len(alone), 'run')} over several hosts left out: they say "
-            "nothing about a single node (torchcoll pairs does)"
-        )
-    present = {alone.nodes[n] for n in np.unique(alone.node).tolist()}
-    lately = {
-        node
-        for node, (first, last) in overview.nodes.items()
-        if first <= chosen <= last + _NIGHTS_UNTIL_GONE
-    }
-    missing = sorted(({*request.expected} or lately) - present)
-    if request.expected and (unexpected := sorted(present - {*request.expected})):
-        notes.append(f"not in the list of expected nodes: {shorten(unexpected, 5)}")
-    failures = _failures(alone)
-    return NightFinding(
-        chosen,
-        len([night for night in overview.nights if night <= chosen]),
-        tuple(sorted(present)),
-        tuple(sorted(snapshots, key=lambda each: -each.nodes)),
-        tuple(failures),
-        tuple(missing),
-        tuple(notes),
-        tuple(accepted),
-        tuple(models),
-    )
-
-
 def _failures(tonight: series.Summaries) -> list[NodeFailure]:
     """Failed cases and runs that did not complete."""
-    failures: dict[str, list[str]] = {}
+    cases: dict[str, dict[str, None]] = {}
     names = case_names(tonight.keys)
     for index in np.flatnonzero(tonight.status == series.STATUSES.index(FAILED)).tolist():
         node = tonight.nodes[tonight.node[tonight.run[index]]]
-        failures.setdefault(node, []).append(names[tonight.key[index]])
+        cases.setdefault(node, {})[names[tonight.key[index]]] = None
     failed = series.RUN_STATUSES.index("failed")
-    for index in np.flatnonzero(tonight.run_status == failed).tolist():
-        failures.setdefault(tonight.nodes[tonight.node[index]], [])
-    for index in np.flatnonzero(tonight.run_status > failed).tolist():
+    bad_runs: dict[str, bool] = {}  # whether one did not end
+    for index in np.flatnonzero(tonight.run_status >= failed).tolist():
         node = tonight.nodes[tonight.node[index]]
-        failures.setdefault(node, []).append("the run did not end")
-    return [
-        NodeFailure(node, "; ".join(_texts(list(dict.fromkeys(texts)))))
-        for node, texts in sorted(failures.items())
-    ]
+        bad_runs[node] = bad_runs.get(node, False) or bool(tonight.run_status[index] > failed)
+    failures = []
+    for node in sorted({*cases, *bad_runs}):
+        texts = [f"failed in {shorten(list(cases[node]), _NAMED)}"] if node in cases else []
+        texts += ["the run did not end"] if bad_runs.get(node) else []
+        failures.append(NodeFailure(node, "; ".join(texts) or "the run failed"))
+    return failures
 
 
-def _texts(texts: Sequence[str]) -> list[str]:
-    unended = "the run did not end"
-    cases = [text for text in texts if text != unended]
-    results = [f"failed in {shorten(cases, _NAMED)}"] if cases else []
-    if unended in texts:
-        results.append(unended)
-    return results or ["the run failed"]
-
-
-def drain_list(finding: NightFinding, drained: Collection[str] = ()) -> DrainList:
-    """The nodes with an open incident of their own.
+def drain_of(finding: NightFinding, template: str, drained: Collection[str] = ()) -> Drain:
+    """The commands that drain the nodes with an open incident of their own.
 
     A node with one verified wrong result is always drained. If over 10 % of the nodes are slow, and
-    more than two, the slow ones are not: the cause is then not a node. drained: nodes that are out
-    of service already.
+    more than two, the slow ones are not: the cause is then not a node. template: the command, with
+    ``{node}`` and ``{reason}``. drained: nodes that are out of service already.
     """
     wrong: dict[str, str] = {}
     slow: dict[str, str] = {}
@@ -290,10 +268,9 @@ def drain_list(finding: NightFinding, drained: Collection[str] = ()) -> DrainLis
         if each.kind == WRONG:
             wrong[each.subject] = f"torchcoll: wrong results ({each.id})"
         elif each.scope == "node":
-            since = series.format_night(each.began)
-            change = f"{slower(each.effect)} since {since}"
+            change = f"{slower(each.effect)} since {series.format_night(each.began)}"
             slow.setdefault(each.subject, f"torchcoll: {change} ({each.id})")
-    count = max(len(finding.nodes) + len({*drained} - {*finding.nodes}), 1)
+    count = max(len({*finding.nodes, *drained}), 1)
     most = max(_DRAIN_LEAST, int(_DRAIN_SHARE * count))
     texts = []
     only_slow = {node: reason for node, reason in slow.items() if node not in wrong}
@@ -305,12 +282,27 @@ def drain_list(finding: NightFinding, drained: Collection[str] = ()) -> DrainLis
         )
     else:
         chosen |= only_slow
-    rest = {node: reason for node, reason in sorted(chosen.items()) if node not in drained}
-    texts.insert(0, f"{counted(len(rest), 'node')} to drain")
-    if already := len(chosen) - len(rest):
+    left = sorted(chosen.keys() - {*drained})
+    texts.insert(0, f"{counted(len(left), 'node')} to drain")
+    if already := len(chosen) - len(left):
         texts.append(f"{already} drained already")
-    groups = [each.subject for each in finding.open if each.scope == "group" and each.kind == SLOW]
+    groups = [each.subject for each in finding.open if each.scope == "group"]
     if groups:
         verb = plural(len(groups), "is", "are")
         texts.append(f"{shorten(groups, _NAMED)} {verb} slow as a whole: no node of it is to blame")
-    return DrainList("; ".join(texts), tuple(rest.items()))
+    # Slurm would take n[1-99] and ALL as many nodes, and names come from labels of result files.
+    refused = [n for n in left if not _HOST_NAME.fullmatch(n) or n.upper() == "ALL"]
+    if refused:
+        names = ", ".join(map(one_line, refused))
+        texts[-1] += f"; no command for what is no host name: {names}"
+    commands = tuple(
+        _filled(template, {"node": node, "reason": chosen[node]})
+        for node in left
+        if node not in refused
+    )
+    return Drain("; ".join(texts), commands)
+
+
+def _filled(template: str, values: Mapping[str, str]) -> str:
+    """In one pass: what is filled in is not searched for fields again. Quoted for a shell."""
+    return _FIELDS.sub(lambda field: shlex.quote(values[field[1]]), template)

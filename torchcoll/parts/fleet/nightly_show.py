@@ -5,41 +5,35 @@ commands that drain a node, JUnit.
 from __future__ import annotations
 
 import math
-import re
-import shlex
 import sys
-from dataclasses import dataclass
-from datetime import date, timedelta
+from dataclasses import replace
+from datetime import date
 from typing import Any, TextIO
 
 import numpy as np
 
 from torchcoll.core.answer import CANNOT_TELL, CERTAIN, Answer
 from torchcoll.core.errors import one_line, printable
-from torchcoll.core.units import counted, plural, shorten, shorten_list
-from torchcoll.parts.fleet.change_text import TIME_LEGEND, percent, slower
+from torchcoll.core.units import counted, shorten, shorten_list
+from torchcoll.parts.fleet.change_text import TIME_LEGEND, machine_text, percent, slower
 from torchcoll.parts.fleet.fleet_model import FleetModel
 from torchcoll.parts.fleet.fleet_state import FEWEST_NIGHTS, NIGHTS
 from torchcoll.parts.fleet.incident import WRONG, Incident
-from torchcoll.parts.fleet.nightly import DrainList, NightFinding
+from torchcoll.parts.fleet.nightly import Drain, NightFinding
 from torchcoll.parts.fleet.noise import quiet_median
 from torchcoll.parts.fleet.series import format_night
-from torchcoll.parts.fleet.snapshot import Snapshot
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.junit import JunitTest, junit_document
 
 _NAMED = 3
-_ROWS = 20  # in the table without --all
+_ROWS = 20  # of the table
 _WHY_NIGHTS = 14
-_EPOCH = date(1970, 1, 1)
-_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_FIELDS = re.compile(r"\{(node|reason)\}")
 
 
 def day(night: int) -> str:
     """``31 Oct 2026``."""
-    when = _EPOCH + timedelta(days=int(night))
+    when = date.fromisoformat(format_night(night))
     return f"{when.day} {when.strftime('%b %Y')}"
 
 
@@ -72,9 +66,13 @@ def incident_text(incident: Incident, finding: NightFinding) -> str:
         return f"{one_line(incident.subject)}: wrong results in {where} ({nights}). Drain it"
     what = f"{slower(incident.effect)} in {incident.where} {_since(incident)}"
     if incident.scope == "fleet":
-        nodes = _of_nodes(len(incident.nodes), _nodes_of(incident, finding))
+        nodes, all_nodes = len(incident.nodes), len(finding.nodes)
+        for snapshot in finding.snapshots:
+            all_nodes = snapshot.nodes if incident in snapshot.incidents else all_nodes
+        of = counted(max(nodes, all_nodes), "node")
+        who = f"All {of}" if nodes >= all_nodes else f"{nodes} of {of}"
         again = f"--accept {incident.id}"
-        return f"{nodes}: {what}; {_changed(incident)}. Go back, or accept it ({again})"
+        return f"{who}: {what}; {_changed(incident)}. Go back, or accept it ({again})"
     if incident.scope == "group":
         count = counted(len(incident.nodes), "node")
         who = f"{one_line(incident.subject)} ({count})"
@@ -89,36 +87,17 @@ def incident_text(incident: Incident, finding: NightFinding) -> str:
     elif incident.good_nights:
         facts.append(f"was as usual for {counted(incident.good_nights, 'night')}")
     if incident.openings > 1:
-        facts.append(
-            f"the {_ordinal(incident.openings)} time since {day(incident.levels[0].night)}"
-        )
+        number = incident.openings
+        ordinal = {2: "second", 3: "third"}.get(number, f"{number}th")
+        facts.append(f"the {ordinal} time since {day(incident.levels[0].night)}")
     facts.append(_changed(incident))
     groups = [each for each in finding.open if each.scope == "group"]
     inside = [each.subject for each in groups if incident.subject in each.nodes]
     if inside:
         facts.append(f"besides {one_line(inside[0])}")
-    elif _has_racks(finding):
+    elif any("label=rack" in facts for model in finding.models for facts in model.facts):
         facts.append("its rack is fine")
     return f"{one_line(incident.subject)}: {what}; {'; '.join(facts)}. Drain it"
-
-
-def _has_racks(finding: NightFinding) -> bool:
-    return any("label=rack" in facts for model in finding.models for facts in model.facts)
-
-
-def _ordinal(number: int) -> str:
-    return {2: "second", 3: "third"}.get(number, f"{number}th")
-
-
-def _nodes_of(incident: Incident, finding: NightFinding) -> int:
-    for snapshot in finding.snapshots:
-        if incident in snapshot.incidents:
-            return snapshot.nodes
-    return len(finding.nodes)
-
-
-def _of_nodes(nodes: int, of: int) -> str:
-    return f"All {counted(nodes, 'node')}" if nodes >= of else f"{nodes} of {counted(of, 'node')}"
 
 
 def answer_of(finding: NightFinding) -> Answer:
@@ -154,24 +133,8 @@ def answer_of(finding: NightFinding) -> Answer:
             counts,
             tuple(dict.fromkeys([*worst, *finding.missing])),
         )
-    if not finding.certain:
-        fewest = min((each.nights for each in finding.snapshots), default=0)
-        more = max(FEWEST_NIGHTS - fewest, 0)
-        step = "measure on quieter nodes, or give more time to each case (--max-time)"
-        if more:
-            step = f"collect {counted(more, 'more night')}"
-        return Answer(
-            "a node",
-            "doubt",
-            counts,
-            details=(power_text(finding),),
-            verb="is slow",
-            scope=f"({counted(len(finding.nodes), 'node')}, {counted(finding.nights, 'night')})",
-            certainty=CANNOT_TELL,
-            next_step=step,
-            detectable=_detectable_share(finding),
-        )
-    return Answer(
+    size = finding.detectable
+    answer = Answer(
         "no node",
         "good",
         counts,
@@ -179,12 +142,15 @@ def answer_of(finding: NightFinding) -> Answer:
         verb="is slow",
         scope=f"({counted(len(finding.nodes), 'node')}, {counted(finding.nights, 'night')})",
         certainty=CERTAIN,
-        detectable=_detectable_share(finding),
+        detectable=None if size is None else float(f"{math.expm1(size):.4g}"),
     )
-
-
-def _detectable_share(finding: NightFinding) -> float | None:
-    return None if finding.detectable is None else float(f"{math.expm1(finding.detectable):.4g}")
+    if finding.certain:
+        return answer
+    step = "measure on quieter nodes, or give more time to each case (--max-time)"
+    fewest = min((each.nights for each in finding.snapshots), default=0)
+    if fewest < FEWEST_NIGHTS:
+        step = f"collect {counted(FEWEST_NIGHTS - fewest, 'more night')}"
+    return replace(answer, subject="a node", level="doubt", certainty=CANNOT_TELL, next_step=step)
 
 
 def power_text(finding: NightFinding) -> str:
@@ -202,90 +168,58 @@ def power_text(finding: NightFinding) -> str:
     )
 
 
-_COLUMNS = (
-    "result",
-    "who",
-    "incident",
-    "since",
-    "slower_percent",
-    "low_percent",
-    "high_percent",
-    "where",
-    "changed",
-    "nodes",
-    "reason",
-)
+def _row(result: str, who: str, **values: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {"result": result, "who": who, "incident": None, "since": None}
+    row |= dict.fromkeys(("slower_percent", "low_percent", "high_percent", "where", "changed"))
+    return row | {"nodes": None, "reason": None} | values
 
 
 def night_rows(finding: NightFinding) -> list[dict[str, Any]]:
     """One object for each incident, failure, slow and missing node."""
-    empty = dict.fromkeys(_COLUMNS)
     rows: list[dict[str, Any]] = []
     for each in finding.open:
-        row = {**empty, "incident": each.id, "who": each.subject or "fleet", "where": each.where}
+        about = {"incident": each.id, "where": each.where}
+        who = each.subject or "fleet"
         if each.kind == WRONG:
-            rows.append(row | {"result": "wrong", "since": format_night(each.began)})
+            rows.append(_row("wrong", who, since=format_night(each.began), **about))
             continue
         rows.append(
-            row
-            | {
-                "result": {"node": "slow", "group": "slow group"}.get(each.scope, "slow fleet"),
-                "since": format_night(each.since),
-                "slower_percent": round(100 * math.expm1(each.effect), 3),
-                "low_percent": round(100 * math.expm1(each.low), 3),
-                "high_percent": round(100 * math.expm1(each.high), 3),
-                "changed": list(each.changed),
-                "nodes": list(each.nodes),
-            }
+            _row(
+                "slow" if each.scope == "node" else f"slow {each.scope}",
+                who,
+                since=format_night(each.since),
+                slower_percent=_percent(each.effect),
+                low_percent=_percent(each.low),
+                high_percent=_percent(each.high),
+                changed=list(each.changed),
+                nodes=list(each.nodes),
+                **about,
+            )
         )
+    rows += [_row("failed", each.node, reason=each.text) for each in finding.failures]
     rows += [
-        {**empty, "result": "failed", "who": each.node, "reason": each.text}
-        for each in finding.failures
-    ]
-    rows += [
-        {
-            **empty,
-            "result": "slow tonight",
-            "who": each.node,
-            "since": finding.date,
-            "slower_percent": round(100 * math.expm1(each.effect), 3),
-            "where": each.where,
-        }
+        _row(
+            "slow tonight",
+            each.node,
+            since=finding.date,
+            slower_percent=_percent(each.effect),
+            where=each.where,
+        )
         for each in finding.tonight
     ]
-    rows += [{**empty, "result": "missing", "who": node} for node in finding.missing]
-    return rows
+    return rows + [_row("missing", node) for node in finding.missing]
 
 
-def ended_rows(finding: NightFinding) -> list[dict[str, Any]]:
-    """One object for each incident that was over in the 30 nights before."""
-    return [
-        {
-            **dict.fromkeys(_COLUMNS),
-            "result": "over" if each.state == "closed" else each.state,
-            "who": each.subject or "fleet",
-            "incident": each.id,
-            "since": format_night(each.began if each.kind != WRONG else each.since),
-            "where": each.where,
-            "reason": "" if each.ended is None else f"until {format_night(each.ended)}",
-        }
-        for snapshot in finding.snapshots
-        for each in snapshot.incidents
-        if not each.is_open
-    ]
+def _percent(effect: float) -> float:
+    return round(100 * math.expm1(effect), 3)
 
 
-def night_grid(finding: NightFinding, whole: bool) -> Grid:
-    """What is wrong; with ``whole`` also what is over."""
+def night_grid(finding: NightFinding) -> Grid:
+    """What is wrong."""
     rows = night_rows(finding)
-    if whole:
-        rows += ended_rows(finding)
-    shown = rows if whole else rows[:_ROWS]
     cells = []
-    for row in shown:
-        size = "-"
-        if row["slower_percent"] is not None:
-            size = f"{row['slower_percent']:+.1f} %"
+    for row in rows[:_ROWS]:
+        size = "-" if row["slower_percent"] is None else f"{row['slower_percent']:+.1f} %"
         interval = "-"
         if row["low_percent"] is not None:
             interval = f"{row['low_percent']:.1f} to {row['high_percent']:.1f} %"
@@ -301,17 +235,20 @@ def night_grid(finding: NightFinding, whole: bool) -> Grid:
                 row["incident"] or "-",
             ]
         )
-    kinds = [_kind_text(each) for each in finding.snapshots]
+    kinds = [
+        f"{machine_text(each.device_name, each.ranks)}: {counted(each.nodes, 'node')}, "
+        f"{counted(each.cases, 'case')}"
+        for each in finding.snapshots
+    ]
     above = [f"night of {finding.date} (UTC), one of {finding.nights}; {'; '.join(kinds)}"]
     below = list(finding.notes)
     if finding.accepted:
         below.insert(0, f"accepted: {', '.join(map(one_line, finding.accepted))}")
-    if len(shown) < len(rows):
-        left = len(rows) - len(shown)
-        below.append(f"{left} more {plural(left, 'row')}: --all")
+    if len(rows) > _ROWS:
+        below.append(f"{counted(len(rows) - _ROWS, 'more row')}: --format json")
     if finding.bad:
         below.append(power_text(finding))
-    if any(row["slower_percent"] is not None for row in shown):
+    if any(row["slower_percent"] is not None for row in rows):
         below.append(TIME_LEGEND)
     heads = [
         Head("who", left=True, repeat=True),
@@ -326,22 +263,14 @@ def night_grid(finding: NightFinding, whole: bool) -> Grid:
     return Grid(heads, cells, above=above, below=below, answer=answer_of(finding))
 
 
-def _kind_text(snapshot: Snapshot) -> str:
-    device = one_line(snapshot.device_name) or "device not recorded"
-    return (
-        f"{device}, {counted(snapshot.ranks, 'rank')}: {counted(snapshot.nodes, 'node')}, "
-        f"{counted(snapshot.cases, 'case')}"
-    )
-
-
 def why_grids(finding: NightFinding) -> list[Grid]:
     """The last nights of each incident of a node, and of its peers."""
-    grids = []
-    for model in finding.models:
-        for incident in model.incidents:
-            if incident.is_open and incident.kind != WRONG and incident.scope != "fleet":
-                grids.append(_why_grid(model, incident))
-    return grids
+    return [
+        _why_grid(model, incident)
+        for model in finding.models
+        for incident in model.incidents
+        if incident.is_open and incident.kind != WRONG and incident.scope != "fleet"
+    ]
 
 
 def _why_grid(model: FleetModel, incident: Incident) -> Grid:
@@ -355,18 +284,14 @@ def _why_grid(model: FleetModel, incident: Incident) -> Grid:
     for index in range(NIGHTS - _WHY_NIGHTS, NIGHTS):
         peers = over[index, ~members]
         peers = peers[np.isfinite(peers)]
-        cells.append(
-            [
-                format_night(model.night - (NIGHTS - 1 - index)),
-                "no run"
-                if np.isnan(median[index])
-                else f"{100 * math.expm1(median[index]):+.1f} %",
-                "-"
-                if not len(peers)
-                else f"{100 * math.expm1(np.quantile(peers, 0.05)):+.1f} to "
-                f"{100 * math.expm1(np.quantile(peers, 0.95)):+.1f} %",
-            ]
-        )
+        change = "no run"
+        if np.isfinite(median[index]):
+            change = f"{_percent(median[index]):+.1f} %"
+        of_peers = "-"
+        if len(peers):
+            low, high = (_percent(np.quantile(peers, share)) for share in (0.05, 0.95))
+            of_peers = f"{low:+.1f} to {high:+.1f} %"
+        cells.append([format_night(model.night - (NIGHTS - 1 - index)), change, of_peers])
     who = one_line(incident.subject)
     above = [
         f"{who} in {incident.where}: change of the time from the usual of each node, without "
@@ -376,48 +301,15 @@ def _why_grid(model: FleetModel, incident: Incident) -> Grid:
     return Grid(heads, cells, above=above)
 
 
-@dataclass(frozen=True)
-class DrainCommands:
-    """headline: one sentence. commands: a line of shell per node to drain; they are never run."""
-
-    headline: str
-    commands: tuple[str, ...]
-
-    @classmethod
-    def fill(cls, template: str, drains: DrainList) -> DrainCommands:
-        """The command for each node, with ``{node}`` and ``{reason}`` quoted for a shell.
-
-        A node whose name is no host name gets none: Slurm would take ``n[1-99]`` and ``ALL`` as
-        many nodes, and names come from labels of result files.
-        """
-        commands = []
-        refused = []
-        for node, reason in drains.nodes:
-            if not _HOST_NAME.fullmatch(node) or node.upper() == "ALL":
-                refused.append(node)
-                continue
-            # One pass: what is filled in is not searched for fields again.
-            parts = _FIELDS.split(template)
-            values = {"node": shlex.quote(node), "reason": shlex.quote(reason)}
-            parts[1::2] = [values[field] for field in parts[1::2]]
-            commands.append("".join(parts))
-        headline = drains.headline
-        if refused:
-            names = ", ".join(map(one_line, refused))
-            headline += f"; no command for what is no host name: {names}"
-        return cls(headline, tuple(commands))
-
-
 def show_night(
     finding: NightFinding,
     format: str,
-    whole: bool = False,
     why: bool = False,
-    drain: DrainCommands | None = None,
+    drain: Drain | None = None,
     file: TextIO | None = None,
 ) -> None:
-    """Prints the finding as table, markdown, csv, json or as one line. Raises UsageError for
-    another format.
+    """Prints the finding as table, markdown, csv, json or as one line, and below it the commands
+    of ``drain``; with csv these go to stderr. Raises UsageError for another format.
     """
     if format == "line":
         print(line_of(finding), file=file)
@@ -428,12 +320,14 @@ def show_night(
         "nodes": list(finding.nodes),
         "notes": list(finding.notes),
         "rows": night_rows(finding),
-        "over": ended_rows(finding),
     }
     if drain is not None:
         document["drain"] = {"headline": drain.headline, "commands": list(drain.commands)}
-    grids = [*(why_grids(finding) if why else ()), night_grid(finding, whole)]
+    grids = [*(why_grids(finding) if why else ()), night_grid(finding)]
     print_results([Forms(grids, document)], format, file)
+    if drain is not None and format != "json":
+        out = sys.stderr if format == "csv" else file
+        print(*(drain.headline, *drain.commands), sep="\n", file=out)
 
 
 def line_of(finding: NightFinding) -> str:
@@ -441,24 +335,6 @@ def line_of(finding: NightFinding) -> str:
     answer = answer_of(finding)
     verdict = {"good": "OK", "doubt": "CANNOT TELL", "bad": "BAD"}[answer.level]
     return printable(f"torchcoll nightly {finding.date}: {verdict}: {one_line(answer.headline)}")
-
-
-def print_drain(drain: DrainCommands, format: str) -> None:
-    """Prints the commands below the finding; with csv on stderr, so that stdout stays csv.
-
-    JSON has them already.
-    """
-    if format == "json":
-        return
-    lines = [*drain.commands]
-    if format == "markdown" and lines:
-        lines = ["", "```bash", *lines, "```"]
-    out = sys.stderr if format == "csv" else sys.stdout
-    if format == "markdown":
-        print(file=out)
-    print(drain.headline, file=out)
-    for line in lines:
-        print(line, file=out)
 
 
 def night_junit(finding: NightFinding) -> str:
@@ -471,12 +347,9 @@ def night_junit(finding: NightFinding) -> str:
         text = row["reason"] or (f"{change:+.1f} % in {row['where']}" if change is not None else "")
         text = text or row["where"] or "no run"
         messages.setdefault(row["who"], []).append(f"{row['result']}: {text}")
-    skipped = ("", "") if finding.certain else ("skipped", power_text(finding))
-    names = dict.fromkeys([*finding.nodes, *finding.missing, *messages])
+    healthy = ("", "") if finding.certain else ("skipped", power_text(finding))
     tests = []
-    for name in names:
-        results = messages.get(name)
-        tests.append(
-            JunitTest(name, "failure", "; ".join(results)) if results else JunitTest(name, *skipped)
-        )
+    for name in dict.fromkeys([*finding.nodes, *finding.missing, *messages]):
+        failure = ("failure", "; ".join(messages.get(name, ())))
+        tests.append(JunitTest(name, *(failure if name in messages else healthy)))
     return junit_document([(f"torchcoll nightly {finding.date}", tests)], "torchcoll.nightly")

@@ -164,6 +164,14 @@ class SeriesNoise:
             variance_factors(correlation, 64),
         )
 
+    def sum_variances(self, counts: Ints, reference_nights: npt.NDArray[Any]) -> Floats:
+        """Variances of sums of standardised deviations of so many nights [T, N] from references
+        that are means of so many nights [N].
+        """
+        references = np.maximum(reference_nights, 1)
+        of_reference = self.factors[np.minimum(references, len(self.factors) - 1)] / references
+        return np.asarray(counts * self.factors[counts] + counts**2 * of_reference)
+
     def limits(self, error: float) -> Floats:
         """What the evidence exceeds with this probability if nothing changed [N, S]."""
         return np.asarray(special.stdtrit(self.degrees, 1 - error), dtype=np.float64)
@@ -204,8 +212,11 @@ def evidence(
     values [T, N, S]: deviations from the reference, the last is tonight. reference_nights [N]: how
     many nights the reference is the mean of. reach [N]: how many nights back a window may begin.
     """
-    z, counts = windows(values, noise, limits, reference_nights, reach)
-    return _evidence_of(z, counts, noise, reference_nights)
+    sums, counts = windows(values, noise, limits, reference_nights, reach)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = sums / np.sqrt(noise.sum_variances(counts, reference_nights))[:, :, None]
+    found = np.where((counts >= 2)[:, :, None], found, 0.0)
+    return StepEvidence(found.max(axis=0), found.min(axis=0))
 
 
 def windows(
@@ -218,10 +229,9 @@ def windows(
     """Sums of clipped standardised deviations over the last 1, 2, ... nights [T, N, S], and the
     number of nights with values [T, N].
     """
-    references = np.maximum(reference_nights, 1)
-    of_reference = noise.factors[np.minimum(references, len(noise.factors) - 1)] / references
     # Three nights at the clip exceed the limit.
-    clip = 1.02 * limits * np.sqrt(3 * noise.factors[3] + 9 * of_reference)[:, None] / 3
+    of_three = noise.sum_variances(np.full_like(reference_nights, 3), reference_nights)
+    clip = 1.02 * limits * np.sqrt(of_three)[:, None] / 3
     latest = values[::-1]
     allowed = np.arange(len(latest))[:, None] < reach[None, :]
     present = np.isfinite(latest[:, :, 0]) & allowed
@@ -229,18 +239,6 @@ def windows(
         z = np.clip(latest / noise.scale, -clip, clip)
     z = np.where(present[:, :, None], np.nan_to_num(z), 0.0)
     return np.cumsum(z, axis=0), np.cumsum(present, axis=0)
-
-
-def _evidence_of(
-    sums: Floats, counts: Ints, noise: SeriesNoise, reference_nights: npt.NDArray[Any]
-) -> StepEvidence:
-    references = np.maximum(reference_nights, 1)
-    of_reference = noise.factors[np.minimum(references, len(noise.factors) - 1)] / references
-    variance = counts * noise.factors[counts] + counts**2 * of_reference
-    with np.errstate(invalid="ignore", divide="ignore"):
-        values = sums / np.sqrt(variance)[:, :, None]
-    values = np.where((counts >= 2)[:, :, None], values, 0.0)
-    return StepEvidence(values.max(axis=0), values.min(axis=0))
 
 
 def night_of_step(values: Floats, size: float) -> int:

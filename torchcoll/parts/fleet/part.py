@@ -9,15 +9,12 @@ PART = Part(
             "find which nodes are slow or wrong, since when, and what to do",
             "many nodes",
         ),
-        "baseline": Listed(
-            "write the usual times of good runs, for check --baseline", "many nodes", "command"
-        ),
         "collect": Listed("keep results in a store, for nightly", "many nodes"),
     },
+    options={"check": "command:learn_options"},
     extends={
-        "check": "check_good_runs:baseline_in_rules",
-        "convert": "command:convert_store",
+        "check": "command:run_learn",
     },
     sections={"nights": "nights_page:add_nights"},
-    answers={"recognises": "address:is_store", "baseline": "check_good_runs:good_runs"},
+    answers={"recognises": "address:is_store", "baseline": "command:good_runs_of"},
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torchcoll.core.run_facts import host_names, node_of
 from torchcoll.core.skipping import may_skip, skip
 from torchcoll.core.stdin import is_stdin
 from torchcoll.core.summary import Row, libraries_of, summarise
+from torchcoll.core.units import shorten
 from torchcoll.reading.inputs import (
     Inside,
     expand,
@@ -30,6 +31,8 @@ from torchcoll.reading.inputs import (
 )
 from torchcoll.stats.sides import known_of, start_of
 
+DAY_US = 86_400_000_000
+CLOCK_OFF_US = 300_000_000  # 5 minutes: more than any transfer is early
 OK, WRONG, FAILED, SKIPPED = "ok", "wrong", "failed", "skipped"
 # Facts that name the run itself: they differ from run to run and cannot explain a difference.
 _OF_ONE_RUN = {"hosts", "label=node", "label=run", "label=cell", "label=round", "label=date"}
@@ -98,6 +101,11 @@ class CaseSummary:
     algbw_gbps: float | None = None
     busbw_gbps: float | None = None
     verified: str = "unchecked"
+
+
+_OF_ROW = [
+    each.name for each in fields(CaseSummary) if each.name not in ("key", "status", "time_ns")
+]
 
 
 @dataclass(frozen=True)
@@ -173,22 +181,12 @@ def summarise_run(
 
 def _summarise_case(result: Any, library: str | None) -> CaseSummary:
     row = summarise(result, library=library)
-    unusable = {"ok": OK, "wrong": WRONG, "unsupported": SKIPPED, "skipped": SKIPPED}
+    statuses = {"ok": OK, "wrong": WRONG, "unsupported": SKIPPED, "skipped": SKIPPED}
     return CaseSummary(
         key=CaseKey.of(result, row),
-        status=unusable.get(row.outcome, FAILED),
-        reason=row.reason,
-        size_bytes=row.size_bytes,
+        status=statuses.get(row.outcome, FAILED),
         time_ns=row.median_ns,
-        low_ns=row.low_ns,
-        high_ns=row.high_ns,
-        p99_ns=row.p99_ns,
-        first_call_ns=row.first_call_ns,
-        second_call_ns=row.second_call_ns,
-        calls=row.calls,
-        algbw_gbps=row.algbw_gbps,
-        busbw_gbps=row.busbw_gbps,
-        verified=row.verified,
+        **{name: getattr(row, name) for name in _OF_ROW},
     )
 
 
@@ -231,7 +229,6 @@ def runs_with_paths(arguments: Iterable[str]) -> Iterator[tuple[Run, str]]:
         if errors and len(errors) == len(files):
             raise next(iter(errors.values()))
         if errors:
-            names = ", ".join(list(errors)[:_NAMED])
-            rest = f" and {len(errors) - _NAMED} more" if len(errors) > _NAMED else ""
-            tell(f"torchcoll: note: skipped files that could not be read as results: {names}{rest}")
+            names = shorten(list(errors), _NAMED)
+            tell(f"torchcoll: note: skipped files that could not be read as results: {names}")
     skip(refused, number > 0)

@@ -4,9 +4,10 @@ night a run belongs, by UTC.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from typing import Any
 
@@ -15,6 +16,8 @@ import numpy.typing as npt
 
 from torchcoll.core.errors import UsageError
 from torchcoll.parts.fleet.records import (
+    CLOCK_OFF_US,
+    DAY_US,
     FAILED,
     OK,
     SKIPPED,
@@ -69,20 +72,14 @@ class Summaries:
         new_index = np.full(len(self), -1, dtype=np.int32)
         new_index[indexes] = np.arange(len(indexes), dtype=np.int32)
         kept = new_index[self.run] >= 0
+        of_runs = ("node", "environment", "stratum", "start_us", "received_us", "run_status")
         return replace(
             self,
             run_ids=[self.run_ids[i] for i in indexes.tolist()],
             paths=[self.paths[i] for i in indexes.tolist()],
-            node=self.node[indexes],
-            environment=self.environment[indexes],
-            stratum=self.stratum[indexes],
-            start_us=self.start_us[indexes],
-            received_us=self.received_us[indexes],
-            run_status=self.run_status[indexes],
             run=new_index[self.run[kept]],
-            key=self.key[kept],
-            time_ns=self.time_ns[kept],
-            status=self.status[kept],
+            **{name: getattr(self, name)[indexes] for name in of_runs},
+            **{name: getattr(self, name)[kept] for name in ("key", "time_ns", "status")},
         )
 
 
@@ -91,14 +88,12 @@ class RunOverview:
     """What all runs of an input say together, where only some of them are read.
 
     nights: those that have a run, ascending, in days since 1970-01-01. nodes: first and last night
-    of each by its name, without runs over several hosts. undated: how many runs have no time at
-    all. ahead: the nodes whose clock was over 5 minutes ahead of the receipt.
+    of each by its name, without runs over several hosts. undated: how many runs have no time.
     """
 
     nights: tuple[int, ...]
     nodes: Mapping[str, tuple[int, int]]
     undated: int
-    ahead: tuple[str, ...]
 
 
 class Interned:
@@ -115,82 +110,68 @@ class Interned:
         return index
 
 
-@dataclass
 class SummariesBuilder:
-    """Collects summaries run by run; ``build`` returns them as columns.
+    """Collects summaries run by run; ``build`` returns them as columns."""
 
-    A run that was added before (same run_id) is skipped and counted in ``doubled``.
-    """
-
-    doubled: int = 0
-    _run_ids: dict[str, str] = field(default_factory=dict)
-    _nodes: Interned = field(default_factory=Interned)
-    _environments: Interned = field(default_factory=Interned)
-    _strata: Interned = field(default_factory=Interned)
-    _keys: Interned = field(default_factory=Interned)
-    _run_columns: tuple[array[Any], ...] = field(
-        default_factory=lambda: tuple(array("q") for _ in range(6))
-    )
-    _case_columns: tuple[array[Any], ...] = field(
-        default_factory=lambda: (array("q"), array("q"), array("d"), array("b"))
-    )
+    def __init__(self) -> None:
+        self.paths: dict[str, str] = {}
+        self.nodes, self.environments, self.strata, self.keys = (Interned() for _ in range(4))
+        self._run_columns = tuple(array("q") for _ in range(6))
+        self._case_columns = (array("q"), array("q"), array("d"), array("b"))
 
     def add(self, run: RunSummary, cases: Iterable[CaseSummary]) -> None:
-        if run.run_id in self._run_ids:
-            self.doubled += 1
+        """A run that was added before (same run_id) is skipped."""
+        if run.run_id in self.paths:
             return
-        index = len(self._run_ids)
-        self._run_ids[run.run_id] = run.path
+        facts = self.environments.number(tuple(sorted(run.facts.items())), dict(run.facts))
+        index = self.add_run(run, facts)
+        for case in cases:
+            self.add_case(index, self.keys.number(case.key), case.status, case.time_ns)
+
+    def add_run(self, run: Any, environment: int) -> int:
+        """Returns the index of the run. run: a RunSummary, or a row of the runs of a store.
+        environment: a number of ``environments``.
+        """
+        self.paths[run.run_id] = run.path
         values = (
-            self._nodes.number(run.node),
-            self._environments.number(tuple(sorted(run.facts.items())), dict(run.facts)),
-            self._strata.number((run.device_name, run.ranks)),
+            self.nodes.number(run.node),
+            environment,
+            self.strata.number((run.device_name, run.ranks)),
             UNKNOWN_START if run.start_us is None else run.start_us,
             UNKNOWN_START if run.received_us is None else run.received_us,
             RUN_STATUSES.index(run.status if run.status in RUN_STATUSES else "failed"),
         )
         for column, value in zip(self._run_columns, values, strict=True):
             column.append(value)
-        for case in cases:
-            usable = case.status == OK and case.time_ns is not None and case.time_ns > 0
-            figures = (
-                index,
-                self._keys.number(case.key),
-                case.time_ns if usable else float("nan"),
-                STATUSES.index(case.status),
-            )
-            for column, figure in zip(self._case_columns, figures, strict=True):
-                column.append(figure)
+        return len(self.paths) - 1
+
+    def add_case(self, run: int, key: int, status: str, time_ns: float | None) -> None:
+        """run: index of the run. key: a number of ``keys``."""
+        runs, keys, times, statuses = self._case_columns
+        runs.append(run)
+        keys.append(key)
+        times.append(time_ns if status == OK and time_ns is not None and time_ns > 0 else math.nan)
+        statuses.append(STATUSES.index(status))
 
     def build(self) -> Summaries:
-        node, environment, stratum, start, received, status = (
-            np.array(column, dtype=np.int64) for column in self._run_columns
+        run_types = (np.int32, np.int32, np.int32, np.int64, np.int64, np.int8)
+        case_types = (np.int32, np.int32, np.float64, np.int8)
+        columns = zip(
+            (*self._run_columns, *self._case_columns), (*run_types, *case_types), strict=True
         )
-        run, key, time_ns, case_status = self._case_columns
         return Summaries(
-            list(self._run_ids),
-            list(self._run_ids.values()),
-            self._nodes.values,
-            self._environments.values,
-            self._strata.values,
-            self._keys.values,
-            node.astype(np.int32),
-            environment.astype(np.int32),
-            stratum.astype(np.int32),
-            start,
-            received,
-            status.astype(np.int8),
-            np.array(run, dtype=np.int32),
-            np.array(key, dtype=np.int32),
-            np.array(time_ns, dtype=np.float64),
-            np.array(case_status, dtype=np.int8),
+            list(self.paths),
+            list(self.paths.values()),
+            self.nodes.values,
+            self.environments.values,
+            self.strata.values,
+            self.keys.values,
+            *(np.array(column, dtype=kind) for column, kind in columns),
         )
 
 
 Ints = npt.NDArray[np.int64]
 NO_NIGHT = np.iinfo(np.int64).min  # neither start nor receipt of the run is known
-_DAY_US = 86_400_000_000
-_CLOCK_OFF_US = 300_000_000  # 5 minutes: more than any transfer is early
 _EPOCH = date(1970, 1, 1)
 
 
@@ -220,45 +201,29 @@ def format_night(night: int) -> str:
     return (_EPOCH + timedelta(days=int(night))).isoformat()
 
 
-def ahead_of_receipt(summaries: Summaries) -> npt.NDArray[np.bool_]:
-    """Runs [R] that were received over 5 minutes before they began: the clock of their host is
-    wrong. A clock that is behind cannot be told from a run that was collected late.
-    """
-    both_times = (summaries.start_us != UNKNOWN_START) & (summaries.received_us != UNKNOWN_START)
-    ahead: npt.NDArray[np.bool_] = summaries.start_us > summaries.received_us + _CLOCK_OFF_US
-    ahead &= both_times
-    return ahead
-
-
 def nights_of(summaries: Summaries, night_start_us: int) -> Ints:
     """The night of each run [R], in days since 1970-01-01.
 
-    A run whose start is not recorded, or cannot be right, is of the night in which it was received.
+    A run whose start is not recorded, or over 5 minutes later than its receipt because the clock of
+    its host is wrong, is of the night in which it was received.
     """
-    unknown = (summaries.start_us == UNKNOWN_START) | ahead_of_receipt(summaries)
-    when = np.where(unknown, summaries.received_us, summaries.start_us)
-    night = (when - night_start_us) // _DAY_US
-    return np.where(when == UNKNOWN_START, NO_NIGHT, night)
+    start, received = summaries.start_us, summaries.received_us
+    ahead = (received != UNKNOWN_START) & (start > received + CLOCK_OFF_US)
+    when = np.where((start == UNKNOWN_START) | ahead, received, start)
+    return np.where(when == UNKNOWN_START, NO_NIGHT, (when - night_start_us) // DAY_US)
 
 
 def overview_of(summaries: Summaries, night_start_us: int) -> RunOverview:
     """As ``run_overview`` of a store."""
     nights = nights_of(summaries, night_start_us)
-    names = summaries.nodes
     dated = nights != NO_NIGHT
-    nodes, node = np.unique(summaries.node[dated], return_inverse=True)
-    first = np.full(len(nodes), np.iinfo(nights.dtype).max)
-    last = np.full(len(nodes), np.iinfo(nights.dtype).min)
-    np.minimum.at(first, node, nights[dated])
-    np.maximum.at(last, node, nights[dated])
-    of_nodes = {
-        names[number]: (int(first[i]), int(last[i]))
-        for i, number in enumerate(nodes.tolist())
-        if names[number]
-    }
+    nights, node = nights[dated], summaries.node[dated]
     return RunOverview(
-        tuple(np.unique(nights[nights != NO_NIGHT]).tolist()),
-        of_nodes,
-        int((nights == NO_NIGHT).sum()),
-        tuple(sorted({names[node] for node in summaries.node[ahead_of_receipt(summaries)]})),
+        tuple(np.unique(nights).tolist()),
+        {
+            name: (int(of_node.min()), int(of_node.max()))
+            for number, name in enumerate(summaries.nodes)
+            if name and len(of_node := nights[node == number])
+        },
+        int((~dated).sum()),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -24,8 +23,6 @@ from torchcoll.stats.distributions import normal_quantile, t_quantile
 
 _ERROR = 0.01  # probability that a healthy night has a node that is slow tonight
 _TAILS = 4.0  # degrees of freedom of a single night: it may be far out
-_KEPT = 30  # nights after which an incident that is over is not shown any more
-_MOST_BYTES = 1 << 30
 _ARRAYS = (
     "times",
     "known",
@@ -55,7 +52,7 @@ class SlowTonight:
 class Snapshot:
     """What was said of the nodes of one device model and number of ranks after one night.
 
-    - incidents: those that are open, and those that were over in the 30 nights before.
+    - incidents: those that are open.
     - tonight: nodes that are slow in this night alone.
     - nodes: how many nodes had a run.
     - has_usual: how many nodes have usual times.
@@ -89,23 +86,14 @@ class Snapshot:
         values["tonight"] = tuple(SlowTonight(**each) for each in data["tonight"])
         return cls(**values)
 
-    @property
-    def open(self) -> tuple[Incident, ...]:
-        return tuple(each for each in self.incidents if each.is_open)
-
 
 def snapshot_of(model: FleetModel, device_name: str, ranks: int, nights: int) -> Snapshot:
     present = np.isfinite(model.times[-1]).any(axis=1)
-    shown = [
-        each
-        for each in model.incidents
-        if each.is_open or (each.ended is not None and model.night - each.ended <= _KEPT)
-    ]
     return Snapshot(
         device_name,
         ranks,
         model.night,
-        tuple(shown),
+        tuple(each for each in model.incidents if each.is_open),
         tuple(slow_tonight(model)),
         int(present.sum()),
         int((present & (model.baseline.nights > 0)).sum()),
@@ -178,14 +166,6 @@ def slow_tonight(model: FleetModel) -> list[SlowTonight]:
 
 def pack(model: FleetModel) -> bytes:
     """The memory of the model, for a store."""
-    facts: list[dict[str, str]] = []
-    number: dict[int, int] = {}
-    of_node = []
-    for each in model.facts:
-        if id(each) not in number:
-            number[id(each)] = len(facts)
-            facts.append(dict(each))
-        of_node.append(number[id(each)])
     about = {
         "night": model.night,
         "least": model.least,
@@ -193,8 +173,7 @@ def pack(model: FleetModel) -> bytes:
         "nights": model.nights,
         "names": model.names,
         "keys": [key.to_json() for key in model.keys],
-        "facts": facts,
-        "facts_of_node": of_node,
+        "facts": [dict(each) for each in model.facts],
         "changes": [asdict(each) for each in model.changes],
         "incidents": [each.to_json() for each in model.incidents],
     }
@@ -209,24 +188,18 @@ def pack(model: FleetModel) -> bytes:
 
 def unpack(data: bytes) -> FleetModel:
     """The model of ``pack``. Raises ValueError, KeyError or TypeError for what cannot be one."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        if sum(each.file_size for each in archive.infolist()) > _MOST_BYTES:
-            raise ValueError("the memory of the model is too large")
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         about = json.loads(arrays["about"].tobytes())
         model = FleetModel(0.0)
         model.grow(about["names"], [CaseKey.from_json(key) for key in about["keys"]])
         for name in _ARRAYS:
-            values = arrays[name]
-            if values.shape != getattr(model, name).shape:
-                raise ValueError(f"{name} of another size")
-            setattr(model, name, values.astype(getattr(model, name).dtype))
+            getattr(model, name)[:] = arrays[name]
         for prefix, held in (("node", model.baseline), ("fleet", model.fleet_baseline)):
             for name, values in vars(held).items():
                 values[:] = arrays[f"{prefix}_{name}"]
     model.least, model.night = float(about["least"]), int(about["night"])
     model.fleet_free_from, model.nights = int(about["fleet_free_from"]), int(about["nights"])
-    model.facts = [about["facts"][number] for number in about["facts_of_node"]]
+    model.facts = about["facts"]
     model.changes = [FactChange(**each) for each in about["changes"]]
     model.incidents = [Incident.from_json(each) for each in about["incidents"]]
     if model.baseline.nights.any():

@@ -1,14 +1,18 @@
-"""Lines of Slurm, Kubernetes, the Linux kernel and launchers of MPI in a log."""
+"""Lines of Slurm, Kubernetes and the Linux kernel in a log."""
 
 from __future__ import annotations
 
 import re
 import signal
 
-from torchcoll.parts.postmortem.evidence import JobEvent
-from torchcoll.parts.postmortem.log_lines import Handler, Line, LogScan, iso_ns, ranks_in
-
-_ANY = re.compile("")
+from torchcoll.parts.postmortem.log_lines import (
+    Handler,
+    Line,
+    LogScan,
+    adds,
+    ranks_in,
+    time_ns,
+)
 
 # Slurm. Texts of src/slurmd/slurmstepd, src/srun and src/api/step_launch.c.
 
@@ -34,35 +38,33 @@ _TASK_SIGNALS = {
     "Hangup": signal.SIGHUP,
 }
 _OOM_STEP = re.compile(
-    r"Detected (\d{1,6}) oom[-_]kill event(?:s|\(s\))? in (?:StepId=|step )(\d{1,12})"
+    r"Detected \d{1,6} oom[-_]kill event(?:s|\(s\))? in (?:StepId=|step )(?P<slurm>\d{1,12})"
 )
 _STEP_ENDS = re.compile(
     r"srun: (?:Job step aborted|Terminating (?:job step|StepId)|Force Terminated|"
     r"launch/slurm: _step_signal: Terminating|First task exited)"
 )
 _NODE_FAILURE = re.compile(
-    r"srun: error: Node failure on (\S{1,100})|[Nn]ode (\S{1,100}) (?:not responding|has failed)|"
-    r"error: Nodes? (\S{1,100}) not responding"
+    r"(?:srun: error: Node failure on |error: Nodes? |[Nn]ode )(?P<node>\S{1,100}?)[,.]?"
+    r"(?: not responding| has failed|$)"
 )
-# With blanks or, of sacct -p, bars between the columns.
-_SACCT = re.compile(
-    r"^\s*(\d{1,12})(?:_\d+)?(?:\.\w{1,10}\+?)?[\s|].{0,200}?[\s|]"
-    r"(OUT_OF_ME\w*\+?|TIMEOUT|NODE_FAIL|PREEMPTED|CANCELLED(?: by \d{1,10}|\+)?)(?:[\s|]|$)"
-)
-_JOB_STATE = re.compile(
-    r"JobState=(TIMEOUT|NODE_FAIL|PREEMPTED|CANCELLED|OUT_OF_MEMORY) Reason=(\S{1,60})"
-)
+
+
+def _sacct(states: str) -> re.Pattern[str]:
+    """A row of sacct, with blanks or, of sacct -p, bars between its columns; or of scontrol."""
+    row = r"^\s*(?P<slurm>\d{1,12})(?:_\d+)?(?:\.\w{1,10}\+?)?[\s|].{0,200}?[\s|]"
+    return re.compile(rf"{row}(?:{states})(?:[\s|]|$)|JobState=(?:{states}) Reason=")
 
 
 def _cancelled(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     scan.evidence.identities.add(f"slurm {match[2]}")
-    when = iso_ns(match[5])
     reason = match[6] or ""
     if match[1] == "STEP" and not reason and _somebody_failed(scan):
         scan.step_ends = True  # srun ended the step because of a task
         return
     scan.step_ends = True
-    scan.add("canceled", line, match[0], rank=None, when_ns=when or line.when_ns)
+    when_ns = time_ns(match[5]) or line.when_ns
+    scan.add("canceled", line, match[0], rank=None, when_ns=when_ns)
 
 
 def _somebody_failed(scan: LogScan) -> bool:
@@ -97,119 +99,46 @@ def _tasks(scan: LogScan, line: Line, match: re.Match[str]) -> None:
             scan.tasks.append(event)
 
 
-def _oom_step(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    scan.evidence.identities.add(f"slurm {match[2]}")
-    scan.add("out_of_memory", line, rank=None, signal=int(signal.SIGKILL))
-
-
 def _step_ends(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     scan.step_ends = True
 
 
-def _node_failure(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    node = next(group for group in match.groups() if group).strip(",.'\"")
-    scan.add("node_failed", line, rank=None, node=node)
-
-
-def _state(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    """A line of sacct or scontrol."""
-    state = match[1] if match.re is _JOB_STATE else match[2]
-    if match.re is _SACCT:
-        scan.evidence.identities.add(f"slurm {match[1]}")
-    if state.startswith("OUT_OF_ME"):
-        scan.add("out_of_memory", line, rank=None, signal=int(signal.SIGKILL))
-    else:
-        scan.add("node_failed" if state == "NODE_FAIL" else "canceled", line, rank=None)
-
-
 # The kernel: mm/oom_kill.c, arch/x86/mm/fault.c, and NVIDIA's and network drivers.
 
-_OOM = re.compile(
-    r"(?:[Oo]ut of memory(?: \([\w ]{1,40}\))?: )?Killed process (\d{1,10}) \((.{1,64}?)\)"
-)
-_OOM_TASK = re.compile(r"oom-kill:constraint=\w{1,40},.{0,400}?task=([^,]{1,64}),pid=(\d{1,10})")
-_SEGFAULT = re.compile(
-    r"(?:traps: )?(\S{1,64})\[(\d{1,10})\]:? "
-    r"(segfault at|general protection|trap invalid opcode)"
-)
-_XID = re.compile(r"NVRM: Xid \(PCI:([\w:.]{1,40})\): (\d{1,4})(?:, pid=(?:'?<?(\d{1,10}))?)?")
-# Of NVIDIA's list: 43 and 45 follow a process that ended, 63 and 64 remap a row of memory.
-_XID_CONSEQUENCES = {43, 45, 63}
-_XID_OF_LINK = {74, 145, 149, 150}
+_OOM = re.compile(r"Killed process (?P<pid>\d{1,10}) \(")
+_FAULT = re.compile(r"\S{1,64}\[(?P<pid>\d{1,10})\]:? (?:segfault at|general protection)")
+_OPCODE = re.compile(r"\S{1,64}\[(?P<pid>\d{1,10})\]:? trap invalid opcode")
 _LINK_DOWN = re.compile(
     r"(?:NIC )?[Ll]ink (?:is )?(?:[Dd]own|DOWN)\b|link status definitely down|lost carrier"
 )
-_FALLEN = re.compile(r"GPU (?:at PCI|[\w:.]{1,40}).{0,40}has fallen off the bus")
-
-
-def _node_of(scan: LogScan, line: Line) -> str:
-    return line.node or scan.node
-
-
-def _oom(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    pid = int(match[2] if match.re is _OOM_TASK else match[1])
-    if pid not in scan.oom_pids:
-        scan.oom_pids.add(pid)
-        scan.add(
-            "out_of_memory",
-            line,
-            rank=None,
-            pid=pid,
-            node=_node_of(scan, line),
-            signal=int(signal.SIGKILL),
-        )
-
-
-def _segfault(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    scan.add(
-        "killed",
-        line,
-        rank=None,
-        pid=int(match[2]),
-        node=_node_of(scan, line),
-        signal=int(signal.SIGILL if "opcode" in match[3] else signal.SIGSEGV),
-    )
-
-
-def _xid(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    number, pid = int(match[2]), int(match[3] or 0)
-    if number in _XID_CONSEQUENCES:
-        return
-    node = _node_of(scan, line)
-    if number in _XID_OF_LINK:
-        scan.add("link", line, rank=None, pid=pid or None, node=node)
-    elif pid:
-        scan.add("exception", line, rank=None, pid=pid, node=node)
-    else:
-        # The driver does not name a process: any rank of the node may be meant.
-        scan.add("node_failed", line, rank=None, node=node)
+# Of NVIDIA's list: 43 and 45 follow a process that ended, 63 and 64 remap a row of memory.
+_XID_OF_LINK = "74|145|149|150"
+_XID = rf"NVRM: Xid \(PCI:[\w:.]{{1,40}}\): (?!(?:43|45|63|{_XID_OF_LINK})\b)\d{{1,4}}"
 
 
 def _link_down(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     if line.kernel or scan.node:
-        scan.add("link", line, rank=None, pid=None, node=_node_of(scan, line))
+        adds("link")(scan, line, match)
 
 
-# Kubernetes: kubectl describe, kubectl get events, and pods as YAML.
+# Kubernetes: kubectl describe and kubectl get events.
 
-_POD = re.compile(r"(Name|Node|Reason|Exit Code|RANK|Namespace):\s{1,40}(\S.{0,200})")
+_POD = re.compile(r"(Name|Node|Reason|Exit Code|RANK):\s{1,40}(\S.{0,200})")
+_ENDS_OF_PODS = ("OOMKilled", "Error", "Evicted", "Completed")
 _KUBE_EVENT = re.compile(
-    r"(?:Warning|Normal)\s{1,40}(Evicted|Preempted|Preempting|NodeNotReady|TaintManagerEviction|"
-    r"OOMKilling|SystemOOM|NodeHasDiskPressure|NodeHasInsufficientMemory)\s{1,40}(.{0,600})"
+    r"(?:Warning|Normal)\s{1,40}(?:Evicted|Preempted|Preempting|TaintManagerEviction)\s"
 )
-_NODE_OBJECT = re.compile(r"node/(\S{1,100})|[Nn]ode (\S{1,100}) (?:status is now|is not ready)")
-_YAML_REASON = re.compile(
-    r"^\s*-?\s*\"?reason\"?: \"?(OOMKilled|Evicted|Preempt\w*|NodeLost)\"?,?$"
+_KUBE_NODE = re.compile(
+    r"(?:Warning|Normal)\s{1,40}NodeNotReady\s{1,40}(?:node/(?P<node>\S{1,100}))?"
 )
 
 
 class Pod:
-    """Reads the parts of ``kubectl describe pod`` that say which rank a pod is and how it ended."""
+    """Reads what ``kubectl describe pod`` says of a pod: which rank it is, and how it ended."""
 
     def __init__(self, scan: LogScan) -> None:
         self.scan = scan
-        self._fields: dict[str, str] = {}
-        self._pending: list[tuple[JobEvent, str]] = []
+        self._fields: dict[str, tuple[Line, str]] = {}
 
     def read(self, line: Line) -> bool:
         match = _POD.match(line.text.strip())
@@ -217,208 +146,73 @@ class Pod:
             return False
         name, value = match[1], match[2].strip()
         if name == "Name" and not line.text.startswith(" "):
-            self._attribute()
-            self._fields = {"Name": value}
+            self.end()
             self.scan.want(400)
-        elif name == "Node":
-            self._fields["Node"] = value.partition("/")[0]
-            address = value.partition("/")[2]
-            if address:
-                self.scan.evidence.addresses[address] = self._fields["Node"]
-        elif name == "RANK" and value.isdecimal():
-            self._fields["RANK"] = value
-        elif name == "Reason" and value in ("OOMKilled", "Error", "Evicted", "Completed"):
-            self._fields["Reason"] = value
-            if value == "Evicted":
-                self._end(line, "canceled", None)
-        elif name == "Exit Code" and value.lstrip("-").isdecimal():
-            code = int(value)
-            reason = self._fields.get("Reason", "")
-            if reason == "OOMKilled":
-                self._end(line, "out_of_memory", int(signal.SIGKILL), code)
-            elif code:
-                self._end(line, "exit", code - 128 if 128 < code < 160 else None, code)
-        if len(self._fields) and self.scan.wanted:
+        if self.scan.wanted:
             self.scan.want(200)
+        if name != "Reason" or value in _ENDS_OF_PODS:
+            self._fields.setdefault(name, (line, value))
         return True
 
-    def _end(self, line: Line, kind: str, number: int | None, code: int | None = None) -> None:
-        if "Name" not in self._fields:
-            return
-        kind = "killed" if kind == "exit" and number not in (None, int(signal.SIGTERM)) else kind
-        reason = self._fields.get("Reason", "")
-        text = f"{self._fields['Name']}: {reason}"
-        event = self.scan.add(
-            kind,
-            line,
-            f"{text}, exit code {code}" if code is not None else text,
-            rank=None,
-            node=self._fields.get("Node", ""),
-            signal=number,
-            exit_code=code,
-        )
-        if event is not None:
-            self._pending.append((event, self._fields["Name"]))
-
-    def _attribute(self) -> None:
-        """The variable RANK stands below the state of the container."""
-        rank = self._fields.get("RANK")
-        if rank is not None:
-            node = self._fields.get("Node", "")
-            self.scan.process(int(rank), None, node)
-            for event, name in self._pending:
-                if name == self._fields.get("Name"):
-                    self.scan.replace(event, rank=int(rank))
-        self._pending = []
-
     def end(self) -> None:
-        self._attribute()
+        """Add how the pod ended. The variable RANK stands below the state of the container."""
+        lines, self._fields = self._fields, {}
+        fields = {name: value for name, (_, value) in lines.items()}
+        node, _, address = fields.get("Node", "").partition("/")
+        if address:
+            self.scan.evidence.addresses[address] = node
+        rank = int(fields["RANK"]) if fields.get("RANK", "").isdecimal() else None
+        if rank is not None:
+            self.scan.process(rank, None, node)
+        reason, code = fields.get("Reason", ""), _whole(fields.get("Exit Code", ""))
+        if "Name" not in fields or not (code or reason == "Evicted"):
+            return
+        number = code - 128 if code and 128 < code < 160 else None
+        kind = "exit" if number in (None, int(signal.SIGTERM)) else "killed"
+        kind = {"OOMKilled": "out_of_memory", "Evicted": "canceled"}.get(reason, kind)
+        text = f"{fields['Name']}: {reason}" + (f", exit code {code}" if code else "")
+        line, _ = lines.get("Exit Code") or lines["Reason"]
+        self.scan.add(kind, line, text, rank=rank, node=node, signal=number, exit_code=code or None)
 
 
-def _kube_event(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    if match[1] == "NodeNotReady":
-        node = _NODE_OBJECT.search(match[2])
-        name = "" if node is None else next(group for group in node.groups() if group)
-        scan.add("node_failed", line, rank=None, node=name)
-    elif match[1] in ("Evicted", "Preempted", "Preempting", "TaintManagerEviction"):
-        scan.add("canceled", line, rank=None)
-
-
-def _yaml_reason(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    if match[1] == "OOMKilled":
-        scan.add("out_of_memory", line, rank=None, signal=int(signal.SIGKILL))
-    elif match[1] == "NodeLost":
-        scan.add("node_failed", line, rank=None)
-    else:
-        scan.add("canceled", line, rank=None)
+def _whole(text: str) -> int:
+    return int(text) if text.lstrip("-").isdecimal() else 0
 
 
 def _pod_begins(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     scan.want(400)
 
 
-# Open MPI (orterun, prterun), Intel MPI and MPICH (Hydra).
-
-_OPEN_MPI = re.compile(
-    r"noticed that process rank (\d{1,7}) with PID (\d{1,10}) on node (\S{1,100}) exited on\s+"
-    r"signal (\d{1,3})"
-)
-_HYDRA = re.compile(r"=\s+(?:RANK (\d{1,7}) )?PID (\d{1,10}) RUNNING AT (\S{1,100})")
-_HYDRA_END = re.compile(r"=\s+(?:KILLED BY SIGNAL|EXIT CODE|EXIT STATUS): (-?\d{1,6})")
-_ABORT = re.compile(
-    r"Abort\((-?\d{1,10})\) on node \d+ \(rank (\d{1,7}) in comm|"
-    r"application called MPI_Abort\(MPI_COMM_WORLD, (-?\d{1,10})\) - process (\d{1,7})|"
-    r"MPI_ABORT was invoked on rank (\d{1,7}) in communicator"
-)
-_OMPI_NAME = re.compile(r"Process name: \[\[\d{1,10},\d{1,10}\],(\d{1,7})\]")
-_OMPI_CODE = re.compile(r"Exit code:\s+(\d{1,3})$")
-
-
-def _open_mpi(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    rank, pid, number = int(match[1]), int(match[2]), int(match[4])
-    scan.process(rank, pid, match[3])
-    scan.add("killed", line, match[0], rank=rank, pid=pid, node=match[3], signal=number)
-
-
-class HydraBanner:
-    """Reads the banner of Hydra, three lines for each process that ended badly."""
-
-    def __init__(self, scan: LogScan) -> None:
-        self.scan = scan
-        self._process: re.Match[str] | None = None
-        self._events: list[JobEvent] = []
-        self._open_mpi: int | None = None
-
-    def read(self, line: Line) -> bool:
-        text = line.text
-        if match := _OMPI_NAME.search(text):
-            self._open_mpi = int(match[1])
-            self.scan.want(4)
-            return True
-        if self._open_mpi is not None and (match := _OMPI_CODE.search(text)):
-            self.scan.add("exit", line, rank=self._open_mpi, exit_code=int(match[1]))
-            self._open_mpi = None
-            return True
-        if match := _HYDRA.match(text):
-            self._process = match
-            self.scan.want(4)
-            return True
-        match = _HYDRA_END.match(text)
-        if match is None or self._process is None:
-            return False
-        rank, pid, node = self._process[1], int(self._process[2]), self._process[3]
-        number = int(match[1])
-        killed = "SIGNAL" in match[0] or (rank is None and 0 < number < 32)
-        if rank is not None:
-            self.scan.process(int(rank), pid, node)
-        event = self.scan.add(
-            "killed" if killed else "exit",
-            line,
-            f"{self._process[0].lstrip('= ')}, {text.lstrip('= ')}",
-            rank=int(rank) if rank is not None else None,
-            pid=pid,
-            node=node,
-            signal=number if killed else None,
-            exit_code=None if killed else number,
-        )
-        if event is not None:
-            self._events.append(event)
-        self._process = None
-        return True
-
-    def end(self) -> None:
-        """Hydra kills the others with SIGKILL when one ended for a reason of its own."""
-        if all(event.signal == signal.SIGKILL for event in self._events):
-            return
-        for event in self._events:
-            if event.signal == signal.SIGKILL:
-                self.scan.replace(event, kind="exit", signal=None)
-
-
-def _abort(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    rank = next(group for group in (match[2], match[4], match[5]) if group)
-    code = match[1] or match[3]
-    scan.add("exit", line, match[0], rank=int(rank), exit_code=int(code) if code else 1)
-
-
+_SIGKILL = int(signal.SIGKILL)
+_CANCELED_STATES = r"TIMEOUT|PREEMPTED|CANCELLED(?: by \d{1,10}|\+)?"
 HANDLERS: tuple[Handler, ...] = (
     ("CANCELLED AT ", _CANCELLED, _cancelled),
     ("srun: error: ", _TASKS, _tasks),
-    ("oom_kill event", _OOM_STEP, _oom_step),
-    ("oom-kill event", _OOM_STEP, _oom_step),
+    ("oom_kill event", _OOM_STEP, adds("out_of_memory", _SIGKILL)),
+    ("oom-kill event", _OOM_STEP, adds("out_of_memory", _SIGKILL)),
     ("srun: ", _STEP_ENDS, _step_ends),
-    ("ode failure on ", _NODE_FAILURE, _node_failure),
-    ("not responding", _NODE_FAILURE, _node_failure),
-    *(
-        (f"{before}{state}", _SACCT, _state)
-        for before in (" ", "|")
-        for state in ("TIMEOUT", "CANCELLED", "PREEMPTED", "OUT_OF_ME", "NODE_FAIL")
-    ),
-    ("JobState=", _JOB_STATE, _state),
-    ("Killed process ", _OOM, _oom),
-    ("oom-kill:constraint", _OOM_TASK, _oom),
-    ("segfault at ", _SEGFAULT, _segfault),
-    ("general protection", _SEGFAULT, _segfault),
-    ("NVRM: Xid", _XID, _xid),
+    ("ode failure on ", _NODE_FAILURE, adds("node_failed")),
+    ("not responding", _NODE_FAILURE, adds("node_failed")),
+    ("TIMEOUT", _sacct(_CANCELED_STATES), adds("canceled")),
+    ("CANCELLED", _sacct(_CANCELED_STATES), adds("canceled")),
+    ("PREEMPTED", _sacct(_CANCELED_STATES), adds("canceled")),
+    ("OUT_OF_ME", _sacct(r"OUT_OF_ME\w*\+?"), adds("out_of_memory", _SIGKILL)),
+    ("NODE_FAIL", _sacct("NODE_FAIL"), adds("node_failed")),
+    ("Killed process ", _OOM, adds("out_of_memory", _SIGKILL)),
+    ("segfault at ", _FAULT, adds("killed", int(signal.SIGSEGV))),
+    ("general protection", _FAULT, adds("killed", int(signal.SIGSEGV))),
+    ("trap invalid opcode", _OPCODE, adds("killed", int(signal.SIGILL))),
+    ("NVRM: Xid", re.compile(rf"{_XID}, pid='?<?(?P<pid>[1-9]\d{{0,9}})"), adds("exception")),
+    ("NVRM: Xid", re.compile(rf"{_XID}(?!\d|, pid='?<?[1-9])"), adds("node_failed")),
+    ("NVRM: Xid", re.compile(rf"NVRM: Xid \(.{{1,50}}\): (?:{_XID_OF_LINK})\b"), adds("link")),
     ("ink is down", _LINK_DOWN, _link_down),
     ("ink is Down", _LINK_DOWN, _link_down),
     ("ink down", _LINK_DOWN, _link_down),
     ("Link DOWN", _LINK_DOWN, _link_down),
     ("lost carrier", _LINK_DOWN, _link_down),
     ("Name:    ", re.compile(r"^Name:\s"), _pod_begins),
-    ("NodeNotReady", _KUBE_EVENT, _kube_event),
-    ("Evicted", _KUBE_EVENT, _kube_event),
-    ("Preempt", _KUBE_EVENT, _kube_event),
-    ("TaintManagerEviction", _KUBE_EVENT, _kube_event),
-    ("OOMKilled", _YAML_REASON, _yaml_reason),
-    ("Evicted", _YAML_REASON, _yaml_reason),
-    ("Preempt", _YAML_REASON, _yaml_reason),
-    ("NodeLost", _YAML_REASON, _yaml_reason),
-    ("noticed that process rank", _OPEN_MPI, _open_mpi),
-    ("BAD TERMINATION", _ANY, _pod_begins),
-    (" RUNNING AT ", _ANY, _pod_begins),
-    ("Process name: [[", _ANY, _pod_begins),
-    ("Abort(", _ABORT, _abort),
-    ("MPI_Abort(", _ABORT, _abort),
-    ("MPI_ABORT was invoked", _ABORT, _abort),
+    ("NodeNotReady", _KUBE_NODE, adds("node_failed")),
+    ("Evicted", _KUBE_EVENT, adds("canceled")),
+    ("Preempt", _KUBE_EVENT, adds("canceled")),
+    ("TaintManagerEviction", _KUBE_EVENT, adds("canceled")),
 )

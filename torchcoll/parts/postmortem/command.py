@@ -16,7 +16,7 @@ def postmortem_arguments(parser: argparse.ArgumentParser) -> None:
         "folder",
         metavar="FOLDER",
         help="a folder with what a job left: Flight Recorder dumps, logs of ranks, launcher and "
-        "kernel, NCCL Inspector, py-spy dumps, captures; or one such file",
+        "kernel, py-spy dumps, captures; or one such file",
     )
     add("--job", metavar="NAME", help="report only this one of several jobs in the folder")
     add(

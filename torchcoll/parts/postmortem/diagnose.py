@@ -7,7 +7,7 @@ choice, all that it allows are candidates.
 
 from __future__ import annotations
 
-from torchcoll.parts.postmortem import absence_rules, call_rules, end_rules, text_rules
+from torchcoll.parts.postmortem import conclusions, text_rules
 from torchcoll.parts.postmortem.diagnosis import (
     Diagnosis,
     EvidenceLine,
@@ -90,32 +90,27 @@ _UNDECIDED = (
 
 def diagnose(job: JobEvidence) -> Diagnosis:
     facts = JobFacts(job)
-    rules = (
-        call_rules.different_calls,
-        end_rules.ended_by_itself,
-        end_rules.ended_without_a_word,
-        call_rules.timed_out_in_different_calls,
-        call_rules.failed_in_different_calls,
-        call_rules.reported_mismatch,
+    in_order = (
+        conclusions.different_calls,
+        conclusions.ended_by_itself,
+        conclusions.ended_without_a_word,
+        conclusions.failed_in_different_calls,
+        conclusions.reported_mismatch,
         text_rules.proven_by_text,
-        call_rules.waited_for,
-        call_rules.wait_for_each_other,
-        end_rules.reported_link,
-        absence_rules.stopped_running,
-        absence_rules.broke_off,
-        absence_rules.came_late,
-        absence_rules.elsewhere,
-        absence_rules.unanswered,
-        absence_rules.left_nothing,
+        conclusions.waited_for,
+        conclusions.wait_for_each_other,
+        conclusions.link,
+        conclusions.elsewhere,
+        conclusions.unanswered,
+        conclusions.left_nothing,
         text_rules.missing_from_reports,
-        end_rules.link,
         text_rules.raised_by_a_rank,
         text_rules.hinted_by_text,
-        end_rules.canceled,
-        end_rules.ended_well,
+        conclusions.canceled,
+        conclusions.ended_well,
     )
     diagnosis = Diagnosis(job)
-    for rule in rules:
+    for rule in in_order:
         concluded = rule(facts)
         if concluded is not None:
             diagnosis = concluded
@@ -128,10 +123,9 @@ def diagnose(job: JobEvidence) -> Diagnosis:
         named = [job.nodes[rank] for rank in diagnosis.culprits if rank in job.nodes]
         diagnosis.nodes = tuple(dict.fromkeys(named))
     if diagnosis.kind == "none":
-        diagnosis.details += call_rules.survived_differences(facts)
+        diagnosis.details += conclusions.survived_differences(facts)
     _add_complaints(facts, diagnosis)
     _add_ras(facts, diagnosis)
-    _add_contradictions(facts, diagnosis)
     diagnosis.collect_next = what_to_collect(job, diagnosis, facts.standings)
     diagnosis.headline = headline(diagnosis, facts.standings)
     diagnosis.remedy = diagnosis.remedy or remedy_of(diagnosis)
@@ -211,33 +205,3 @@ def _add_ras(facts: JobFacts, result: Diagnosis) -> None:
     for event in events.ras[:_MOST_LINES]:
         if event.kind != "all_answered" or result.kind == "unknown":
             result.evidence.append(EvidenceLine(event.text, event.place))
-
-
-def _add_contradictions(facts: JobFacts, result: Diagnosis) -> None:
-    named = set(result.culprits) | set(result.candidates)
-    if not named:
-        return
-    for rank, by in sorted(facts.events.blamed_by.items()):
-        if rank not in named and rank not in facts.events.complaining:
-            result.contradictions.append(
-                f"{rank_names(facts.job, sorted(by))} {'names' if len(by) == 1 else 'name'} "
-                f"{rank_names(facts.job, [rank])}"
-            )
-    for rank, cause in sorted(facts.events.causes.items()):
-        if rank not in named and cause.kind != "canceled" and len(result.contradictions) < 5:
-            result.contradictions.append(
-                f"{rank_names(facts.job, [rank])} has a failure of its own ({cause.event.place}: "
-                f"{cause.event.text}), later or while it waited"
-            )
-    missing = [rank for rank in facts.events.unanswered if rank is not None and rank not in named]
-    missing = [rank for rank in missing if rank not in facts.events.complaining]
-    if missing and not facts.events.endings.keys() >= set(missing):
-        result.contradictions.append(
-            f"NCCL's RAS got no answer from {rank_names(facts.job, missing)}"
-        )
-    behind = [r for r in facts.graph.roots if r not in named and result.kind != "mismatch"]
-    if behind:
-        result.contradictions.append(
-            f"the record of {rank_names(facts.job, behind)} also ends before the call in which "
-            "others are"
-        )

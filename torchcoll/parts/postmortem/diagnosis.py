@@ -1,42 +1,4 @@
-"""What ended or stopped a job, concluded from the evidence that its files left, and how it is put
-into words.
-
-``torchcoll postmortem FOLDER --format json`` prints::
-
-    {
-      "schema": "torchcoll-postmortem/1",
-      "answer": {"level": "bad", "headline": ...},      of the first job
-      "jobs": [
-        {
-          "job": "slurm 4711",                          "" where nothing names it
-          "identities": ["slurm 4711"],
-          "ranks": 8,                                   null where not known
-          "kind": "out_of_memory",                      one of KINDS
-          "detail": "kernel",                           one of DETAILS[kind], null where not known
-          "certainty": "certain",                       one of CERTAINTIES
-          "headline": "rank 3 on node07 was killed ...",
-          "culprits": [3],                              ranks that are named as the cause
-          "nodes": ["node07"],                          nodes of these ranks, or both ends of a link
-          "candidates": [],                             ranks among which the cause is, where it
-                                                        cannot be told which; never with culprits
-          "waiting": [0, 1, 2, 4, 5, 6, 7],             ranks that waited
-          "group": "0",                                 null where not known, as those below
-          "collective": "all_reduce",
-          "number": 41,                                 of the call in its group, from 1
-          "reasons": ["the kernel's log names process 4711, which was rank 3", ...],
-          "evidence": [{"text": ..., "rank": 3, "file": "node07/dmesg.txt", "line": 17}, ...],
-          "contradictions": ["..."],
-          "collect_next": ["..."],
-          "files": [{"file": ..., "what": "stderr", "ranks": [3]}, ...]
-        }
-      ],
-      "left_out": [{"file": "notes.txt", "why": "not a format that postmortem reads"}, ...]
-    }
-
-``culprits`` are named with certainty certain, likely or possible. Where the evidence leaves a
-choice, ``culprits`` is empty, ``candidates`` has all that it allows, the certainty is possible, and
-``kind`` is what is common to them. With kind ``unknown`` both lists may be empty.
-"""
+"""What ended or stopped a job, concluded from the evidence, and how that is put into words."""
 
 from __future__ import annotations
 
@@ -50,48 +12,6 @@ from torchcoll.parts.postmortem.evidence import CallSeen, JobEvidence, Place
 from torchcoll.parts.postmortem.standing import GroupStanding, Standings
 from torchcoll.parts.postmortem.texts import KILLED, known_text
 
-KINDS = (
-    "mismatch",  # ranks made different calls: order, collective, size, dtype or group
-    "missing_call",  # a rank never made a call that the others wait in, and went on or ended
-    "killed",  # by a signal
-    "out_of_memory",  # of the device, of the host (kernel), or a Python MemoryError
-    "disk_full",
-    "exception",
-    "stopped",  # a rank no longer takes part; why is not recorded
-    "user_code",  # a rank stays in code that is no collective
-    "slow",  # a rank comes late to calls that do complete
-    "link",  # no rank is behind the others; a connection between two hosts failed
-    "node_failed",
-    "exit",  # a rank ended with an exit code, and said no word of an error
-    "never_formed",  # the job did not start: a port, the rendezvous, ranks that did not come
-    # Causes that a text proves, without a rank or beside it: texts.TEXTS.
-    "device_error",
-    "shared_memory",
-    "duplicate_GPU",
-    "version_mismatch",
-    "no_peer_access",
-    "no_network",
-    "locked_memory",
-    "device_missing",
-    "rank_missing",
-    "invalid_argument",
-    "watchdog_stuck",
-    "first_timeout",
-    "store_gone",
-    "peer_lost",
-    "hang",
-    "canceled",  # the whole job, by the scheduler or a person
-    "none",  # every rank ended as it should
-    "unknown",  # the evidence does not tell
-)
-DETAILS = {
-    "mismatch": ("order", "collective", "size", "dtype", "group"),
-    "killed": ("SIGKILL", "SIGTERM", "SIGSEGV", "SIGABRT", "SIGBUS", "SIGINT", "SIGSTOP"),
-    "out_of_memory": ("device", "kernel", "python"),
-    "canceled": ("time limit", "memory limit", "by a person", "preemption"),
-}
-CERTAINTIES = ("certain", "likely", "possible", "unknown")
-
 
 @dataclass(frozen=True)
 class EvidenceLine:
@@ -104,10 +24,18 @@ class EvidenceLine:
 
 @dataclass
 class Diagnosis:
-    """What happened to a job. The fields are those of the JSON above.
+    """What happened to a job. The fields are those of the JSON that the command prints.
 
-    says: the sentence, where it is not made of the fields. remedy: what to do now. details: clauses
-    beside the sentence.
+    - kind: such as ``killed``, ``mismatch``, ``never_formed``; ``none`` if every rank ended as it
+      should, ``unknown`` if the evidence does not tell.
+    - detail: of the kind, such as ``SIGKILL`` or ``size``; None where not known.
+    - certainty: certain, likely, possible or unknown.
+    - culprits: ranks that are named as the cause; nodes: of these, or both ends of a link.
+    - candidates: ranks of which one is the cause, where it cannot be told which; then no culprits.
+    - waiting: ranks that waited, in the call that group, collective and number name; number: of
+      the call in its group, from 1.
+    - says: the sentence, where it is not made of the fields; details: clauses beside it.
+    - remedy: what to do now; collect_next: what to collect where the evidence leaves it open.
     """
 
     job: JobEvidence
@@ -124,7 +52,6 @@ class Diagnosis:
     number: int | None = None
     reasons: list[str] = field(default_factory=list)
     evidence: list[EvidenceLine] = field(default_factory=list)
-    contradictions: list[str] = field(default_factory=list)
     collect_next: list[str] = field(default_factory=list)
     says: str = ""
     remedy: str = ""

@@ -109,8 +109,7 @@ class JobEvent:
 
     kind: one of EVENT_KINDS. rank: of the world, None where not known. node: '' where not known.
     text: one line, a quotation in the words of the source. about: ranks of the world that the text
-    blames. group, number, collective, elements: of the call that it names, with the number of
-    elements of its input. when_ns: since 1970. signal: its
+    blames. group, number, collective: of the call that it names. when_ns: since 1970. signal: its
     number. pid: the process that it happened to. addresses: hosts that it names, such as the peer
     of a connection. ranks: how many ranks the job has by the source, of ``unanswered``. fatal:
     whether torch's excepthook printed it, which marks exceptions that nobody handled; None where
@@ -126,7 +125,6 @@ class JobEvent:
     group: str | None = None
     number: int | None = None
     collective: str | None = None
-    elements: int | None = None
     ranks: int | None = None
     when_ns: int | None = None
     signal: int | None = None
@@ -138,19 +136,11 @@ class JobEvent:
 
 @dataclass(frozen=True)
 class FileRead:
-    """A file that said something. what: such as ``Flight Recorder dump`` or ``stderr``.
-
-    numbering: how its calls are numbered. Numbers of one group are compared only between files of
-    the same numbering. ``torch`` is collective_seq_id; a source that counts from its own start,
-    such as a profile, needs another word. has_open_calls: False for a source that only has calls
-    that ended: where it ends does not say where the rank stood.
-    """
+    """A file that said something. what: such as ``Flight Recorder dump`` or ``stderr``."""
 
     path: str
     what: str
     ranks: tuple[int, ...] = ()
-    numbering: str = "torch"
-    has_open_calls: bool = True
 
 
 @dataclass(frozen=True)
@@ -171,18 +161,22 @@ class TextMatch:
     device: str = ""
 
 
+WaitedCall = tuple[int, str, int]
+
+
 @dataclass
 class LogTexts:
     """What the known texts of logs say.
 
-    waits: rank -> the calls that its watchdog found unfinished: (number, 0 if unknown; collective).
+    waits: rank -> the calls that its watchdog found unfinished: (number; collective; elements of
+    its input, where these must be equal), with 0 for what is not known.
     reporting: ranks of which any line of a watchdog or a failed call is. seen: ranks that any line
     names as its writer; seen_local: the same of ranks of a host, as torchrun --tee names them.
     asides: clauses. last_progress: path -> last line that shows that a rank trains on.
     """
 
     findings: list[TextMatch] = field(default_factory=list)
-    waits: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
+    waits: dict[int, list[WaitedCall]] = field(default_factory=dict)
     reporting: set[int] = field(default_factory=set)
     seen: set[int] = field(default_factory=set)
     seen_local: set[int] = field(default_factory=set)
@@ -217,7 +211,6 @@ class JobEvidence:
     a source states that without the call itself. last_completed: the same of the last call that
     completed. alive_ns: rank -> last time, since 1970, at which its process certainly ran: much
     earlier than that of other ranks, the process was stopped, dead or held by native code.
-    unended: ranks of which a record that any end in Python completes has no end.
     addresses: address of a host, as connection errors name it -> name of the node.
     left_out: (path, why) of files that say nothing. texts: what known texts say.
     """
@@ -235,7 +228,6 @@ class JobEvidence:
     last_number: dict[tuple[int, str], int] = field(default_factory=dict)
     last_completed: dict[tuple[int, str], int] = field(default_factory=dict)
     alive_ns: dict[int, int] = field(default_factory=dict)
-    unended: set[int] = field(default_factory=set)
     addresses: dict[str, str] = field(default_factory=dict)
     files: list[FileRead] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
@@ -246,7 +238,7 @@ class JobEvidence:
         """Raises UnreadableError for a rank, or a number of ranks, that no job has: the diagnosis
         looks at each rank up to it.
         """
-        ranks = {*self.nodes, *self.pids, *self.alive_ns, *self.unended}
+        ranks = {*self.nodes, *self.pids, *self.alive_ns}
         ranks |= {
             rank for numbers in (self.last_number, self.last_completed) for rank, _ in numbers
         }
@@ -271,7 +263,6 @@ class JobEvidence:
 _RANK_NAMES = (
     re.compile(r"(?:^|[^a-z])(?:rank|task|proc)[._-]?(\d{1,7})(?=[^\d]|$)", re.IGNORECASE),
     re.compile(r"(?:^|/)attempt_\d+/(\d{1,5})/(?:stdout|stderr)\.log"),
-    re.compile(r"(?:^|/)attempt_\d+/(\d{1,5})/error\.json"),
     re.compile(r"slurm-\d+_(\d{1,7})\.\w+$"),
     re.compile(r"(?:^|/)(\d{1,7})[./](?:log|err|out|txt|stdout|stderr)$"),
     re.compile(r"(?:^|/)(?:stdout|stderr|out|err|log)[._](\d{1,7})(?:\.\w{1,6})?$"),

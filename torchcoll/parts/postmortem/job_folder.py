@@ -1,8 +1,14 @@
-"""Reads the files below a folder with the readers of this package.
+"""Reads the files below a folder with the readers of this package, and tells the jobs apart.
 
 Files may be compressed with gzip, of any size, foreign or unreadable. A file that says nothing is
-listed with the reason. What the others say is merged to jobs by jobs.py. One compressed file at a
-time is unpacked: a node's temporary folder may be memory, and a job leaves thousands of files.
+listed with the reason. One compressed file at a time is unpacked: a node's temporary folder may be
+memory, and a job leaves thousands of files.
+
+Files with a common identity are of one job. Files without one join the others of their folder, and
+folders join their siblings, unless something contradicts: another identity of the same kind,
+another number of ranks, a second file of the same kind from the same rank, or times that are more
+than a day apart. A console repeats what the logs of ranks have: equal lines and processes prove
+that it is of their job, and other lines of the same ranks that it is not.
 """
 
 from __future__ import annotations
@@ -10,35 +16,34 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import stat
 import tempfile
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
 from types import ModuleType
 
 from torchcoll.core.bounds import GZIP, UnpackBudget
 from torchcoll.core.errors import TorchcollError, UnreadableError, brief, nearest_file, one_line
-from torchcoll.core.opening import open_to_read, signals_held, unpack
+from torchcoll.core.opening import common_folder, open_to_read, signals_held, unpack
 from torchcoll.core.units import counted
 from torchcoll.parts.postmortem.evidence import (
+    LOGS,
     CallSeen,
     FileRead,
+    GroupSeen,
     JobEvidence,
     identities_of_path,
     rank_of_path,
 )
-from torchcoll.parts.postmortem.jobs import FileEvidence, jobs_of
 
 # In the order in which they are asked. Formats that are recognised by less evidence come later.
 READERS = (
-    "recorder_evidence",
-    "kineto_evidence",
-    "inspector_evidence",
-    "capture_evidence",
+    "call_evidence",
     "stack_evidence",
     "log_evidence",
 )
@@ -48,10 +53,7 @@ _MOST_DEPTH = 16  # folders below folders
 # Calls that are kept, 500 bytes each. Of every rank the last ones, at least so many.
 _MOST_CALLS, _FEWEST_CALLS_OF_RANK = 400_000, 64
 _FEWEST_CALLS_OF_GROUP = 4
-_ARCHIVES = {b"PK\x03\x04": "a zip archive", b"\xfd7zXZ\0": "compressed with xz"}
-_ARCHIVES |= {b"BZh": "compressed with bzip2", b"\x28\xb5\x2f\xfd": "compressed with zstd"}
 _LOGS = (".log", ".err", ".out", ".txt")
-_TAR = slice(257, 262)  # where a tar archive has b"ustar"
 
 
 @dataclass
@@ -95,7 +97,7 @@ def read_folder(path: str) -> FolderEvidence:
             folder.add_unread(shown, _why(error))
             continue
         if reader is None:
-            folder.left_out.append((shown, _unrecognized(begin)))
+            folder.left_out.append((shown, "not a format that postmortem reads"))
         else:
             recognized.append((shown, real, reader))
     calls_of_file = _MOST_CALLS // max(1, len(recognized))
@@ -120,48 +122,44 @@ def _files(path: str, evidence: FolderEvidence) -> Iterator[tuple[str, str]]:
             raise UnreadableError("folder", path, "a folder that exists", nearest_file(path))
         yield os.path.basename(path), path
         return
-    status = os.stat(path)
-    seen = {(status.st_dev, status.st_ino)}
+
+    def unreadable(error: OSError) -> None:
+        if error.filename == path:
+            raise UnreadableError("folder", path, f"one to read ({error.strerror})") from None
+        evidence.add_unread(os.path.relpath(error.filename, path), _why(error))
+
+    seen = {_identity(os.stat(path))}
     count = 0
-    waiting = [(path, "", 0)]
-    while waiting:
-        folder, shown_folder, depth = waiting.pop()
-        try:
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        except OSError as error:
-            if not shown_folder:
-                raise UnreadableError("folder", path, f"one to read ({error.strerror})") from None
-            evidence.files += 1
-            evidence.add_unread(shown_folder, f"cannot be read ({error.strerror})")
-            continue
-        subfolders = []
-        for entry in entries:
-            shown = os.path.join(shown_folder, entry.name)
+    for folder, subfolders, names in os.walk(path, onerror=unreadable, followlinks=True):
+        kept = []
+        for name in sorted([*subfolders, *names]):
+            real = os.path.join(folder, name)
+            shown = os.path.relpath(real, path)
             try:
-                status = entry.stat()
-                is_folder = entry.is_dir()
+                status = os.stat(real)
             except OSError as error:  # a broken link
-                evidence.left_out.append((shown, f"cannot be read ({error.strerror})"))
+                evidence.left_out.append((shown, _why(error)))
                 continue
-            identity = (status.st_dev, status.st_ino)
-            if identity in seen:
+            if _identity(status) in seen:
                 evidence.left_out.append((shown, "the same file or folder as another one"))
                 continue
-            seen.add(identity)
-            if is_folder and depth == _MOST_DEPTH:
-                evidence.files += 1
+            seen.add(_identity(status))
+            if stat.S_ISDIR(status.st_mode) and shown.count(os.sep) == _MOST_DEPTH:
                 evidence.add_unread(shown, f"more than {_MOST_DEPTH} folders deep")
-            elif is_folder:
-                subfolders.append((entry.path, shown, depth + 1))
+            elif stat.S_ISDIR(status.st_mode):
+                kept.append(name)
             elif not stat.S_ISREG(status.st_mode):
                 evidence.left_out.append((shown, "not a regular file"))
             elif count == _MOST_FILES:
-                evidence.files += 1
                 evidence.add_unread(shown, f"more than {_MOST_FILES} files: name a subfolder")
             else:
                 count += 1
-                yield shown, entry.path
-        waiting += reversed(subfolders)
+                yield shown, real
+        subfolders[:] = kept
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _begin(path: str, shown: str) -> bytes:
@@ -276,15 +274,6 @@ def _why(error: Exception) -> str:
     return one_line(error)
 
 
-def _unrecognized(begin: bytes) -> str:
-    for magic, what in _ARCHIVES.items():
-        if begin.startswith(magic):
-            return f"{what}: unpack it"
-    if begin[_TAR] == b"ustar":
-        return "a tar archive: unpack it"
-    return "not a format that postmortem reads"
-
-
 def _nothing_readable(folder: FolderEvidence) -> UnreadableError:
     see = "See docs/postmortem.md for what to collect."
     if not folder.left_out:
@@ -295,3 +284,318 @@ def _nothing_readable(folder: FolderEvidence) -> UnreadableError:
     # Not as the value, which is cut: a pickle is refused by the name that comes last.
     action = f"No file says anything: {shown} ({why}){more}. {see}"
     return UnreadableError("folder", folder.path, "what a job left", action)
+
+
+# Which files are of one job.
+
+# Kinds of identities of which a job can have several: one for each process group, for example.
+_SEVERAL_IN_ONE_JOB = {"communicator", "host", "pod", "step"}
+# Kinds of events in which a rank itself speaks.
+_SAID_BY_THE_RANK = ("exception", "timeout", "peer_lost", "mismatch")
+_DAY_NS = 86_400 * 10**9
+# Two sources record a call within this time of each other, and most calls that are so near are the
+# same, if consecutive ones are further apart.
+_SAME_CALL_NS = 1_000_000
+_SHARE_ALIKE = 0.6
+# torchrun starts a job again in the same log folder: each attempt ends for a reason of its own.
+_ATTEMPT = re.compile(r"(?:^|/)(attempt_\d+)(?:/|$)")
+
+
+@dataclass
+class FileEvidence:
+    """What one file says of one job. shown: its path relative to the folder."""
+
+    shown: str
+    evidence: JobEvidence
+
+    @property
+    def attempt(self) -> str:
+        match = _ATTEMPT.search(self.shown.replace(os.sep, "/"))
+        return match[1] if match else ""
+
+
+@dataclass
+class _Cluster:
+    """Files that are of one job."""
+
+    files: list[FileEvidence]
+    identities: set[str] = field(default_factory=set)
+    # (folder, kind of file, rank)
+    sources: set[tuple[str, str, int]] = field(default_factory=set)
+    sizes: set[int] = field(default_factory=set)
+    attempts: set[str] = field(default_factory=set)
+    pids: dict[int, int] = field(default_factory=dict)
+    named_pids: set[int] = field(default_factory=set)  # by events without a rank, as of the kernel
+    # rank -> what it says in a log of its own, and in a console
+    log_lines: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    console_lines: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    first_ns: int | None = None
+    last_ns: int | None = None
+
+    @classmethod
+    def of(cls, file: FileEvidence) -> _Cluster:
+        evidence = file.evidence
+        cluster = cls([file], set(evidence.identities))
+        cluster.first_ns, cluster.last_ns = evidence.first_ns, evidence.last_ns
+        if evidence.ranks is not None:
+            cluster.sizes.add(evidence.ranks)
+        if file.attempt:
+            cluster.attempts.add(file.attempt)
+        folder = os.path.dirname(file.shown)
+        for seen in evidence.files:
+            what = "log" if seen.what in LOGS else seen.what
+            cluster.sources |= {(folder, what, rank) for rank in seen.ranks}
+        is_log = any(seen.what in LOGS for seen in evidence.files)
+        file_ranks = {rank for seen in evidence.files for rank in seen.ranks}
+        for event in evidence.events if is_log else ():
+            if event.rank is not None and event.kind in _SAID_BY_THE_RANK:
+                kind = "log" if event.rank in file_ranks else "console"
+                cluster.sources.add((folder, kind, event.rank))
+                (cluster.log_lines if event.rank in file_ranks else cluster.console_lines)[
+                    event.rank
+                ].add(event.text)
+        cluster.pids = dict(evidence.pids)
+        cluster.named_pids = {e.pid for e in evidence.events if e.pid and e.rank is None}
+        return cluster
+
+    def add(self, other: _Cluster) -> None:
+        self.files += other.files
+        self.identities |= other.identities
+        self.sources |= other.sources
+        self.sizes |= other.sizes
+        self.attempts |= other.attempts
+        self.pids |= other.pids
+        self.named_pids |= other.named_pids
+        for mine, others in (
+            (self.log_lines, other.log_lines),
+            (self.console_lines, other.console_lines),
+        ):
+            for rank, texts in others.items():
+                mine[rank] |= texts
+        self.first_ns = _earliest(self.first_ns, other.first_ns)
+        self.last_ns = _latest(self.last_ns, other.last_ns)
+
+    @property
+    def is_general(self) -> bool:
+        """Whether the files are of a host or a cluster rather than of a job."""
+        return not self.sources and not self.identities
+
+    def shares_identity(self, other: _Cluster) -> bool:
+        if self.attempts and other.attempts and not self.attempts & other.attempts:
+            return False
+        return bool(self.identities & other.identities)
+
+    def proofs(self, other: _Cluster) -> int:
+        """How much proves that both are of one job: processes, and lines of a console."""
+        pids = sum(other.pids.get(rank) == pid for rank, pid in self.pids.items())
+        pids += len(self.named_pids & set(other.pids.values()))
+        pids += len(other.named_pids & set(self.pids.values()))
+        return (
+            pids
+            + _shared(self.console_lines, other.log_lines)
+            + _shared(self.log_lines, other.console_lines)
+        )
+
+    def contradicts(self, other: _Cluster) -> bool:
+        """Whether the two cannot be of one job."""
+        if self.attempts and other.attempts and self.attempts != other.attempts:
+            return True
+        mine, others = _by_kind(self.identities), _by_kind(other.identities)
+        if any(not mine[kind] & others[kind] for kind in mine.keys() & others.keys()):
+            return True
+        if self.sizes and other.sizes and not self.sizes & other.sizes:
+            return True
+        for cluster, sized in ((self, other), (other, self)):
+            highest = max((rank for _, _, rank in cluster.sources), default=-1)
+            if sized.sizes and highest >= max(sized.sizes):
+                return True
+        if any(other.pids.get(rank, pid) != pid for rank, pid in self.pids.items()):
+            return True
+        folders: dict[tuple[str, int], set[str]] = defaultdict(set)
+        for folder, what, rank in self.sources:
+            folders[what, rank].add(folder)
+        for folder, what, rank in other.sources:
+            # Two dumps of a rank in one folder are of two moments.
+            if folders.get((what, rank), {folder}) != {folder}:
+                return True
+        for console, log in (
+            (self.console_lines, other.log_lines),
+            (other.console_lines, self.log_lines),
+        ):
+            if console.keys() & log.keys() and not _shared(console, log):
+                return True
+        return self.distance_ns(other) > _DAY_NS
+
+    def distance_ns(self, other: _Cluster) -> int:
+        """Time between them; 0 if they overlap or have no times."""
+        if self.first_ns is None or other.first_ns is None:
+            return 0
+        assert self.last_ns is not None and other.last_ns is not None
+        return max(0, self.first_ns - other.last_ns, other.first_ns - self.last_ns)
+
+
+def _shared(console: dict[int, set[str]], log: dict[int, set[str]]) -> int:
+    return sum(len(texts & log.get(rank, set())) for rank, texts in console.items())
+
+
+def jobs_of(files: Sequence[FileEvidence]) -> list[JobEvidence]:
+    """The jobs that the files are of, those of most files first."""
+    clusters: dict[str, list[_Cluster]] = defaultdict(list)
+    for cluster in _joined_by_identity([_Cluster.of(file) for file in files]):
+        clusters[_common_folder(cluster)].append(cluster)
+    # From the deepest folder upwards.
+    depths = sorted({folder.count(os.sep) + bool(folder) for folder in clusters}, reverse=True)
+    for depth in range(depths[0] if depths else 0, -1, -1):
+        for folder in [f for f in clusters if f.count(os.sep) + bool(f) == depth]:
+            joined = _joined_in_folder(clusters.pop(folder))
+            if depth:
+                clusters[os.path.dirname(folder)] += joined
+            else:
+                clusters[folder] = joined
+    jobs = [_merged(cluster) for cluster in clusters[""]]
+    return sorted(jobs, key=lambda job: (-len(job.files), job.name))
+
+
+def _joined_by_identity(clusters: Iterable[_Cluster]) -> list[_Cluster]:
+    joined: list[_Cluster] = []
+    for cluster in clusters:
+        same = [other for other in joined if cluster.shares_identity(other)]
+        for other in same:
+            cluster.add(other)
+        joined = [other for other in joined if other not in same] + [cluster]
+    return joined
+
+
+def _joined_in_folder(clusters: list[_Cluster]) -> list[_Cluster]:
+    """Join what can be of one job. A cluster that could be of several jobs joins the one for which
+    most proofs speak, or else the one nearest in time, and stays alone if none is.
+    """
+    joined: list[_Cluster] = []
+    order = sorted(
+        clusters, key=lambda c: (c.is_general, -len(_by_kind(c.identities)), -len(c.files))
+    )
+    for cluster in order:
+        possible = [other for other in joined if not other.contradicts(cluster)]
+        proofs = {id(other): other.proofs(cluster) for other in possible}
+        if most := max(proofs.values(), default=0):
+            possible = [other for other in possible if proofs[id(other)] == most]
+        if len(possible) > 1 and cluster.first_ns is not None and not cluster.is_general:
+            nearest = min(other.distance_ns(cluster) for other in possible)
+            possible = [other for other in possible if other.distance_ns(cluster) == nearest]
+        if len(possible) == 1:
+            possible[0].add(cluster)
+        else:
+            joined.append(cluster)
+    return joined
+
+
+def _merged(cluster: _Cluster) -> JobEvidence:
+    job = JobEvidence(identities=cluster.identities)
+    job.first_ns, job.last_ns = cluster.first_ns, cluster.last_ns
+    job.ranks = max(cluster.sizes, default=None)
+    variants: _Variants = defaultdict(list)
+    # Files that know the members of a group come first: they tell groups of one name apart.
+    files = sorted(cluster.files, key=lambda file: file.shown)
+    files.sort(key=lambda file: not any(g.ranks for g in file.evidence.groups.values()))
+    for file in files:
+        evidence = file.evidence
+        names = _group_names(evidence, variants)
+        for rank, node in evidence.nodes.items():
+            job.nodes.setdefault(rank, node)
+        for rank, pid in evidence.pids.items():
+            job.pids.setdefault(rank, pid)
+        for rank, when_ns in evidence.alive_ns.items():
+            job.alive_ns[rank] = max(when_ns, job.alive_ns.get(rank, 0))
+        job.addresses.update(evidence.addresses)
+        for old, group in evidence.groups.items():
+            new = names.get(old, old)
+            earlier = job.groups.get(new)
+            if earlier is None or (group.ranks and not earlier.ranks):
+                job.groups[new] = group
+        if any(old != new for old, new in names.items()):
+            calls = [replace(c, group=names.get(c.group, c.group)) for c in evidence.calls]
+            events = [
+                event if event.group is None else replace(event, group=names.get(event.group))
+                for event in evidence.events
+            ]
+        else:
+            calls, events = evidence.calls, evidence.events
+        job.calls += calls
+        job.events += events
+        for numbers, of_file in (
+            (job.last_number, evidence.last_number),
+            (job.last_completed, evidence.last_completed),
+        ):
+            for (rank, old), number in of_file.items():
+                key = (rank, names.get(old, old))
+                numbers[key] = max(number, numbers.get(key, 0))
+        job.files += evidence.files
+        job.problems += evidence.problems
+        job.texts.add(evidence.texts)
+    # A log quotes more of an error than a record of calls does: the call, and the line of code.
+    logs = {seen.path for seen in job.files if seen.what in LOGS}
+    job.events.sort(key=lambda event: event.place.path not in logs)
+    job.name = _name(cluster)
+    return job
+
+
+# Name -> the different groups that have it.
+_Variants = dict[str, list[GroupSeen]]
+
+
+def _group_names(evidence: JobEvidence, variants: _Variants) -> dict[str, str]:
+    """Name in the file -> key in the job. The second group of a name becomes ``NAME@2``.
+
+    torch gives parallel sub-groups that split_group makes the same name, and reuses the name of a
+    destroyed group.
+    """
+    ranks = {rank for file in evidence.files for rank in file.ranks}
+    groups = dict(evidence.groups)
+    mentioned = [call.group for call in evidence.calls]
+    mentioned += [event.group for event in evidence.events if event.group is not None]
+    mentioned += [group for _, group in evidence.last_number]
+    for name in mentioned:
+        groups.setdefault(name, GroupSeen(name))
+    names = {}
+    for name, group in groups.items():
+        known = variants[name]
+        fits = [
+            index
+            for index, other in enumerate(known)
+            if not other.ranks
+            or (group.ranks == other.ranks if group.ranks else ranks & set(other.ranks))
+        ]
+        if not fits and (group.ranks or not known):
+            fits = [len(known)]
+            known.append(group)
+        names[name] = f"{name}@{fits[0] + 1}" if fits and fits[0] else name
+    return names
+
+
+def _name(cluster: _Cluster) -> str:
+    """What the job is called: its identity, or the folder that its files have in common."""
+    names = sorted(i for i in cluster.identities if i.split(" ")[0] not in _SEVERAL_IN_ONE_JOB)
+    attempt = f" {min(cluster.attempts)}".replace("_", " ") if cluster.attempts else ""
+    return (names[0] if names else _common_folder(cluster)) + attempt
+
+
+def _common_folder(cluster: _Cluster) -> str:
+    folders = [os.path.dirname(file.shown) for file in cluster.files]
+    return common_folder(folders) if all(folders) else ""
+
+
+def _by_kind(identities: Iterable[str]) -> dict[str, set[str]]:
+    kinds: dict[str, set[str]] = defaultdict(set)
+    for identity in identities:
+        kind = identity.split(" ")[0]
+        if kind not in _SEVERAL_IN_ONE_JOB:
+            kinds[kind].add(identity)
+    return kinds
+
+
+def _earliest(a: int | None, b: int | None) -> int | None:
+    return min((t for t in (a, b) if t is not None), default=None)
+
+
+def _latest(a: int | None, b: int | None) -> int | None:
+    return max((t for t in (a, b) if t is not None), default=None)

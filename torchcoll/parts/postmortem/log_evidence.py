@@ -8,7 +8,6 @@ read from its prefix or from the name of the file, and whom it blames from the t
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import signal
 from collections.abc import Sequence
@@ -16,26 +15,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.parts.postmortem import cluster_log, log_lines, nccl_log, stack_evidence, torch_log
+from torchcoll.parts.postmortem import cluster_log, log_lines, stack_evidence, torch_log
 from torchcoll.parts.postmortem.evidence import (
     ENDED_BY_ITSELF,
     RAS_KINDS,
     FileRead,
     JobEvent,
     JobEvidence,
-    Place,
     identities_of_path,
     node_of_path,
     rank_of_path,
 )
-from torchcoll.parts.postmortem.nccl_log import RasText
 from torchcoll.parts.postmortem.text_rules import PROGRESS, read_texts
-from torchcoll.parts.postmortem.texts import TEXTS, kind_of
+from torchcoll.parts.postmortem.texts import TEXTS
 
 HANDLERS: tuple[log_lines.Handler, ...] = (
     *torch_log.HANDLERS,
     *stack_evidence.HANDLERS,
-    *nccl_log.HANDLERS,
     *cluster_log.HANDLERS,
 )
 _NCCL = (b"NCCL WARN", b" nranks ")
@@ -49,6 +45,7 @@ _BINARY = bytes(b for b in range(32) if b not in b"\t\n\r\x0c\x08\x1b\x07")
 _MOST_BINARY = 0.02
 _MOST_PROGRESS_LINES = 100_000  # that are looked at
 _PROGRESS = re.compile(PROGRESS.pattern.encode(), PROGRESS.flags & re.IGNORECASE)
+_JSON = re.compile(rb'\s*(?:\{\s*["}]|\[\s*[{\["\]])')
 
 
 def recognizes(path: Path, begin: bytes) -> bool:
@@ -57,22 +54,14 @@ def recognizes(path: Path, begin: bytes) -> bool:
     if name.endswith(_FOREIGN) or not begin.strip():
         # An issue that quotes what a job printed.
         return name.endswith(".md") and b"\n```" in begin and b"ProcessGroupNCCL" in begin
-    if begin.lstrip()[:1] in b"{[" and b'"' in begin[:400] and _is_json(begin):
-        return _ERROR_FILE in begin
+    if _JSON.match(begin):
+        return False
     binary = len(begin) - len(begin.translate(None, _BINARY))
     return binary <= _MOST_BINARY * len(begin)
 
 
-def _is_json(begin: bytes) -> bool:
-    return bool(re.match(rb'\s*(?:\{\s*(?:"|\})|\[\s*(?:[\{\["\d\]]))', begin)) and not re.match(
-        rb"\s*\[\d+\] ", begin
-    )
-
-
 # Lines of dead jobs that have a reader of their own (tracebacks, NCCL's warnings).
 _DEATHS = (b"Traceback (most recent call last)", b"NCCL WARN")
-# torchelastic writes error.json for a function with @record (errors/error_handler.py).
-_ERROR_FILE = b'"py_callstack"'
 
 
 def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
@@ -87,11 +76,8 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
     evidence = scan.evidence
     evidence.identities |= identities_of_path(shown)
     reader = log_lines.LineReader(path, begin)
-    if _ERROR_FILE in begin and _is_json(begin):
-        _read_error_file(scan, path)
-    else:
-        _scan(scan, path, reader)
-        evidence.first_ns, evidence.last_ns = log_lines.times_of(path, reader, begin)
+    _scan(scan, path, reader)
+    evidence.first_ns, evidence.last_ns = log_lines.times_of(path, reader, begin)
     evidence.texts = read_texts(path, shown)
     says = evidence.events or evidence.last_number or evidence.nodes or evidence.texts
     if rank is None and not says:
@@ -106,8 +92,8 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
 def _scan(scan: log_lines.LogScan, path: Path, reader: log_lines.LineReader) -> None:
     tracebacks = stack_evidence.Tracebacks(scan)
     table = torch_log.FailureTable(scan)
-    pod, banner = cluster_log.Pod(scan), cluster_log.HydraBanner(scan)
-    nccl, ras = nccl_log.NcclLines(scan), RasText(scan)
+    pod = cluster_log.Pod(scan)
+    nccl, ras = torch_log.NcclLines(scan), torch_log.RasText(scan)
     texts = [*dict.fromkeys(text.encode() for text, _, _ in HANDLERS), *_NCCL]
 
     def more() -> bool:
@@ -126,13 +112,13 @@ def _scan(scan: log_lines.LogScan, path: Path, reader: log_lines.LineReader) -> 
                 nccl.read_info(raw)
         if tracebacks.read(line):
             continue
-        if any(part.read(line) for part in (table, banner, ras, pod)):
+        if any(part.read(line) for part in (table, ras, pod)):
             continue
         text = line.text
         for literal, pattern, handle in HANDLERS:
             if literal in text and (match := pattern.search(text)):
                 handle(scan, line, match)
-    for part in (tracebacks, table, nccl, ras, pod, banner):
+    for part in (tracebacks, table, nccl, ras, pod):
         part.end()
     _settle(scan)
     scan.evidence.events = _without_survived(scan.evidence.events, path, reader, scan)
@@ -243,21 +229,6 @@ def _without_survived(
         if event.fatal is not False
         or event.kind not in ENDED_BY_ITSELF
         or (event.place.line or 0) > survived.get(-1 if event.rank is None else event.rank, 0)
-    ]
-
-
-def _read_error_file(scan: log_lines.LogScan, path: Path) -> None:
-    """The file of torchelastic's @record: one exception, with its time in seconds."""
-    try:
-        data = json.loads(path.read_bytes()[: 1 << 24])
-        message = data["message"]
-        text, extra = str(message["message"]), message["extraInfo"]
-        when_ns = int(extra["timestamp"]) * 10**9
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return
-    scan.add(kind_of(text), log_lines.Line(1, text), when_ns=when_ns)
-    scan.evidence.events = [
-        replace(event, place=Place(scan.shown)) for event in scan.evidence.events
     ]
 
 

@@ -35,12 +35,6 @@ _SAMPLE = 2500  # lines of the beginning and of the end
 _NS = 10**9
 _DAY = datetime.timedelta(days=1)
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-_MONTHS = {
-    name: number
-    for number, name in enumerate(
-        ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"), 1
-    )
-}
 
 
 @dataclass
@@ -68,50 +62,35 @@ class Line:
         return self.rank, self.local_rank, self.pid
 
 
-# The times of prefixes, as reading/writers.py gives them.
-_ISO = re.compile(
-    r"\[?(\d{4})-(\d\d)-(\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
-    r"(Z|[+-]\d\d:?\d\d)?\]?$"
-)
-_GLOG = re.compile(r"(\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})$")
 _PROGRAM = re.compile(r"(?:srun|slurm\w+|mpirun|prterun): ")  # no host that labels its lines
-_DAY_TIME = re.compile(r"([A-Z][a-z]{2}) ([ \d]\d) (\d\d):(\d\d):(\d\d)(?: (\d{4}))?$")
+# The times of prefixes, as reading/writers.py gives them: a date and time, a fraction, a zone.
+_TIME = re.compile(r"\[?(.+?\d\d:\d\d:\d\d(?: \d{4})?)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?\]?$")
+_FORMATS = ("%Y-%m-%d %H:%M:%S", "%b %d %H:%M:%S %Y")
+_WITHOUT_YEAR = ("%m%d %H:%M:%S", "%b %d %H:%M:%S")  # of glog and of syslog
 
 
-def utc_ns(
-    year: int,
-    month: int,
-    day: int,
-    hour: int,
-    minute: int,
-    second: int,
-    fraction: str = "",
-    zone: str = "",
-) -> int | None:
-    """Nanoseconds since 1970; None for a date that does not exist. A time without a zone is UTC."""
-    try:
-        when = datetime.datetime(
-            year, month, day, hour, minute, second, tzinfo=datetime.timezone.utc
-        )
-    except ValueError:
-        return None
-    seconds = int(when.timestamp())
-    if zone and zone != "Z":
-        digits = zone[1:].replace(":", "")
-        offset = int(digits[:2]) * 3600 + int(digits[2:4] or 0) * 60
-        seconds -= offset if zone[0] == "+" else -offset
-    return seconds * _NS + int(fraction.ljust(9, "0")[:9] or 0)
-
-
-def iso_ns(text: str) -> int | None:
-    """The time of ``2026-11-24T18:00:00``; None for anything else."""
-    match = _ISO.match(text)
+def time_ns(text: str, last: datetime.datetime | None = None) -> int | None:
+    """Nanoseconds since 1970 of a time as logs have it; None for anything else. One without a zone
+    is UTC. One without a year is the last such time before the day after ``last``.
+    """
+    match = _TIME.match(text)
     if match is None:
         return None
-    year, month, day, hour, minute, second = (int(match[i]) for i in range(1, 7))
-    return utc_ns(
-        year, month, day, hour, minute, second, fraction=match[7] or "", zone=match[8] or ""
-    )
+    date, fraction, zone = match.groups(default="")
+    date = re.sub(r"(?<=\d)[T_](?=\d)", " ", date)
+    dates = [_parsed(date, format, zone) for format in _FORMATS]
+    for year in (last.year, last.year - 1) if last else ():
+        without_year = [_parsed(f"{year} {date}", f"%Y {format}", "") for format in _WITHOUT_YEAR]
+        dates += [when for when in without_year if when and last and when <= last + _DAY]
+    when = next((when for when in dates if when), None)
+    return None if when is None else int(when.timestamp()) * _NS + int(fraction.ljust(9, "0"))
+
+
+def _parsed(text: str, format: str, zone: str) -> datetime.datetime | None:
+    try:
+        return datetime.datetime.strptime(f"{text} {zone or '+0000'}", f"{format} %z")
+    except ValueError:
+        return None
 
 
 _TAIL = 1 << 16  # bytes
@@ -148,32 +127,10 @@ class LineReader:
             written.local_rank,
             written.node,
             written.pid,
-            self._when_ns(written.time) if written.time else None,
+            time_ns(written.time, self._last) if written.time else None,
             written.kernel,
             "[rank" in written.prefix,
         )
-
-    def _when_ns(self, text: str) -> int | None:
-        if match := _GLOG.match(text):
-            month, day, hour, minute, second = (int(match[i]) for i in range(1, 6))
-            return self._without_year(month, day, hour, minute, second, match[6])
-        if match := _DAY_TIME.match(text):
-            month = _MONTHS.get(match[1], 0)
-            day, hour, minute, second = (int(match[i]) for i in range(2, 6))
-            if match[6]:
-                return utc_ns(int(match[6]), month, day, hour, minute, second)
-            return self._without_year(month, day, hour, minute, second)
-        return iso_ns(text)
-
-    def _without_year(
-        self, month: int, day: int, hour: int, minute: int, second: int, fraction: str = ""
-    ) -> int | None:
-        """The last such time before the file was written."""
-        year = self._last.year
-        when = utc_ns(year, month, day, hour, minute, second, fraction=fraction)
-        if when is not None and when > int((self._last + _DAY).timestamp()) * _NS:
-            when = utc_ns(year - 1, month, day, hour, minute, second, fraction=fraction)
-        return when
 
 
 def _last_lines(path: Path) -> list[str]:
@@ -308,7 +265,6 @@ class LogScan:
     event of torchrun that does not name the rank. tasks: events of Slurm's tasks. tasks_are_ranks:
     whether these are ranks, and not torchrun's agents. closing: whether lines say which processes
     torchrun ended. step_ends: whether Slurm is ending the step.
-    oom_pids: processes that the kernel killed for their memory.
     """
 
     shown: str
@@ -322,7 +278,6 @@ class LogScan:
     tasks_are_ranks: bool = True
     closing: bool = False
     step_ends: bool = False
-    oom_pids: set[int] = field(default_factory=set)
     # Rank of the world minus rank on the host, of lines that have both.
     local_offsets: set[int] = field(default_factory=set)
     _seen: set[tuple[object, ...]] = field(default_factory=set)
@@ -399,11 +354,27 @@ class LogScan:
                 numbers[key] = max(number, numbers.get(key, 0))
 
 
+def adds(kind: str, signal: int | None = None) -> Handle:
+    """A handler that adds an event of no rank, with what the groups of the pattern name: ``pid``,
+    ``node``, and the job of Slurm as ``slurm``.
+    """
+
+    def handle(scan: LogScan, line: Line, match: re.Match[str]) -> None:
+        names = match.groupdict()
+        if names.get("slurm"):
+            scan.evidence.identities.add(f"slurm {names['slurm']}")
+        pid = int(names["pid"]) if names.get("pid") else None
+        node = names.get("node") or line.node or scan.node
+        scan.add(kind, line, rank=None, pid=pid, node=node, signal=signal)
+
+    return handle
+
+
 # What an error says.
 
 _WATCHDOG = re.compile(
     r"\[Rank (\d{1,7})\] Watchdog caught collective operation timeout: "
-    r"Work\w{1,20}\((?:SeqNum=(\d{1,18}), )?OpType=(\w{1,60})(?:, NumelIn=(\d{1,18}))?"
+    r"Work\w{1,20}\((?:SeqNum=(\d{1,18}), )?OpType=(\w{1,60})"
 )
 _FINGERPRINT = re.compile(
     r"Rank (\d{1,7}) is running (?:inconsistent )?collective: CollectiveFingerPrint\("
@@ -418,8 +389,7 @@ _SPEAKER = re.compile(r"\[Rank (\d{1,7})\]|\bRank (\d{1,7}) (?:successfully|time
 
 
 def facts_of(text: str) -> dict[str, Any]:
-    """Fields of a JobEvent for an error with this text: about, rank, number, collective, elements,
-    addresses.
+    """Fields of a JobEvent for an error with this text: about, rank, number, collective, addresses.
 
     rank is missing where the text does not say whose it is.
     """
@@ -429,7 +399,6 @@ def facts_of(text: str) -> dict[str, Any]:
         facts["collective"] = torch_collective(match[3].lower())
         if match[2] and facts["collective"] not in ("send", "recv"):
             facts["number"] = int(match[2])
-            facts["elements"] = int(match[4]) if match[4] else None
     elif fingerprints := _FINGERPRINT.findall(text):
         facts["rank"] = int(fingerprints[0][0])
         facts["about"] = tuple(int(rank) for rank, _, _ in fingerprints[1:2])

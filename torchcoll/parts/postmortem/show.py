@@ -9,9 +9,7 @@ from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ranges, plural, shorten
 from torchcoll.parts.postmortem.diagnosis import Diagnosis, shortened
-from torchcoll.parts.postmortem.evidence import JobEvidence
 from torchcoll.parts.postmortem.job_folder import FolderEvidence
-from torchcoll.parts.postmortem.text_rules import sentences
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid
 
@@ -19,7 +17,6 @@ SCHEMA = "torchcoll-postmortem/1"
 FORMATS = ("table", "markdown", "json", "line")
 NO_NAME = "(no name)"  # of a job, as --job takes it
 _LEFT_OUT = 5  # files that are named
-_MOST_TEXTS = 50
 
 
 def show_postmortem(
@@ -83,7 +80,6 @@ def _grid(diagnosis: Diagnosis, answer: Answer) -> Grid:
         who = "" if line.rank is None else f"rank {line.rank}: "
         lines.append(f"evidence: {who}{shortened(line.text)}  [{line.place}]")
     lines += [f"reason: {text}" for text in diagnosis.reasons]
-    lines += [f"contradicts: {one_line(text)}" for text in diagnosis.contradictions]
     lines += [f"next time, collect {text}" for text in diagnosis.collect_next]
     lines.append(_sources(diagnosis))
     return Grid([], [], above=lines, answer=answer)
@@ -138,31 +134,10 @@ def _job_object(diagnosis: Diagnosis) -> dict[str, Any]:
         "number": diagnosis.number,
         "reasons": diagnosis.reasons,
         "remedy": diagnosis.remedy,
-        "known_texts": _known_texts(job),
         "evidence": [
             {"text": line.text, "rank": line.rank, "file": line.place.path, "line": line.place.line}
             for line in diagnosis.evidence
         ],
-        "contradictions": diagnosis.contradictions,
         "collect_next": diagnosis.collect_next,
         "files": [{"file": f.path, "what": f.what, "ranks": list(f.ranks)} for f in job.files],
     }
-
-
-def _known_texts(job: JobEvidence) -> list[dict[str, Any]]:
-    """The known texts of the job's logs, with what each says and its remedy."""
-    objects = []
-    for finding in job.texts.findings[:_MOST_TEXTS]:
-        says, remedy = sentences(finding, [finding])
-        objects.append(
-            {
-                "cause": finding.text.cause,
-                "says": says,
-                "remedy": remedy,
-                "rank": finding.rank,
-                "file": finding.place.path,
-                "line": finding.place.line,
-                "text": finding.excerpt,
-            }
-        )
-    return objects

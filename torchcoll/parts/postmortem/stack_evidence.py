@@ -7,17 +7,15 @@ py-spy dump: ``Process 4711: python train.py``, then a stack for each thread, in
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import UnreadableError
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.variables import masked
 from torchcoll.parts.postmortem.evidence import (
@@ -30,7 +28,6 @@ from torchcoll.parts.postmortem.evidence import (
 )
 from torchcoll.parts.postmortem.log_lines import Handler, Line, LogScan, facts_of, quotation
 from torchcoll.parts.postmortem.texts import kind_of
-from torchcoll.reading.base import whole
 from torchcoll.reading.torch_names import torch_collective
 
 _LIBRARY = re.compile(
@@ -141,9 +138,6 @@ _FOLLOWED = re.compile("|".join(_CHAINED) + r"|[IWEF]\d{4} |Fatal Python error: 
 _IGNORED = re.compile(r"Exception ignored in")
 _SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error")
 _FATAL = re.compile(r"Fatal Python error: (.{1,200})")
-_THREAD = re.compile(
-    r"(?:(Current thread)|Thread) 0x[0-9a-f]+(?: \[.{0,60}\])?(?: \(most recent call first\))?:"
-)
 _FATAL_SIGNALS = {
     "Segmentation fault": signal.SIGSEGV,
     "Aborted": signal.SIGABRT,
@@ -176,7 +170,6 @@ class Tracebacks:
     def __init__(self, scan: LogScan) -> None:
         self.scan = scan
         self._open: dict[object, _Traceback] = {}
-        self._stacks: dict[object, tuple[Line, list[Frame], bool]] = {}
         self._ignored: set[object] = set()
         self._chained: set[object] = set()
         self._spawned: dict[object, int] = {}
@@ -211,13 +204,6 @@ class Tracebacks:
             return True
         if match := _SPAWNED.search(text):
             self._spawned[stream] = int(match[1])
-            return True
-        if stream in self._stacks and self._read_stack(line):
-            return True
-        if text.startswith(("Thread 0x", "Current thread 0x")) and (match := _THREAD.match(text)):
-            self._end_stack(stream)
-            self._stacks[stream] = (line, [], bool(match[1]))
-            self.scan.want(_FOLLOWING)
             return True
         traceback = self._open.get(stream)
         if traceback is None:
@@ -265,30 +251,7 @@ class Tracebacks:
         if event is not None and not traceback.chained:
             self.scan.replace(event, fatal=line.named)
 
-    def _read_stack(self, line: Line) -> bool:
-        _, frames, _ = self._stacks[line.stream]
-        if match := _FRAME.match(line.text):
-            if len(frames) < _MOST_FRAMES:
-                frames.append(Frame(match[1], int(match[2]), match[3].strip()))
-            self.scan.want(_FOLLOWING)
-            return True
-        if line.text.startswith("  ") or not line.text.strip():
-            return True
-        self._end_stack(line.stream)
-        return False
-
-    def _end_stack(self, stream: object) -> None:
-        """Add faulthandler's stack of a thread, if it is the main thread's."""
-        if stream not in self._stacks:
-            return
-        line, frames, _ = self._stacks.pop(stream)
-        if frames and frames[-1].function == "<module>":
-            text, collective = describe(frames)
-            self.scan.add("stack", line, text, collective=collective)
-
     def end(self) -> None:
-        for stream in list(self._stacks):
-            self._end_stack(stream)
         for traceback, line in self._unexplained.values():
             self._raised(traceback, line, line.text)
 
@@ -312,7 +275,6 @@ def _none(scan: LogScan, line: Line, match: re.Match[str]) -> None:
 HANDLERS: tuple[Handler, ...] = (
     ("Fatal Python error: ", _FATAL, _fatal),
     ("Traceback (most recent", re.compile(""), _none),
-    ("(most recent call first)", _THREAD, _none),
     ("Exception ignored in", _IGNORED, _none),
     ("terminated with the following error", _SPAWNED, _none),
 )
@@ -322,14 +284,13 @@ HANDLERS: tuple[Handler, ...] = (
 
 _WHAT = "stack dump"
 _MOST_BYTES = 64 << 20
-_MOST_SPY_FRAMES = 1000
 _PROCESS = re.compile(r"Process (\d{1,10}): ?(.*)")
 _SPY_THREAD = re.compile(
-    r'Thread (0x[0-9A-Fa-f]+|\d{1,20})(?: \(([\w+ ]{1,30})\))?(?:: "(.{0,100})")?$'
+    r'Thread (?:0x[0-9A-Fa-f]+|\d{1,20})(?: \([\w+ ]{1,30}\))?(?:: "(.{0,100})")?$'
 )
 _SPY_FRAME = re.compile(r"    (\S.{0,300}?) \((.{1,500}?)(?::(\d{1,9}))?\)$")
 _FAULT_THREAD = re.compile(
-    r"(?:Current thread|Thread) 0x[0-9a-f]+(?: \[.{0,60}\])? \(most recent call first\):"
+    r"(?:Current thread|Thread) 0x[0-9a-f]+(?: \[(.{0,60})\])? \(most recent call first\):"
 )
 _FAULT_FRAME = re.compile(r'  File "(.{1,500})", line (\d{1,9}) in (.{1,200})')
 _SPY_HEAD = re.compile(
@@ -342,21 +303,16 @@ _FAULT_HEAD = re.compile(
 
 
 def recognizes(path: Path, begin: bytes) -> bool:
-    if begin.lstrip()[:1] == b"[":
-        return b'"thread_id"' in begin and b'"frames"' in begin
     return bool(_SPY_HEAD.search(begin[:4096]) or _FAULT_HEAD.match(begin))
 
 
 def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
-    """Where the main thread of each process of the file stood. Raises UnreadableError."""
+    """Where the main thread of each process of the file stood."""
     with open_to_read(path) as file:
         data = file.read(_MOST_BYTES)
     evidence = JobEvidence(identities=identities_of_path(shown))
     file_rank = rank_of_path(shown)
-    if data.lstrip()[:1] == b"[":
-        stacks = list(_json_stacks(data, shown))
-    else:
-        stacks = list(_text_stacks(data.decode("utf-8", "replace")))
+    stacks = list(_stacks(data.decode("utf-8", "replace")))
     several = len({pid for _, pid, _, _ in stacks}) > 1
     for line, pid, command, frames in stacks:
         rank = None if several else file_rank
@@ -376,70 +332,39 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
 
 
 _OUTERMOST = ("<module>", "_run_module_as_main")
-_Stack = tuple["int | None", "int | None", str, list[Frame]]  # line, pid, command line, frames
 
 
-def _text_stacks(text: str) -> Iterator[_Stack]:
-    """The stack of the main thread of each process: that with its name, or else the one whose
-    outermost frame is a module. faulthandler writes no names, and the oldest thread last.
+def _stacks(text: str) -> Iterator[tuple[int, int | None, str, list[Frame]]]:
+    """Yield (line, process, its command, frames of its main thread) of each process."""
+    lines = text.splitlines()
+    heads = [number for number, line in enumerate(lines) if _PROCESS.match(line)]
+    for begin, end in pairwise([*([] if heads[:1] == [0] else [0]), *heads, len(lines)]):
+        if main := main_thread(lines[begin:end]):
+            process = _PROCESS.match(lines[begin])
+            pid, command = (int(process[1]), process[2]) if process else (None, "")
+            yield begin + main[0], pid, command, main[1]
+
+
+def main_thread(lines: Iterable[str]) -> tuple[int, list[Frame]] | None:
+    """(line, frames with the innermost first) of the main thread of one process: that with its
+    name, or else the one whose outermost frame is a module. faulthandler writes the oldest thread
+    last.
     """
-    pid: int | None = None
-    command = ""
     threads: list[tuple[int, str, list[Frame]]] = []
     is_faulthandler = False
-
-    def main() -> Iterator[_Stack]:
-        named = [thread for thread in threads if thread[1] == "MainThread"]
-        modules = [t for t in threads if t[2] and t[2][-1].function in _OUTERMOST]
-        oldest = threads[-1:] if is_faulthandler else threads[:1]
-        for line, _, frames in [*named, *modules, *oldest][:1]:
-            yield line, pid, command, frames
-
-    for number, line in enumerate(text.splitlines(), 1):
-        if match := _PROCESS.match(line):
-            yield from main()
-            threads = []
-            pid, command = int(match[1]), match[2]
-        elif match := _SPY_THREAD.match(line):
-            threads.append((number, match[3] or "", []))
-        elif _FAULT_THREAD.match(line):
-            threads.append((number, "", []))
+    for number, line in enumerate(lines, 1):
+        if match := _SPY_THREAD.match(line):
+            threads.append((number, match[1] or "", []))
+        elif match := _FAULT_THREAD.match(line):
+            threads.append((number, match[1] or "", []))
             is_faulthandler = True
-        elif threads and len(threads[-1][2]) < _MOST_SPY_FRAMES:
+        elif threads and len(threads[-1][2]) < _MOST_FRAMES:
             if match := _SPY_FRAME.match(line):
                 where = int(match[3]) if match[3] else None
                 threads[-1][2].append(Frame(match[2], where, match[1]))
             elif match := _FAULT_FRAME.match(line):
                 threads[-1][2].append(Frame(match[1], int(match[2]), match[3]))
-    yield from main()
-
-
-def _json_stacks(data: bytes, shown: str) -> Iterator[_Stack]:
-    try:
-        threads = json.loads(data)
-    except (ValueError, RecursionError):
-        raise UnreadableError(_WHAT, shown, "complete JSON of py-spy dump --json") from None
-    by_process: dict[int | None, list[dict[str, Any]]] = {}
-    for thread in threads if isinstance(threads, list) else ():
-        if isinstance(thread, dict):
-            by_process.setdefault(whole(thread.get("pid")), []).append(thread)
-    for pid, members in by_process.items():
-        named = [thread for thread in members if thread.get("thread_name") == "MainThread"]
-        thread = (named or members)[0]
-        info = thread.get("process_info")
-        command = str(info.get("command_line", "")) if isinstance(info, dict) else ""
-        frames = thread.get("frames")
-        yield (
-            None,
-            pid,
-            command,
-            [
-                Frame(
-                    str(frame.get("filename") or frame.get("short_filename") or ""),
-                    whole(frame.get("line")),
-                    str(frame.get("name") or ""),
-                )
-                for frame in (frames if isinstance(frames, list) else ())[:_MOST_SPY_FRAMES]
-                if isinstance(frame, dict)
-            ],
-        )
+    named = [thread for thread in threads if thread[1] == "MainThread"]
+    modules = [t for t in threads if t[2] and t[2][-1].function in _OUTERMOST]
+    oldest = threads[-1:] if is_faulthandler else threads[:1]
+    return next(((line, frames) for line, _, frames in (*named, *modules, *oldest)), None)

@@ -5,7 +5,7 @@ those of other ranks, and who waited for whom.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchcoll.parts.postmortem.evidence import STATES, CallSeen, GroupSeen, JobEvent, JobEvidence
@@ -94,7 +94,6 @@ def standings_of(job: JobEvidence) -> Standings:
                 groups[key].members = ranks
         return groups[key]
 
-    ended_only = {file.path for file in job.files if not file.has_open_calls}
     # Calls that a rank reports to have failed. A source may have these as ended.
     failed = {
         (event.rank, event.group, event.number): event
@@ -105,7 +104,7 @@ def standings_of(job: JobEvidence) -> Standings:
     messages: dict[int, list[CallSeen]] = defaultdict(list)
     latest: dict[int, CallSeen] = {}
     for call in job.calls:
-        if call.place.path not in ended_only and _is_later(call, latest.get(call.rank)):
+        if _is_later(call, latest.get(call.rank)):
             latest[call.rank] = call
         if call.peer is not None or call.collective in ("send", "recv"):
             if call.state != "completed" and call.reliable_state:
@@ -115,13 +114,9 @@ def standings_of(job: JobEvidence) -> Standings:
         earlier = group.call(call.rank, call.number)
         if earlier is None or _progress(earlier) < _progress(call):
             group.calls[call.rank][call.number] = call
-        if call.place.path not in ended_only:
-            group.last[call.rank] = max(call.number, group.last.get(call.rank, 0))
-        if call.reliable_state and call.state == "completed":
-            # What ended last on a rank that complains may have failed.
-            is_sure = call.place.path not in ended_only or call.rank not in complaining
-            if is_sure and (call.rank, call.group, call.number) not in failed:
-                group.completed[call.rank] = max(call.number, group.completed.get(call.rank, 0))
+        group.last[call.rank] = max(call.number, group.last.get(call.rank, 0))
+        if _is_completed(call) and (call.rank, call.group, call.number) not in failed:
+            group.completed[call.rank] = max(call.number, group.completed.get(call.rank, 0))
     for (rank, key), number in job.last_number.items():
         group = standing(key)
         if rank in group.last:
@@ -145,7 +140,7 @@ def standings_of(job: JobEvidence) -> Standings:
             waits[rank].append(wait)
     for rank, calls in messages.items():
         waits[rank] += [OpenCall(rank, c.group, c.number, c, peer=c.peer) for c in calls]
-    recorded = {call.rank for call in job.calls if call.place.path not in ended_only}
+    recorded = {call.rank for call in job.calls}
     recorded |= {rank for rank, _ in job.last_number}
     # A record without any call is one as well: its rank made none.
     recorded |= {rank for file in job.files if file.what in _RECORDS for rank in file.ranks}
@@ -209,13 +204,9 @@ def _add_waits(
             waits[rank].append(OpenCall(rank, group.key, number, calls.get(number)))
 
 
-def ranks_of_node(job: JobEvidence, node: str, ranks: Iterable[int]) -> tuple[int, ...]:
-    return tuple(rank for rank in ranks if job.nodes.get(rank) == node)
-
-
 # Collectives that require the same number of elements of all ranks. Others may differ: a root has
 # an output that the others lack, and splits may be uneven.
-_SAME_SIZE = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather")
+SAME_SIZE = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather")
 _WITHOUT_DTYPE = ("barrier", "monitored_barrier")
 # Ranks that completed so many calls alike after a difference were not stopped by it; more where
 # the source does not record what completed, since ranks issue calls ahead.
@@ -254,7 +245,7 @@ def signature(call: CallSeen) -> tuple[str, int | None, str | None]:
     elements = None
     sizes = call.sizes_out if call.collective == "broadcast" else call.sizes_in
     sizes = sizes or call.sizes_in
-    if call.collective in _SAME_SIZE and sizes:
+    if call.collective in SAME_SIZE and sizes:
         counts = [product(shape) for shape in sizes]
         elements = None if None in counts else sum(count or 0 for count in counts)
     dtype = None if call.collective in _WITHOUT_DTYPE else call.dtype
@@ -473,43 +464,20 @@ def _missing_message(wait: OpenCall, standings: Standings) -> tuple[frozenset[in
 
 
 def _cycle(edges: Mapping[int, frozenset[int]]) -> set[int]:
-    """The ranks of the smallest strongly connected component of at least two ranks; empty if there
-    is none (Tarjan's algorithm, without recursion).
-    """
-    index: dict[int, int] = {}
-    low: dict[int, int] = {}
-    stack: list[int] = []
-    on_stack: set[int] = set()
-    components: list[set[int]] = []
-    for start in sorted(edges):
-        if start in index:
-            continue
-        work = [(start, iter(sorted(edges[start])))]
-        index[start] = low[start] = len(index)
-        stack.append(start)
-        on_stack.add(start)
-        while work:
-            rank, left = work[-1]
-            awaited = next(left, None)
-            if awaited is None:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[rank])
-                if low[rank] == index[rank]:
-                    component: set[int] = set()
-                    while rank not in component:
-                        component.add(stack.pop())
-                    on_stack -= component
-                    if len(component) > 1:
-                        components.append(component)
-            elif awaited not in index:
-                index[awaited] = low[awaited] = len(index)
-                stack.append(awaited)
-                on_stack.add(awaited)
-                work.append((awaited, iter(sorted(edges.get(awaited, ())))))
-            elif awaited in on_stack:
-                low[rank] = min(low[rank], index[awaited])
-    return min(components, key=lambda ranks: (len(ranks), min(ranks)), default=set())
+    """The ranks of the smallest strongly connected component of at least two; empty without one."""
+    if not edges:
+        return set()
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    pairs = [(rank, awaited) for rank, of_rank in edges.items() for awaited in of_rank]
+    size = 1 + max(map(max, pairs))
+    graph = coo_array(([True] * len(pairs), tuple(zip(*pairs, strict=True))), shape=(size, size))
+    components: dict[int, set[int]] = defaultdict(set)
+    for rank, component in enumerate(connected_components(graph, connection="strong")[1]):
+        components[component].add(rank)
+    found = [ranks for ranks in components.values() if len(ranks) > 1]
+    return min(found, key=lambda ranks: (len(ranks), min(ranks)), default=set())
 
 
 def _reaching(

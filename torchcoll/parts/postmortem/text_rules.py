@@ -17,8 +17,15 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.units import plural
 from torchcoll.parts.postmortem.diagnosis import Diagnosis, EvidenceLine, ranks_text, shortened
-from torchcoll.parts.postmortem.evidence import ENDED_BY_ITSELF, LogTexts, Place, TextMatch
+from torchcoll.parts.postmortem.evidence import (
+    ENDED_BY_ITSELF,
+    LogTexts,
+    Place,
+    TextMatch,
+    WaitedCall,
+)
 from torchcoll.parts.postmortem.job_facts import JobFacts
+from torchcoll.parts.postmortem.standing import SAME_SIZE
 from torchcoll.parts.postmortem.texts import KILLED, TEXTS, Text
 from torchcoll.reading.torch_names import torch_collective
 
@@ -47,7 +54,7 @@ _ASIDE = (
 )
 _WATCHDOG = re.compile(
     r"\[Rank (\d+)\]\s+Watchdog caught collective operation timeout:\s*WorkNCCL\("
-    r"(?:SeqNum=(\d+))?[,.\s]*OpType=(\w+)"
+    r"(?:SeqNum=(\d+))?[,.\s]*OpType=(\w+)(?:,\s*NumelIn=(\d+))?"
 )
 # Names of ranks of the world on a line, the surest first. [PG 5 Rank 0] has the rank in the group.
 _WRITERS = (
@@ -71,9 +78,11 @@ def read_texts(path: Path, shown: str) -> LogTexts:
         for match in _matches(each.pattern, text):
             texts.findings.append(_finding(each, match, text, shown))
     for match in _matches(_WATCHDOG, text):
-        rank, number, operation = match.groups()
+        rank, number, operation, elements = match.groups()
         if int(rank) < MOST_RANKS:
-            call = (int(number or 0), torch_collective(operation.lower()))
+            collective = torch_collective(operation.lower())
+            compared = elements and collective in SAME_SIZE
+            call = (int(number or 0), collective, int(elements) if compared else 0)
             calls = texts.waits.setdefault(int(rank), [])
             if call not in calls:
                 calls.append(call)
@@ -204,9 +213,10 @@ def _of_findings(facts: JobFacts, findings: Sequence[TextMatch]) -> Diagnosis | 
     if first.text.whose == "writer":
         result.culprits = tuple(sorted({f.rank for f in same if f.rank is not None}))
     elif first.text.whose == "named":
-        named = {f.names.get(name) for f in same for name in ("rank", "rank2")}
-        result.culprits = tuple(sorted(int(rank) for rank in named if rank and len(rank) < 7))
-    result.nodes = tuple(dict.fromkeys(f.host for f in same if f.host))
+        named = " ".join(f.names.get(name, "") for f in same for name in ("rank", "rank2"))
+        result.culprits = tuple(sorted({int(n) for n in re.findall(r"\b\d{1,6}\b", named)}))
+    hosts = [finding.host or finding.names.get("host", "") for finding in same]
+    result.nodes = tuple(dict.fromkeys(host for host in hosts if host))
     for finding in same[:3]:
         result.evidence.append(EvidenceLine(finding.excerpt, finding.place, finding.rank))
     waits = facts.job.texts.waits
@@ -289,7 +299,7 @@ def missing_from_reports(facts: JobFacts) -> Diagnosis | None:
     several = any(len(calls) > 1 for calls in texts.waits.values())
     if several:  # numbers are of several groups, and torch does not say of which
         return _all_waited(facts, "the last calls of every rank")
-    calls: dict[tuple[int, str], list[int]] = defaultdict(list)
+    calls: dict[WaitedCall, list[int]] = defaultdict(list)
     for rank, (call, *_) in sorted(texts.waits.items()):
         calls[call].append(rank)
     if len(calls) > 1:
@@ -319,7 +329,7 @@ def _all_waited(facts: JobFacts, collect: str) -> Diagnosis:
     calls = Counter(call for calls in texts.waits.values() for call in calls)
     call = calls.most_common(1)[0][0]
     if len(calls) > 1:
-        call = (0, call[1])
+        call = (0, call[1], 0)
     result.number, result.collective = call[0] or None, call[1]
     verb = plural(len(texts.waits), "waits", "wait")
     result.says = (
@@ -341,31 +351,36 @@ def _all_waited(facts: JobFacts, collect: str) -> Diagnosis:
     return result
 
 
-def _in_different_calls(facts: JobFacts, calls: dict[tuple[int, str], list[int]]) -> Diagnosis:
+def _in_different_calls(facts: JobFacts, calls: dict[WaitedCall, list[int]]) -> Diagnosis:
     """Ranks wait in different calls: the fewest are in another one, or are behind."""
     most = max(calls, key=lambda call: (len(calls[call]), -call[0]))
     odd = sorted(rank for call, ranks in calls.items() if call != most for rank in ranks)
     of_odd = Counter(call for call, ranks in calls.items() if call != most for _ in ranks)
     other = of_odd.most_common(1)[0][0]
-    same = other[1] == most[1] and other[0] < most[0]
-    verb = plural(len(odd), "is", "are") + (" behind" if same else " in another call")
+    is_behind = other[1] == most[1] and other[0] < most[0]
+    where = "behind" if is_behind else "in another call"
+    sizes = ["", ""]
+    if other[:2] == most[:2]:
+        where = "in a call of another size"
+        sizes = [f" of {call[2]} elements" for call in (other, most)]
     result = Diagnosis(facts.job, kind="mismatch", certainty="likely", culprits=tuple(odd))
     result.waiting = tuple(calls[most])
     result.number, result.collective = other[0] or None, other[1]
     waits = plural(len(calls[most]), "waits", "wait")
+    verb = plural(len(odd), "is", "are")
     result.says = (
-        f"{ranks_text(odd)} {verb}: {_call(other)}, while {ranks_text(calls[most])} {waits} in "
-        f"{_call(most)}"
+        f"{ranks_text(odd)} {verb} {where}: {_call(other)}{sizes[0]}, while "
+        f"{ranks_text(calls[most])} {waits} in {_call(most)}{sizes[1]}"
     )
     result.remedy = "make all ranks call the same collectives in the same order"
     result.details += facts.job.texts.asides
     return result
 
 
-def _call(call: tuple[int, str]) -> str:
+def _call(call: WaitedCall) -> str:
     return f"{call[1]} number {call[0]}" if call[0] else call[1]
 
 
-def _waited(waits: dict[int, list[tuple[int, str]]]) -> str:
+def _waited(waits: dict[int, list[WaitedCall]]) -> str:
     call = Counter(call for calls in waits.values() for call in calls).most_common(1)[0][0]
     return f"{ranks_text(sorted(waits))} waited in {_call(call)}"

@@ -346,6 +346,43 @@ TEXTS = (
         "named",
     ),
     _text(
+        "rank missing",
+        r"\[(?P<rank>\d+(?:, \d+)*)\] finished collective #(\d+), but didn't join collective",
+        "ranks {0} did not come to the call after number {1}, which other ranks had begun",
+        "look at what these ranks did instead: log, stack (py-spy dump) and node",
+        "named",
+    ),
+    _text(
+        "killed",
+        r"process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on\s+signal (\d+)",
+        "rank {0} on {host} was killed by {signal}, as mpirun reports",
+        "{killed}",
+        "named",
+    ),
+    _text(
+        "killed",
+        r"RANK (?P<rank>\d+) PID \d+ RUNNING AT (?P<host>\S+)\n=\s+KILLED BY SIGNAL: (?!9\b)(\d+)",
+        "rank {0} on {host} was killed by {signal}, as mpirun reports",
+        "{killed}",
+        "named",
+    ),
+    _text(
+        "killed",
+        r"RANK (?P<rank>\d+) PID \d+ RUNNING AT (?P<host>\S+)\n=\s+KILLED BY SIGNAL: (9)\b",
+        "rank {0} on {host} was killed by SIGKILL, as mpirun reports",
+        KILLED,
+        "named",
+        weak=True,  # mpirun ends the other ranks with it
+    ),
+    _text(
+        "exit",
+        r"MPI_ABORT was invoked on rank (?P<rank>\d+)|MPI_Abort\(MPI_COMM_WORLD, -?\d+\) - process "
+        r"(?P<rank2>\d+)",
+        "rank {any} ended the job with MPI_Abort",
+        "look at the last lines of this rank for the reason",
+        "named",
+    ),
+    _text(
         "killed",
         r"\[rank: (?P<rank>\d+)\] Child process with PID (\d+) terminated with code -(\d+)",
         "rank {0} (process {1}) was killed by {signal}",

@@ -1,22 +1,30 @@
-"""Lines of torch's C++ code and of its elastic launcher in a log.
+"""Lines of torch's C++ code, of its elastic launcher, of NCCL and of oneCCL in a log, and the
+report of NCCL's RAS in the text of ``ncclras``.
 
-Texts of torch 2.0 to 2.13: ProcessGroupNCCL.cpp, TraceUtils.h, ProcessGroupGloo.cpp,
-torch/distributed/elastic (multiprocessing/api.py, multiprocessing/errors, agent/server/api.py).
+Texts of torch 2.0 to 2.13 (ProcessGroupNCCL.cpp, ProcessGroupGloo.cpp, torch/distributed/elastic),
+NCCL 2.8 to 2.30 (src/misc/socket.cc, src/transport/net_ib, of RAS src/ras/client_support.cc since
+2.24) and oneCCL 2021 and 2022.
 """
 
 from __future__ import annotations
 
 import re
 import signal
+from dataclasses import dataclass, field
+from typing import Any
 
-from torchcoll.parts.postmortem.evidence import JobEvent
+from torchcoll.core.bounds import MOST_RANKS
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import counted, shorten
+from torchcoll.libraries.nccl.log import NcclLogReader
+from torchcoll.parts.postmortem.diagnosis import ranks_text
+from torchcoll.parts.postmortem.evidence import JobEvent, Place
 from torchcoll.parts.postmortem.log_lines import (
     Handler,
     Line,
     LogScan,
     facts_of,
     quotation,
-    ranks_in,
 )
 from torchcoll.parts.postmortem.texts import kind_of
 from torchcoll.reading.torch_names import torch_collective
@@ -85,30 +93,6 @@ def _stuck(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     """The monitor found the watchdog itself stuck in a call of CUDA, or waiting for the GIL."""
     group, rank = _group_rank(scan, line)
     scan.add("timeout", line, line.text[line.text.find(match[0]) :], rank=rank, group=group)
-
-
-def _behind(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    """The desync report of TORCH_NCCL_DESYNC_DEBUG: ranks that did not come to the next call."""
-    last = scan.evidence.events[-1] if scan.evidence.events else None
-    group = last.group if last is not None and last.kind == "timeout" and last.group else "0"
-    for rank in ranks_in(match[1]):
-        scan.numbers(rank, scan.group(group), int(match[2]), int(match[2]))
-
-
-def _joined(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    last = scan.evidence.events[-1] if scan.evidence.events else None
-    group = last.group if last is not None and last.kind == "timeout" and last.group else "0"
-    for rank in ranks_in(match[1]):
-        scan.numbers(rank, scan.group(group), int(match[2]), int(match[2]) - 1)
-
-
-def _never_joined(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    for rank in ranks_in(match[1]):
-        scan.numbers(rank, scan.group("0"), 0, 0)
-
-
-def _desync(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    scan.want(40)
 
 
 def _complaint(scan: LogScan, line: Line, match: re.Match[str]) -> None:
@@ -291,26 +275,278 @@ def _spawn(scan: LogScan, line: Line, match: re.Match[str]) -> None:
 _DEVICE_ERROR = re.compile(r"CUDA error: .{1,200}|device-side assert triggered")
 
 
+# NCCL and oneCCL.
+
+_PEER = re.compile(r"(?:peer|to|from) ((?:\d{1,3}\.){3}\d{1,3})<\d{1,5}>")
+_OWN_RANK = re.compile(r"at and around rank (\d{1,7})")
+
+_DEVICE = re.compile(r"(?:Cuda|HIP) failure|uncorrectable (?:NVLink|ECC) error")
+
+
+class NcclLines:
+    """Takes the lines of NCCL to its log reader, which knows processes and communicators."""
+
+    def __init__(self, scan: LogScan) -> None:
+        self.scan = scan
+        self.reader = NcclLogReader(scan.shown)
+
+    def read_info(self, raw: bytes) -> None:
+        self.reader.read([raw])
+
+    def read_warning(self, line: Line, raw: bytes) -> None:
+        self.reader.read([raw])
+        text = line.text[line.text.find("NCCL WARN") + 10 :]
+        kind = kind_of(f"NCCL WARN {text}")
+        if kind == "exception" and not _DEVICE.search(text):
+            kind = "warning"
+        facts = facts_of(text)
+        facts.pop("rank", None)
+        facts["addresses"] = (*facts.get("addresses", ()), *_PEER.findall(text))
+        facts["addresses"] = tuple(dict.fromkeys(facts["addresses"]))
+        rank = self.scan.rank_of(line)
+        member = _OWN_RANK.search(text)
+        process = self.reader.process
+        self.scan.add(
+            kind,
+            line,
+            f"NCCL WARN {text}",
+            **{
+                **facts,
+                "rank": int(member[1]) if member else rank,
+                "pid": process.pid or None,
+                "node": process.host,
+            },
+        )
+
+    def end(self) -> None:
+        """Which process, on which host, each rank of the largest communicator is."""
+        evidence = self.scan.evidence
+        members = [
+            (member, process)
+            for process in self.reader.processes
+            for member in process.members
+            if member.rank is not None and member.nranks is not None
+        ]
+        most = max((m.nranks or 0 for m, _ in members), default=0)
+        if most < 2:
+            return
+        places: dict[int, set[tuple[str, int]]] = {}
+        for member, process in members:
+            if member.comm_id:
+                evidence.identities.add(f"communicator {member.comm_id}")
+            if member.nranks == most and member.rank is not None:
+                places.setdefault(member.rank, set()).add((process.host, process.pid))
+        # Two groups of one size give one rank two processes: neither is the world.
+        if all(len(hosts) == 1 for hosts in places.values()):
+            evidence.ranks = max(evidence.ranks or 0, most)
+            for rank, hosts in places.items():
+                host, pid = next(iter(hosts))
+                self.scan.process(rank, pid or None, host)
+
+
+def _ras_begins(scan: LogScan, line: Line, match: re.Match[str]) -> None:
+    scan.want(2000)
+
+
+_CCL = re.compile(r"(?::\[(\d{1,7})\] )?\|CCL_ERROR\| (.*)")
+
+
+def _oneccl(scan: LogScan, line: Line, match: re.Match[str]) -> None:
+    text = match[2]
+    kind = "peer_lost" if re.search(r"connection|fi_cq|socket", text) else "warning"
+    rank = int(match[1]) if match[1] else scan.rank_of(line)
+    scan.add(kind, line, f"|CCL_ERROR| {text}", rank=rank)
+
+
+# Errors of a communicator of which another rank is the cause, and those of which any rank may be.
+_OF_PEERS = ("Remote process error", "System error")
+_OF_ANY_RANK = ("Invalid usage", "Invalid argument")
+_MOST_EVENTS = 64  # of each kind, except for ranks without an answer
+
+
+@dataclass
+class _Count:
+    """Ranks that launched equally many operations. size: their number. ranks: those listed."""
+
+    launched: int
+    size: int
+    ranks: list[int] = field(default_factory=list)
+
+
+_COMMUNICATOR = re.compile(r"#(\d{1,9})-\d{1,9} \(([0-9a-f]{1,16})\) (\w+)")
+_COUNTS = re.compile(r"Communicator ranks have different (\w{1,40}) operation counts")
+_REACHED = re.compile(
+    r"(\d{1,9}) ranks have (?:launched up to operation (\d{1,18})|not launched any)"
+)
+_MISSING = re.compile(r"Missing communicator data from (\d{1,9}) (job process|rank)")
+_DEAD = re.compile(r"(\d{1,9}) job process(?:es are| is) considered dead")
+_REPORTED = re.compile(r"\d{1,9} ranks reported (.{1,60})")
+_RANK = re.compile(
+    r"Rank (\d{1,7})(?: has (?:launched up to operation (\d{1,18})|(not launched) any operations)"
+    r"| has status \w+| reported (.{1,60}?))? -- (?:GPU \S{1,40}(?: \(NVML \d{1,9}\))? managed by "
+    r"process (\d{1,10}) on node (\S{1,100})|\[process information not found\])"
+)
+_PROCESS = re.compile(r"Process (\d{1,10}) on node (\S{1,100}) managing GPU")
+# Group, communicators in it, nodes, ranks per node, ranks per communicator, ranks, status, errors.
+_RAS_GROUP = re.compile(r"\s+(\d{1,9})\s+\d+\s+\d+\s+[\d-]+\s+(\d{1,7})\s+\d+\s+[A-Z]")
+_TOTALS = re.compile(r"\(total\)\s.*\(total\)$")
+_TOTAL = re.compile(r"[\s\d]+\s(\d{1,7})$")
+_SECTION = re.compile(r"(INCOMPLETE|DEAD|TIMEOUT|Errors|Warnings)$")
+
+
+class RasText:
+    """Reads what ``ncclras`` prints. Of several reports in a file the last counts: a process that
+    did not answer once may answer the next time. Ranks are of the world: of communicators that have
+    all ranks.
+    """
+
+    def __init__(self, scan: LogScan) -> None:
+        self.scan = scan
+        self._begin_report()
+        self._active = False
+
+    def _begin_report(self) -> None:
+        self._active = True
+        self._ranks: int | None = None  # of the world
+        self._is_total = False  # the next line has the totals of the job
+        self._sizes: dict[int, int] = {}  # of the communicators of each group in the report
+        self._section, self._error = "", ""
+        self._of_world = False
+        self._missing = 0  # processes that did not answer
+        self._unanswered: dict[int, JobEvent] = {}
+        self._processes: list[JobEvent] = []  # that did not answer, of unknown ranks
+        self._counts: list[tuple[Line, str, list[_Count]]] = []
+        self._errors: list[tuple[Line, int | None, str]] = []
+        self._groups: list[_Count] | None = None  # of the counts whose lines follow
+
+    def read(self, line: Line) -> bool:
+        """Read a line; returns whether it is one of the report."""
+        text = line.text.strip()
+        if text == "Job summary":
+            self._begin_report()
+            self.scan.want(2000)
+        if not self._active:
+            return False
+        if self._is_total and (match := _TOTAL.match(line.text)):
+            self._is_total = False
+            self._ranks = int(match[1]) if int(match[1]) <= MOST_RANKS else None
+        elif _TOTALS.search(line.text):
+            self._is_total = True
+        elif match := _RAS_GROUP.match(line.text):
+            self._sizes[int(match[1])] = int(match[2])
+        elif match := _COMMUNICATOR.match(text):
+            self._of_world = self._sizes.get(int(match[1])) == self._ranks
+            self._section, self._groups, self._error = match[3], None, ""
+            self.scan.evidence.identities.add(f"communicator 0x{int(match[2], 16):x}")
+        elif match := _SECTION.match(text):
+            self._section, self._of_world, self._groups = match[1], False, None
+        elif match := _COUNTS.match(text):
+            self._groups = []
+            if self._of_world:
+                self._counts.append((line, match[1], self._groups))
+        elif match := _REACHED.match(text):
+            if self._groups is not None:
+                self._groups.append(_Count(int(match[2] or 0), int(match[1])))
+        elif match := _REPORTED.match(text):
+            self._error = match[1]
+            if self._of_world:
+                self._errors.append((line, None, match[1]))
+        elif match := _MISSING.match(text):
+            self._missing += int(match[1]) if match[2] == "job process" else 0
+        elif match := _DEAD.match(text):
+            self._missing += int(match[1])
+        elif match := _RANK.match(text):
+            self._rank(line, match)
+        elif self._section in ("INCOMPLETE", "DEAD") and (match := _PROCESS.match(text)):
+            self._processes.append(self._no_answer(line, None, int(match[1]), match[2]))
+        else:
+            return False
+        return True
+
+    def _rank(self, line: Line, match: re.Match[str]) -> None:
+        rank = int(match[1])
+        if not self._of_world or rank >= (self._ranks or 0):
+            return
+        pid, node = (int(match[5]), match[6]) if match[5] else (None, "")
+        if pid is not None:
+            self.scan.process(rank, pid, node)
+        if self._section == "INCOMPLETE":
+            self._unanswered.setdefault(rank, self._no_answer(line, rank, pid, node))
+        elif self._section == "ERROR" and (match[4] or self._error):
+            if self._errors and self._errors[-1][1] is None and not match[4]:
+                self._errors.pop()  # its ranks follow
+            self._errors.append((line, rank, match[4] or self._error))
+        elif self._groups is not None:
+            if match[2] or match[3]:
+                self._groups.append(_Count(int(match[2] or 0), 1, [rank]))
+            elif self._groups:
+                self._groups[-1].ranks.append(rank)
+
+    def _event(self, kind: str, line: Line | None, text: str, **facts: Any) -> JobEvent:
+        place = Place(self.scan.shown, line.number if line else None)
+        return JobEvent(kind, place, text, **facts)
+
+    def _no_answer(self, line: Line, rank: int | None, pid: int | None, node: str) -> JobEvent:
+        whose = f"process {pid} on {node}" if pid else "its process"
+        text = f"NCCL's RAS got no answer from {whose}"
+        return self._event(
+            "unanswered", line, text, rank=rank, node=node, pid=pid, ranks=self._ranks
+        )
+
+    def end(self) -> None:
+        """Add what the report says to the evidence."""
+        if self._ranks is None:
+            return
+        evidence = self.scan.evidence
+        evidence.ranks = max(evidence.ranks or 0, self._ranks)
+        of_ranks = {(event.pid, event.node) for event in self._unanswered.values()}
+        events = [e for e in self._processes if (e.pid, e.node) not in of_ranks]
+        events = [*self._unanswered.values(), *events]
+        if len(events) < self._missing:
+            text = "NCCL's RAS got no answer from more processes than it lists"
+            events.append(self._event("unanswered", None, text))
+        events += [self._unequal(*counts) for counts in self._counts[:_MOST_EVENTS]]
+        events += [self._reported(*error) for error in self._errors[:_MOST_EVENTS]]
+        if not events and self._ranks:
+            text = (
+                f"NCCL's RAS got an answer from all {counted(self._ranks, 'rank')}, which report "
+                "no error and launched equally many operations of each kind"
+            )
+            events.append(self._event("all_answered", None, text))
+        evidence.events += events
+
+    def _unequal(self, line: Line, operation: str, groups: list[_Count]) -> JobEvent:
+        """Ranks launched different numbers of an operation; about: those that may be behind."""
+        world = range(self._ranks or 0)
+        unlisted = [group for group in groups if not group.ranks]
+        if len(unlisted) == 1:
+            listed = {rank for group in groups for rank in group.ranks}
+            ranks = [r for r in world if r not in listed and r not in self._unanswered]
+            unlisted[0].ranks = ranks if len(ranks) == unlisted[0].size else []
+        groups.sort(key=lambda group: -group.launched)
+        behind = {rank for group in groups[1:] for rank in group.ranks or world}
+        texts = [
+            f"{g.launched} by {ranks_text(g.ranks) if g.ranks else counted(g.size, 'rank')}"
+            for g in groups
+        ]
+        text = f"NCCL's RAS counted {operation} operations: {shorten(texts, 4, ', and {} more')}"
+        return self._event("unequal_counts", line, text, about=tuple(sorted(behind)))
+
+    def _reported(self, line: Line, rank: int | None, error: str) -> JobEvent:
+        suspects: tuple[int, ...] = () if rank is None else (rank,)
+        if error in _OF_PEERS:
+            suspects = ()
+        elif error in _OF_ANY_RANK or rank is None:
+            suspects = tuple(range(self._ranks or 0))
+        who = "several ranks report" if rank is None else f"rank {rank} reports"
+        text = f"NCCL's RAS: {who} {one_line(error)}"
+        return self._event("ras_error", line, text, rank=rank, about=suspects)
+
+
 HANDLERS: tuple[Handler, ...] = (
     ("Watchdog caught collective operation timeout", _ANY, _watchdog),
     ("ast enqueued", _NUMBERS, _numbers),
     ("watchdog got stuck for ", re.compile(r"\w+'s watchdog got stuck for .{0,60}"), _stuck),
-    ("caused the desync are", _ANY, _desync),
-    (
-        "are the lagging ranks that caused",
-        re.compile(r"ranks \[([\d, ]{1,4000})\] are the lagging ranks that caused"),
-        _never_joined,
-    ),
-    (
-        "joined but didn't finish collective #",
-        re.compile(r"\[([\d, ]{1,4000})\] joined but didn't finish collective #(\d{1,18})"),
-        _joined,
-    ),
-    (
-        "but didn't join collective #",
-        re.compile(r"\[([\d, ]{1,4000})\] finished collective #(\d{1,18}), but didn't join"),
-        _behind,
-    ),
     (
         "raised the following async exception",
         _ASYNC_ERROR,
@@ -350,4 +586,6 @@ HANDLERS: tuple[Handler, ...] = (
     ("Failures:", _ANY, _in_table),
     ("run_id ", _RUN_ID, _run_id),
     ("ProcessExitedException: process", _SPAWN, _spawn),
+    ("Job summary", re.compile(r"Job summary$"), _ras_begins),
+    ("|CCL_ERROR|", _CCL, _oneccl),
 )

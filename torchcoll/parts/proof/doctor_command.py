@@ -42,13 +42,13 @@ def run_proof(options: argparse.Namespace) -> int | None:
             if value := getattr(options, name):
                 raise UsageError(name, value, "--prove with it")
         return None
-    from torchcoll.parts.proof.judge import FAILED
+    from torchcoll.parts.proof.judge import FAILED, NOT_RUN
     from torchcoll.parts.proof.prove import prove
     from torchcoll.parts.proof.show import show_report
 
     report = prove(options)
     show_report(report, "json" if options.json else "table")
-    if report.status == "interrupted":
+    statuses = {part.status for part in report.parts}
+    if NOT_RUN in statuses:
         return 128 + signal.SIGINT
-    failed = any(part.status == FAILED for part in report.parts)
-    return ExitCode.FAILED if failed else ExitCode.OK
+    return ExitCode.FAILED if FAILED in statuses else ExitCode.OK

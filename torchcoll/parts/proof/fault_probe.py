@@ -30,13 +30,10 @@ def plant(fault: str, at_call: int, stopped_s: str) -> None:
 
         def faulty_call() -> object:
             if next(numbers) == at_call:
-                if fault == "stop":
-                    # A stopped process cannot end itself.
-                    subprocess.Popen(
-                        ["sh", "-c", f"sleep {float(stopped_s)}; kill -KILL {os.getpid()}"],
-                        stdout=subprocess.DEVNULL,
-                        stderr=subprocess.DEVNULL,
-                    )
+                if fault == "stop":  # a stopped process cannot end itself
+                    kill = f"sleep {float(stopped_s)}; kill -KILL {os.getpid()}"
+                    nowhere = subprocess.DEVNULL
+                    subprocess.Popen(["sh", "-c", kill], stdout=nowhere, stderr=nowhere)
                 os.kill(os.getpid(), signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
             return call()
 

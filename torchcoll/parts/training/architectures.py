@@ -37,6 +37,7 @@ from torchcoll.core.errors import (
     looks_like_file,
     nearest_file,
 )
+from torchcoll.parts.training.ddp_buckets import block_span
 
 EMBEDDING, LAYER, HEAD = "embedding", "layer", "head"
 MODULE = "module"  # model_type of a model that came from its code
@@ -83,6 +84,11 @@ class ModelBlock:
     @property
     def elements(self) -> int:
         return sum(weight.elements for weight in self.weights)
+
+    @property
+    def name(self) -> str:
+        """What its calls are named after, such as ``model.layers.0``."""
+        return block_span([weight.name for weight in self.weights])
 
     @property
     def norms(self) -> tuple[int, ...]:

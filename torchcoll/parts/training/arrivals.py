@@ -25,12 +25,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from functools import cached_property
 from statistics import fmean
 
 from torchcoll.core.answer import CANNOT_TELL, CERTAIN, PROBABLY, Answer, nothing_found
-from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group
 from torchcoll.core.units import counted, format_ns, format_ranges
 from torchcoll.parts.training.ledger import NO_CLOCK, Ledger
@@ -75,8 +73,6 @@ class RankArrival:
     - small: it is late more often than chance, but another rank waited for it for less than 1 % of
       the time that the ranks of the group were in collectives of any group.
     - after: the rank for which it waited in another group, which explains that it is late.
-    - doubt: a group in which it may have waited for a rank that was not recorded, as the others of
-      this group did not; '' for none.
     - detectable_ns: the delay in a step that would have been found 9 times in 10; None if unknown.
     """
 
@@ -95,7 +91,6 @@ class RankArrival:
     undecided: bool = False
     small: bool = False
     after: int | None = None
-    doubt: str = ""
     ties: int = 0
     detectable_ns: float | None = None
 
@@ -114,17 +109,6 @@ class RankArrival:
 
 
 @dataclass(frozen=True)
-class WaitPair:
-    """``waiter`` waited for ``last`` in ``calls`` calls. Times in ns."""
-
-    waiter: int
-    last: int
-    calls: int
-    total_ns: int
-    median_ns: float
-
-
-@dataclass(frozen=True)
 class HostArrival:
     """What the ranks of one host caused: ``last`` of ``calls`` calls, and waiting in ns."""
 
@@ -136,24 +120,6 @@ class HostArrival:
     caused_share: float
 
 
-@dataclass(frozen=True)
-class Third:
-    """A third of the calls of all groups: who caused most waiting in it.
-
-    - when: its bounds, as times, steps or numbers of calls.
-    - wait_ns: the waiting of all ranks; transfer_ns: the sum of the shortest times.
-    """
-
-    name: str
-    when: str
-    calls: int
-    rank: int | None
-    caused_share: float
-    last_share: float
-    wait_ns: int
-    transfer_ns: int
-
-
 @dataclass
 class Arrivals:
     """Who came last to the calls of a traffic.
@@ -162,6 +128,7 @@ class Arrivals:
       had the shortest time, so that none counts as last.
     - marked: whether the calls belong to steps; step_ns: the duration of one, None if unknown.
     - unsplit: why others are not among them -> their number.
+    - unrecorded: whether ranks of some group were not recorded.
     - ranks: the most waiting caused first.
     """
 
@@ -170,10 +137,9 @@ class Arrivals:
     wait_ns: int
     transfer_ns: int
     ranks: list[RankArrival]
-    pairs: list[WaitPair]
     hosts: list[HostArrival]
-    thirds: list[Third]
     unsplit: dict[str, int] = field(default_factory=dict)
+    unrecorded: bool = False
     marked: bool = False
     step_ns: float | None = None
 
@@ -268,8 +234,8 @@ class Arrivals:
         details = []
         if rank.ties:
             details.append(f"no single rank was last in {rank.ties} of these calls")
-        if rank.doubt:
-            details.append(f"unless it waited for an unrecorded rank of group {rank.doubt}")
+        if self.unrecorded:
+            details.append("unless it waited for a rank that was not recorded")
         when = f" in the {rank.when}" if rank.when else ""
         return Answer(
             _name(rank),
@@ -296,7 +262,6 @@ class SplitCall:
     - last: None for a tie.
     - waits_ns: each other rank -> how long it waited; {} for a tie.
     - transfer_ns: the shortest time of its ranks.
-    - logged_ns: when the lowest rank wrote it down, since 1970; None if unknown.
     """
 
     group: str
@@ -305,7 +270,6 @@ class SplitCall:
     last: int | None
     waits_ns: Mapping[int, int]
     transfer_ns: int
-    logged_ns: int | None = None
 
     @cached_property
     def wait_ns(self) -> int:
@@ -318,14 +282,14 @@ class SplitTraffic:
 
     - calls: in the order of the lowest rank.
     - unsplit: reason -> number of calls.
-    - participants: groups with unrecorded ranks -> their recorded ranks.
+    - unrecorded: whether ranks of some group were not recorded.
     - groups: by name, as the traffic has them.
     - step_ns: the duration of a step; None if unknown.
     """
 
     calls: list[SplitCall]
     unsplit: Counter[str]
-    participants: dict[str, set[int]]
+    unrecorded: bool = False
     groups: Mapping[str, Group] = field(default_factory=dict)
     step_ns: float | None = None
 
@@ -335,12 +299,11 @@ def split_ledger(ledger: Ledger) -> SplitTraffic:
     steps = ledger.steps
     steady = set(steps.steady) if steps.marked else None
     unsplit: Counter[str] = Counter()
-    participants: dict[str, set[int]] = defaultdict(set)
+    unrecorded = False
     calls = []
     for entry in ledger.every:
         joined, first = entry.joined, entry.first
-        if len(joined.members) != len(joined.calls):
-            participants[entry.group] |= joined.calls.keys()
+        unrecorded |= len(joined.calls) < len(joined.members)
         # A call that no step could tell about anyway has that reason first.
         reason = entry.reason
         if reason in ("", NO_CLOCK) and steady is not None and first.step not in steady:
@@ -352,11 +315,9 @@ def split_ledger(ledger: Ledger) -> SplitTraffic:
         waits = {} if last is None else {r: ns for r, ns in entry.waits_ns.items() if r != last}
         order = (-1 if first.step is None else first.step, first.sequence)
         transfer_ns = entry.transfer_ns or 0
-        calls.append(
-            SplitCall(entry.group, joined.members, order, last, waits, transfer_ns, first.logged_ns)
-        )
+        calls.append(SplitCall(entry.group, joined.members, order, last, waits, transfer_ns))
     step_ns = steps.duration_ns if steps.marked else None
-    return SplitTraffic(calls, unsplit, participants, ledger.traffic.groups, step_ns)
+    return SplitTraffic(calls, unsplit, unrecorded, ledger.traffic.groups, step_ns)
 
 
 def find_arrivals(ledger: Ledger) -> Arrivals | None:
@@ -371,13 +332,10 @@ def find_arrivals(ledger: Ledger) -> Arrivals | None:
     )
 
 
-def arrivals_of(
-    split_calls: SplitTraffic, host_of: Mapping[int, str], brief: bool = False
-) -> Arrivals | None:
+def arrivals_of(split_calls: SplitTraffic, host_of: Mapping[int, str]) -> Arrivals | None:
     """Who came last to these calls; None as in ``find_arrivals``.
 
     - host_of: rank -> host, where known.
-    - brief: the ranks alone, without pairs, hosts and thirds of the time.
     """
     every = split_calls.calls
     if not every and NO_CLOCK not in split_calls.unsplit:
@@ -389,12 +347,8 @@ def arrivals_of(
         group_calls.sort(key=lambda call: call.order)
     ranks = [row for g, calls in split.items() for row in _rank_rows(g, calls, host_of)]
     ranks = _with_followers(_judged(ranks, split), split)
-    participants = split_calls.participants
-    ranks = [_replaced(row, doubt=_doubt(row, ranks, split, participants)) for row in ranks]
-    labels = _labels(split_calls.groups, [*split, *participants])
-    ranks = [
-        _replaced(row, group=labels[row.group], doubt=labels.get(row.doubt, "")) for row in ranks
-    ]
+    labels = _labels(split_calls.groups, split)
+    ranks = [_replaced(row, group=labels[row.group]) for row in ranks]
     ranks.sort(key=lambda row: (-row.caused_ns, row.rank))
     return Arrivals(
         len(every),
@@ -402,10 +356,9 @@ def arrivals_of(
         sum(call.wait_ns for call in every),
         sum(call.transfer_ns for call in every),
         ranks,
-        [] if brief else _pairs(every),
-        [] if brief else _hosts(every, host_of),
-        [] if brief else _time_thirds(split),
+        _hosts(every, host_of),
         dict(split_calls.unsplit),
+        split_calls.unrecorded,
         any(call.order[0] >= 0 for call in every),
         split_calls.step_ns,
     )
@@ -611,42 +564,6 @@ def _with_followers(
     return marked
 
 
-def _doubt(
-    row: RankArrival,
-    rows: Sequence[RankArrival],
-    split: Mapping[str, Sequence[SplitCall]],
-    participants: Mapping[str, set[int]],
-) -> str:
-    """The group with unrecorded ranks that may explain that a rank is late.
-
-    participants: of groups with unrecorded ranks, those that were recorded. A group in which all of
-    ``row.group`` take part delays them alike, and one delays all of its ranks: if another of them
-    is not late elsewhere, it is no explanation.
-    """
-    if not row.late:
-        return ""
-    members = set(split[row.group][0].members)
-    for group, ranks in participants.items():
-        if group in split or row.rank not in ranks or members <= ranks:
-            continue
-        others = {each.rank for each in rows if each.rank in ranks and each.group != group}
-        if others <= {each.rank for each in rows if each.late}:
-            return group
-    return ""
-
-
-def _pairs(calls: Iterable[SplitCall]) -> list[WaitPair]:
-    waits: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for call in calls:
-        for waiter, wait in call.waits_ns.items():
-            waits[waiter, call.last or 0].append(wait)
-    pairs = [
-        WaitPair(waiter, last, len(each), sum(each), median(each))
-        for (waiter, last), each in waits.items()
-    ]
-    return sorted(pairs, key=lambda pair: (-pair.total_ns, pair.waiter, pair.last))
-
-
 def _hosts(calls: Sequence[SplitCall], hosts: Mapping[int, str]) -> list[HostArrival]:
     """[] unless the ranks are on several hosts."""
     if len(set(hosts.values())) < 2:
@@ -660,56 +577,3 @@ def _hosts(calls: Sequence[SplitCall], hosts: Mapping[int, str]) -> list[HostArr
         share = caused / total if total else 0.0
         rows.append(HostArrival(host, ranks, len(was_last), len(decided), caused, share))
     return sorted(rows, key=lambda row: (-row.caused_ns, row.host))
-
-
-def _time_thirds(split: Mapping[str, Sequence[SplitCall]]) -> list[Third]:
-    """[] for fewer than three calls in each group."""
-    parts: list[list[SplitCall]] = [[], [], []]
-    for calls in split.values():
-        for number, call in enumerate(calls):
-            parts[3 * number // len(calls)].append(call)
-    if not all(parts) or max(map(len, split.values())) < len(parts):
-        return []
-    rows = []
-    for name, calls in zip(_THIRDS, parts, strict=True):
-        caused: Counter[int] = Counter()
-        last: Counter[int] = Counter()
-        for call in calls:
-            if call.last is not None:
-                caused[call.last] += call.wait_ns
-                last[call.last] += 1
-        total, decided = sum(caused.values()), sum(last.values())
-        rank = max(caused, key=lambda each: caused[each], default=None)
-        rows.append(
-            Third(
-                name,
-                _bounds(calls),
-                len(calls),
-                rank,
-                caused[rank] / total if rank is not None and total else 0.0,
-                last[rank] / decided if rank is not None else 0.0,
-                total,
-                sum(call.transfer_ns for call in calls),
-            )
-        )
-    return rows
-
-
-def _bounds(calls: Sequence[SplitCall]) -> str:
-    """From when to when the calls were: by the clock, else by steps, else by their numbers."""
-    # Of the calls of one rank: the clocks of hosts differ.
-    rank = min(min(call.members) for call in calls)
-    stamps = [call.logged_ns for call in calls if call.logged_ns and rank in call.members]
-    if stamps:
-        try:
-            first, last = (
-                datetime.fromtimestamp(ns / 1e9, timezone.utc) for ns in (min(stamps), max(stamps))
-            )
-            return f"written {first:%Y-%m-%d %H:%M:%S} to {last:%H:%M:%S}Z"
-        except (ValueError, OverflowError, OSError):
-            pass
-    steps = [call.order[0] for call in calls]
-    if min(steps) >= 0 and max(steps) > 0:
-        return f"steps {min(steps)} to {max(steps)}"
-    numbers = [call.order[1] for call in calls]
-    return f"calls {min(numbers)} to {max(numbers)}"

@@ -17,6 +17,7 @@ from torchcoll.core.traffic_spec import point_of
 from torchcoll.parts.curves.predictor import Predictor
 from torchcoll.parts.training.projection import (
     Computation,
+    Correction,
     Plan,
     PlannedGroup,
     PlannedStep,
@@ -42,12 +43,14 @@ def plan_traffic(
     traffic: Traffic,
     ranks: Sequence[int],
     compute: Computation | None,
+    correction: Correction | None = None,
 ) -> Plan:
     """Returns a plan of a step that was captured.
 
     - ranks: numbers of ranks; by default those of the traffic. Groups of all ranks grow with them,
       other groups keep their size.
     - compute: the computation of a step; None if unknown.
+    - correction: of the times, by a measured step; None without one.
     """
     calls = _calls_of_a_step(traffic)
     captured_ranks = traffic.ranks
@@ -79,7 +82,7 @@ def plan_traffic(
 
     def step(count: int, share: float = 1.0, on: Predictor | None = machine) -> PlannedStep:
         part = None if compute is None else compute.times(share)
-        return planned_step(on, program, groups(count, on), count, {}, part)
+        return planned_step(on, program, groups(count, on), count, {}, part, correction=correction)
 
     first = captured_ranks if captured_ranks in rank_counts else rank_counts[0]
     what = f"a step of {traffic.source} on {captured_ranks} ranks, {len(calls)} calls a rank"
@@ -87,7 +90,7 @@ def plan_traffic(
     if len(rank_counts) > 1:
         projection.weak = [step(count) for count in rank_counts]
         projection.strong = [step(count, first / count) for count in rank_counts]
-    return finish(projection, machine, lambda other: step(first, on=other))
+    return finish(projection, machine, lambda other: step(first, on=other), correction is not None)
 
 
 def _calls_of_a_step(traffic: Traffic) -> list[Sent]:

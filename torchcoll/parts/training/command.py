@@ -21,7 +21,6 @@ from torchcoll.core.errors import ExitCode, UsageError, choice, tell
 from torchcoll.core.units import counted, parse_ranks
 
 if TYPE_CHECKING:
-    from torchcoll.core.traffic import Traffic
     from torchcoll.machine.launcher import Launch
 
 _MACHINE = "NAME|FILE"
@@ -105,11 +104,6 @@ def replay_arguments(parser: argparse.ArgumentParser) -> None:
         help="how many times to play the step (default %(default)s)",
     )
     add(
-        "--compute",
-        action="store_true",
-        help="sleep between calls as long as the training computed",
-    )
-    add(
         "--shrink",
         action="store_true",
         help="on fewer ranks than captured: the first ranks play what is left of their groups",
@@ -135,7 +129,6 @@ def run_replay(options: argparse.Namespace) -> int:
 
 def _replay(options: argparse.Namespace, launch: Launch) -> int:
     from torchcoll.bench.main import import_torch
-    from torchcoll.bench.watchdog import print_error
     from torchcoll.core.case import fingerprint
     from torchcoll.core.spec import Spec
 
@@ -158,7 +151,7 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
         from torchcoll.bench.recorder import Recorder
 
         recorder = Recorder(file.emit)
-    asked = [spec.to_json(), options.file, options.steps, options.compute, options.shrink]
+    asked = [spec.to_json(), options.file, options.steps, options.shrink]
     what = SessionOptions(
         spec,
         launch,
@@ -170,24 +163,19 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
 
     try:
         result = play(
-            torch,
-            what,
-            lambda: Traffic.load(options.file),
-            options.steps,
-            options.compute,
-            options.shrink,
+            torch, what, lambda: Traffic.load(options.file), options.steps, options.shrink
         )
         if result is not None and file.writer:
             from torchcoll.questions.show.show import show
 
-            lost, unmoved = file.replace_if_removed(), file.writer.there()
+            lost = not file.writer.there()
             result.write(file.writer)
             result.path = file.path
-            if unmoved:
+            if not lost:
                 tell(f"traffic file: {file.path}")
             show(result, format=options.format)
             if lost:
-                print_error(f"torchcoll: error: {lost}", launch.rank, speaks=True)
+                tell(f"torchcoll: error: traffic file {file.path}: removed or moved while playing")
                 return ExitCode.FAILED
     finally:
         file.close()
@@ -206,88 +194,69 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("-o", "--output", metavar="FILE", help="write everything as one traffic file")
     add(
+        "--view",
+        metavar="LIST",
+        help="more tables: calls, modules, ranks, time, or all",
+    )
+    add(
         "--step",
         metavar="N",
-        help=(
-            "show one step, counted from 0, or typical (the one of median "
-            "duration): computing, exposed, idle, waits, late ranks, critical path"
-        ),
+        help="of this step alone, counted from 0 (default: of the steady steps)",
     )
-    add("--plot", metavar="FILE", help="that step as a picture too (.png, .svg, .pdf)")
     add(
         "--perfetto",
         metavar="FILE",
         help="all steps on all ranks as a trace for Perfetto or chrome://tracing, on one clock",
     )
-    add("--force", action="store_true", help="replace the picture and the trace")
+    add("--force", action="store_true", help="replace the trace for Perfetto")
     add("--format", default="table", help="table (default), markdown, csv or json")
 
 
-_TYPICAL = "typical"
 _DIGITS = 10
 
 
 def run_trace(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.parts.training.traffic_show import show_traffic
+    from torchcoll.parts.training.traffic_show import VIEWS, show_traffic
     from torchcoll.reading.traces import read_jobs, read_traffic
     from torchcoll.report.destination import check_new, write_file
-    from torchcoll.report.formats import FORMATS
-    from torchcoll.report.pictures import check_path
+    from torchcoll.report.formats import FORMATS, split_list
 
     choice(options.format, "format", FORMATS)
-    number = None
-    if options.step is not None and options.step != _TYPICAL:
+    views = split_list(options.view, "view")
+    for name in views:
+        choice(name, "view", (*VIEWS, "all"))
+    views = VIEWS if "all" in views else views
+    step = None
+    if options.step is not None:
         text = options.step
         if not (text.isascii() and text.isdigit() and len(text) < _DIGITS):
-            raise UsageError("step", text, f"a number from 0 on, or {_TYPICAL}")
-        number = int(text)
-    if options.plot:
-        check_path(options.plot, options.force)
+            raise UsageError("step", text, "a number from 0 on")
+        step = int(text)
     if options.perfetto:
         check_new(options.perfetto, "perfetto", options.force)
-    if options.step is None and not (options.output or options.plot or options.perfetto):
+    if not (options.output or options.perfetto):
         jobs = read_jobs(options.files)
-        show_traffic(jobs, options.format, arrivals=True)
-        _tell_problems(jobs, options.format)
-        return ExitCode.OK
-    traffic = read_traffic(options.files)
+    else:
+        jobs = [read_traffic(options.files)]
     if options.output:
         # The new file is complete, so problems of the files that were read must be noted in it.
-        kept = [*traffic.notes, *traffic.problems]
-        dataclasses.replace(traffic, notes=kept).save(options.output)
+        kept = [*jobs[0].notes, *jobs[0].problems]
+        dataclasses.replace(jobs[0], notes=kept).save(options.output)
         tell(f"written: {options.output}")
     if options.perfetto:
         from torchcoll.parts.training.ledger import Ledger
-        from torchcoll.parts.training.step_show import traffic_trace
+        from torchcoll.parts.training.perfetto import traffic_trace
 
-        text, clocks = traffic_trace(Ledger(traffic))
+        text, clocks = traffic_trace(Ledger(jobs[0]))
         write_file(options.perfetto, text, "perfetto", options.force)
         tell(f"torchcoll: trace: {options.perfetto}")
         for note in clocks:
             tell(f"torchcoll: note: {note}")
-    if options.step is None and not options.plot:
-        show_traffic([traffic], options.format, arrivals=True)
-    else:
-        from torchcoll.parts.training.ledger import Ledger
-        from torchcoll.parts.training.step_show import show_step
-        from torchcoll.parts.training.whole_step import whole_step
-
-        step = whole_step(Ledger(traffic), number)
-        if options.plot:
-            from torchcoll.parts.training.step_show import draw_step
-
-            draw_step(step, options.plot)
-            tell(f"torchcoll: picture: {options.plot}")
-        show_step(step, options.format)
-    _tell_problems([traffic], options.format)
-    return ExitCode.OK
-
-
-def _tell_problems(jobs: Sequence[Traffic], format: str) -> None:
-    """Print the problems of the files on stderr, where the format has no place for them."""
+    show_traffic(jobs, options.format, views=views, step=step)
     for problem in (problem for job in jobs for problem in job.problems):
-        if format in ("csv", "json"):
+        if options.format in ("csv", "json"):
             tell(f"torchcoll: warning: {problem}")
+    return ExitCode.OK
 
 
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -298,7 +267,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="how it is laid out: fsdp=64; hsdp=8x8 (replicas x shards); dp=8,tp=8,sp,pp=4x2,cp=2,"
         "ep=8 (pp: ranks x virtual stages; sp: sequence parallel); dp@25=8 (bucket_cap_mb 25); "
-        "zero1, zero2, zero1-deepspeed, zero2-deepspeed (with overlap: overlap_comm); ckpt, sac "
+        "zero1 (Megatron-LM), zero2; ckpt, sac "
         "(full, selective activation checkpointing). "
         "A data-parallel degree without a number takes the remaining --ranks; --ranks alone: fsdp",
     )
@@ -347,8 +316,6 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", metavar="NAME", help="of the parameters (default: the config's, or bfloat16)")
     add("--param-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
     add("--reduce-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
-    add("--ring", action="store_true", help="cp sends keys and values around a ring")
-    add("--capacity-factor", metavar="F", help="of the experts (default: no token is dropped)")
     add("--format", default="table", help="table (default), markdown, csv or json")
     add("--plot", metavar="FILE", help="a picture over ranks too (.png, .svg, .pdf)")
     add("--force", action="store_true", help="replace the picture")
@@ -391,12 +358,9 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
         "machine": options.machine,
         "mfu": number("mfu"),
         "step_ms": number("step_ms"),
-        "measured": options.measured,
         "dtype": options.dtype,
         "param_dtype": options.param_dtype,
         "reduce_dtype": options.reduce_dtype,
-        "ring": options.ring,
-        "capacity_factor": number("capacity_factor"),
     }
     if options.compare is not None or options.find:
         for name, value in (("parallel", options.parallel), ("compare", options.compare)):
@@ -404,6 +368,8 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
                 raise UsageError(name, value, "one of --parallel, --compare and --find")
         if len(ranks) > 1:
             raise UsageError("ranks", options.ranks, "one number to compare layouts on")
+        if options.measured is not None:
+            raise UsageError("measured", options.measured, "one layout: --parallel")
         layouts = options.compare or "find"
         comparison = compare_plans(
             options.model,
@@ -417,7 +383,9 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     if options.memory_gb is not None:
         expected = "--compare or --find too: the limit excludes layouts"
         raise UsageError("memory-gb", options.memory_gb, expected)
-    result = make_plan(options.model, options.parallel, ranks=ranks or None, **arguments)
+    result = make_plan(
+        options.model, options.parallel, ranks=ranks or None, measured=options.measured, **arguments
+    )
     show_training_plans([result], options.format)
     if options.plot:
         write_charts(plan_pictures(result), options.plot)
@@ -481,7 +449,7 @@ COMMANDS = {
         run_trace,
         examples=(
             "torchcoll trace traffic/",
-            "torchcoll trace profile.json --step typical",
+            "torchcoll trace profile.json --view ranks",
         ),
     ),
     "gradients": SubCommand(
@@ -500,8 +468,8 @@ COMMANDS = {
             "torchcoll plan llama-3-70b --ranks 512 --find --machine 8xH100",
         ),
         option_groups={
-            "model": "--batch --dtype --param-dtype --reduce-dtype --capacity-factor",
-            "layout": "--parallel --ranks --compare --find --memory-gb --ring",
+            "model": "--batch --dtype --param-dtype --reduce-dtype",
+            "layout": "--parallel --ranks --compare --find --memory-gb",
             "machine": "--machine --mfu --step-ms --measured",
             "output": "--format --plot --force",
         },

@@ -11,16 +11,6 @@ The rank is that of the pipeline stage with the most communication (``plan_confi
   bfloat16 gradients are reduced in float32 (megatron/training/arguments.py, validate_args). The
   gradients of norms are all-reduced over tp in one call
   (megatron/core/distributed/finalize_model_grads.py, _allreduce_non_tensor_model_parallel_grads).
-- ``zero1-deepspeed``, ``zero2-deepspeed``: DeepSpeed's ZeRO 1 and 2 with the defaults of its
-  configuration and one group of parameters: an all_reduce of each bucket of up to 500 million
-  elements, in 16 bits an all_reduce of a byte (overflow), the all_reduce of the gradients' norm,
-  and one all_gather of all parameters after the step (deepspeed/runtime/zero/stage_1_and_2.py).
-  ZeRO 1 reduces after the last backward pass, in the order of registration (reduce_gradients);
-  ZeRO 2 in every micro-batch, as gradients arrive, and the computation waits (process_gradients).
-  With overlap_comm (``overlap``) both reduce in the backward pass, and a bucket waits for the one
-  before it (average_tensor). Not BF16_Optimizer, which bfloat16 with ZeRO 1 and float32 gradient
-  accumulation has. Equal to what DeepSpeed 0.19.8 sends
-  (results/benchmarks/sent-by-zero-2026-11-28.txt).
 - ``fsdp``, ``hsdp``, ``zero2``: FSDP2 with each layer and the root wrapped; ``zero2`` keeps the
   parameters after the forward pass. In each micro-batch, as without
   ``set_requires_gradient_sync``. With a pipeline, parameters are gathered once and gradients
@@ -44,28 +34,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from torchcoll.core.collectives import find_dtype
-from torchcoll.core.traffic import TrafficCall
-from torchcoll.core.traffic_spec import point_of
 from torchcoll.parts.training.architectures import (
     EMBEDDING,
     HEAD,
-    LAYER,
     Architecture,
     ModelBlock,
     Weight,
 )
 from torchcoll.parts.training.ddp_buckets import block_span, bucket_names
 from torchcoll.parts.training.layouts import (
-    DEEPSPEED2,
-    HSDP,
     ZERO1,
-    ZERO2,
     Batch,
     BlockCalls,
-    LayerOptions,
     ParallelLayout,
     block_calls,
 )
@@ -76,34 +59,24 @@ from torchcoll.parts.training.sent_by_wrappers import (
     MIB,
     PaddedBucket,
     Parameter,
-    ShardStep,
-    ShardUnit,
     assign_buckets,
-    deepspeed_buckets,
-    deepspeed_elements,
     distributed_optimizer_buckets,
 )
+from torchcoll.parts.training.sharded_program import ShardedChunk
 from torchcoll.parts.training.step_program import (
     BACKWARD,
     BLOCKS,
-    COPIED_OUT,
     FORWARD,
     NEXT_FORWARD,
-    NEXT_LAYER,
     OTHER_MICRO_BATCHES,
     REST_OF_BACKWARD,
-    SEND,
-    UNSHARD,
-    USE,
     Idle,
     Memory,
     ProgramWriter,
     SentCall,
     StepProgram,
-    UnitAct,
 )
 
-_EXPERTS = " of experts"  # suffix of the groups of experts' units
 _Sent = tuple[SentCall, str]  # a call and the module behind it
 
 
@@ -113,13 +86,16 @@ class TrainingOptions:
 
     - dtype: of the parameters. param_dtype, reduce_dtype: of what is computed and sent, and of the
       gradients that are reduced; '' for dtype.
-    - layers: how the layers compute; its dtype is that of the activations.
     """
 
     dtype: str
     param_dtype: str = ""
     reduce_dtype: str = ""
-    layers: LayerOptions = field(default_factory=lambda: LayerOptions("bfloat16"))
+
+    @property
+    def activations(self) -> str:
+        """The dtype of the activations."""
+        return self.param_dtype or self.dtype
 
 
 @dataclass(frozen=True)
@@ -201,10 +177,6 @@ _USE = (
 )
 
 
-def _block_name(block: ModelBlock) -> str:
-    return block_span([weight.name for weight in block.weights])
-
-
 def in_order_of_gradients(weights: Sequence[Weight]) -> list[Weight]:
     """Returns the parameters of a block in the order in which their gradients arrive: with names
     that are not in the table, the reverse of registration.
@@ -238,19 +210,18 @@ class StagePlan:
         active = sum(architecture.active_elements(b) for blocks in chunks for b in blocks)
         self.active = (active or 1.0) * batch.micro_batches
         self.calls = {
-            (block.kind, block.moe): block_calls(architecture, block, layout, batch, options.layers)
+            (block.kind, block.moe): block_calls(
+                architecture, block, layout, batch, options.activations
+            )
             for blocks in chunks
             for block in blocks
         }
-        self.gathered: dict[tuple[int, int], Hashable] = {}
-        self.reduced: Hashable = None
+        self.reduced: Hashable = None  # the last reduce_scatter of FSDP2
         self.peak_bytes = self.kept_bytes = self.trained_bytes = 0  # of FSDP2
 
     def plan(self) -> ConfigPlan:
         if self.layout.sharded:
             self._sharded()
-        elif self.layout.deepspeed:
-            self._deepspeed()
         else:
             self._replicated()
         self._tied_embedding()
@@ -265,10 +236,10 @@ class StagePlan:
 
     # What both kinds do
 
-    def _calls(self, block: ModelBlock) -> BlockCalls:
+    def calls_of(self, block: ModelBlock) -> BlockCalls:
         return self.calls[block.kind, block.moe]
 
-    def _compute(self, phase: str, block: ModelBlock, active: float | None = None) -> None:
+    def compute(self, phase: str, block: ModelBlock, active: float | None = None) -> None:
         elements = self.architecture.active_elements(block) if active is None else active
         self.writer.work(phase, elements / self.active)
 
@@ -281,7 +252,7 @@ class StagePlan:
         active = self.architecture.active_elements(block)
         total = sum(weight.elements for weight in weights) or 1
         for weight in weights:
-            self._compute(BACKWARD, block, active * weight.elements / total)
+            self.compute(BACKWARD, block, active * weight.elements / total)
             yield weight.name
 
     def _send_activations(self, chunk: int, forward: bool) -> None:
@@ -292,12 +263,12 @@ class StagePlan:
         if self.layout.pp < 2 or number == (last if forward else 0):
             return
         sent = self._between_stages("activations" if forward else "their gradients")
-        self.writer.start(sent, module=_block_name(self.chunks[chunk][-1 if forward else 0]))
+        self.writer.start(sent, module=self.chunks[chunk][-1 if forward else 0].name)
 
     def _between_stages(self, what: str) -> SentCall:
         split = self.layout.tp if self.layout.sequence_parallel else 1
         tokens = self.batch.tokens_each / self.layout.cp / split
-        itemsize = find_dtype(self.options.layers.dtype).itemsize
+        itemsize = find_dtype(self.options.activations).itemsize
         size_bytes = math.ceil(tokens * self.architecture.hidden * itemsize)
         return SentCall("pp", "sendrecv", size_bytes, what, OTHER_MICRO_BATCHES)
 
@@ -322,7 +293,7 @@ class StagePlan:
             sent
             for blocks in self.chunks
             for block in blocks
-            for calls in (self._calls(block),)
+            for calls in (self.calls_of(block),)
             for sent in (
                 *calls.forward,
                 *calls.backward,
@@ -350,7 +321,7 @@ class StagePlan:
             shape[weight.split] = -(-shape[weight.split] // self.layout.tp)
         return tuple(shape)
 
-    def _parameter(self, weight: Weight, shape: tuple[int, ...] | None = None) -> Parameter:
+    def parameter(self, weight: Weight, shape: tuple[int, ...] | None = None) -> Parameter:
         return Parameter(
             weight.name,
             shape or self.local(weight),
@@ -373,15 +344,15 @@ class StagePlan:
                 for block in blocks:
                     if micro_batch == 0:
                         self.writer.wait(*{gathers.get(weight.name) for weight in block.weights})
-                    self._compute(FORWARD, block)
-                    calls = self._calls(block)
-                    name = _block_name(block)
+                    self.compute(FORWARD, block)
+                    calls = self.calls_of(block)
+                    name = block.name
                     self.writer.block((*calls.forward, *calls.experts_forward), name)
                 self._send_activations(number, forward=True)
             for number, blocks in reversed(list(enumerate(self.chunks))):
                 for block, weights in zip(reversed(blocks), reversed(ready[number]), strict=True):
-                    calls = self._calls(block)
-                    name = _block_name(block)
+                    calls = self.calls_of(block)
+                    name = block.name
                     self.writer.block((*calls.experts_backward, *calls.backward), name)
                     for parameter in self._gradients(block, weights):
                         for sent, module in buckets.get(parameter, ()) if last else ():
@@ -418,7 +389,7 @@ class StagePlan:
             for block in reversed(blocks):
                 for weight in in_order_of_gradients(block.weights):
                     if (weight.expert and separate) == expert and weight.trainable:
-                        seen.setdefault(weight.name, self._parameter(weight))
+                        seen.setdefault(weight.name, self.parameter(weight))
         return list(seen.values())
 
     def _buckets(self) -> dict[str, list[_Sent]]:
@@ -484,197 +455,17 @@ class StagePlan:
             calls.update(dict.fromkeys(bucket.names, name))
         return calls
 
-    # DeepSpeed's ZeRO 1 and 2
-
-    def _deepspeed(self) -> None:
-        """Writes all micro-batches, and the calls of the optimizer's step."""
-        (blocks,) = self.chunks
-        group, overlap = self.layout.data, self.layout.overlap
-        ranks = self.layout.groups().get(group, (1, 1))[0]
-        trained = self._trained(expert=False)
-        registered = self._registered(trained)
-        in_backward = overlap or self.layout.data == DEEPSPEED2
-        taken = trained if in_backward else registered
-        buckets = deepspeed_buckets(taken, ranks, registered)
-        # A bucket is sent when the next gradient is there; the last one at the end of the pass.
-        following = dict(zip((p.name for p in taken), (p.name for p in taken[1:]), strict=False))
-        by_parameter: dict[str, list[PaddedBucket]] = {}
-        for bucket in buckets:
-            by_parameter.setdefault(following.get(bucket.names[-1], ""), []).append(bucket)
-        previous: Hashable = None
-        ready = [in_order_of_gradients(block.weights) for block in blocks]
-        for micro_batch in range(self.batch.micro_batches):
-            last = micro_batch == self.batch.micro_batches - 1
-            reduces = last or self.layout.data == DEEPSPEED2
-            for block in blocks:
-                self._compute(FORWARD, block)
-            for block, weights in zip(reversed(blocks), reversed(ready), strict=True):
-                for parameter in self._gradients(block, weights):
-                    for bucket in by_parameter.get(parameter, ()):
-                        if reduces and in_backward:
-                            previous = self._reduce_bucket(bucket, previous)
-            at_end = by_parameter.get("", []) if in_backward else buckets
-            for bucket in at_end if reduces else ():
-                previous = self._reduce_bucket(bucket, previous)
-            self.writer.wait(previous)
-        itemsize = find_dtype(self.options.dtype).itemsize
-        if itemsize == 2:  # check_grad_overflow
-            self.writer.block([SentCall(group, "all_reduce", 1, "overflow of gradients", BLOCKS)])
-        self.writer.block([SentCall(group, "all_reduce", 4, "norm of gradients", BLOCKS)])
-        size_bytes = deepspeed_elements(trained, ranks) * itemsize
-        gathered = SentCall(group, "all_gather", size_bytes, "parameters", BLOCKS)
-        self.writer.block([gathered], block_span([p.name for p in registered]))
-
-    def _reduce_bucket(self, bucket: PaddedBucket, previous: Hashable) -> Hashable:
-        """Issues the all_reduce of a bucket of DeepSpeed after the one before it."""
-        size_bytes = bucket.elements * self.reduce_itemsize
-        overlaps = REST_OF_BACKWARD if self.layout.overlap else BLOCKS
-        sent = SentCall(self.layout.data, "all_reduce", size_bytes, "gradients", overlaps)
-        self.writer.wait(previous)
-        call = self.writer.start(sent, module=block_span(bucket.names))
-        if not self.layout.overlap:
-            self.writer.wait(call)
-        return call
-
-    # FSDP2
-
     def _sharded(self) -> None:
         """Writes all micro-batches of FSDP2."""
-        pipeline, batches = self.layout.pp > 1, self.batch.micro_batches
-        steps = [self._shard_step(blocks, pipeline) for blocks in self.chunks]
-        for micro_batch in range(batches):
-            first, last = micro_batch == 0, micro_batch == batches - 1
-            gather, reduce = first or not pipeline, last or not pipeline
-            for number, (step, units) in enumerate(steps):
-                backward_at = self._first_of_backward(step)
-                self._write_acts(number, step, units, step.acts[:backward_at], gather, reduce)
+        chunks = [ShardedChunk(self, blocks) for blocks in self.chunks]
+        for micro_batch in range(self.batch.micro_batches):
+            first, last = micro_batch == 0, micro_batch == self.batch.micro_batches - 1
+            for number, chunk in enumerate(chunks):
+                chunk.forward(first)
                 self._send_activations(number, forward=True)
-            for number, (step, units) in reversed(list(enumerate(steps))):
-                backward_at = self._first_of_backward(step)
-                self._write_acts(number, step, units, step.acts[backward_at:], gather, reduce)
+            for number, chunk in reversed(list(enumerate(chunks))):
+                chunk.backward(first, last)
                 self._send_activations(number, forward=False)
-        self.peak_bytes = sum(step.peak_bytes for step, _ in steps)
-
-    @staticmethod
-    def _first_of_backward(step: ShardStep) -> int:
-        """Returns the index of the first act after the forward pass."""
-        last = max((n for n, act in enumerate(step.acts) if act.kind == FORWARD), default=-1)
-        return last + 1
-
-    def _shard_step(
-        self, blocks: list[ModelBlock], pipeline: bool
-    ) -> tuple[ShardStep, dict[int, tuple[ModelBlock, bool]]]:
-        """Returns the step of FSDP2 of a chunk, and the block of each unit with whether it is its
-        experts.
-        """
-        layout = self.layout
-        root = ShardUnit("", gradient_out=True)
-        units = {root: (blocks[0], False)}
-        for block in blocks:
-            experts = [w for w in block.weights if w.expert and layout.ep > 1]
-            others = [w for w in block.weights if w not in experts]
-            active = round(self.architecture.active_elements(block))
-            if block.kind != LAYER:
-                for weight in others:
-                    root.parameters.setdefault(weight.name, self._parameter(weight))
-                root.body.append(active)
-                continue
-            unit = ShardUnit(_block_name(block), gradient_in=True, gradient_out=True)
-            unit.parameters = {w.name: self._parameter(w) for w in others}
-            units[unit] = (block, False)
-            root.inner.append(unit)
-            root.body.append(unit)
-            if not experts:
-                unit.body = [active]
-                continue
-            name = experts[0].name.rpartition(".")[0]
-            inner = ShardUnit(name, gradient_in=True, gradient_out=True)
-            inner.group = _EXPERTS
-            inner.shards = layout.shards * layout.cp // layout.ep
-            routed = sum(w.elements for w in experts) / self.architecture.experts
-            routed *= self.architecture.top_k
-            for weight in experts:
-                shape = self.local(weight)
-                if shape[0] < inner.shards:  # sharded by its columns
-                    shape = (shape[1], shape[0], shape[2])
-                inner.parameters[weight.name] = self._parameter(weight, shape)
-            inner.body = [round(routed)]
-            unit.inner = [inner]
-            unit.body = [round(max(0.0, active - routed)), inner]
-            units[inner] = (block, True)
-        # The input of the root is token numbers, but for the later stages of a pipeline.
-        root.gradient_in = blocks[0].kind != EMBEDDING
-        step = ShardStep(
-            layout.shards * layout.cp,
-            layout.replicas if layout.data == HSDP else 1,
-            self.options.param_dtype or None,
-            self.options.reduce_dtype or None,
-            False if pipeline or layout.data == ZERO2 else None,
-        )
-        step.run(root)
-        self.kept_bytes += step.kept_bytes(root)
-        self.trained_bytes += step.kept_bytes(root, trainable=True)
-        return step, {number: units[unit] for number, unit in enumerate(root.walk())}
-
-    def _write_acts(
-        self,
-        chunk: int,
-        step: ShardStep,
-        units: dict[int, tuple[ModelBlock, bool]],
-        acts: Sequence[UnitAct],
-        gather: bool,
-        reduce: bool,
-    ) -> None:
-        writer = self.writer
-        ends = {block.kind: block for block in self.chunks[chunk] if block.kind != LAYER}
-        for act in acts:
-            block, experts = units[act.unit]
-            if act.kind == UNSHARD and gather:
-                call = step.calls[act.calls[0]]
-                sent = self._sent(call, "parameters", NEXT_LAYER)
-                if sent is not None:
-                    name = writer.start(sent, COPIED_OUT, call.module)
-                    self.gathered[chunk, act.unit] = name
-            elif act.kind == USE and gather:
-                writer.wait(self.gathered.get((chunk, act.unit)))
-                writer.mark(COPIED_OUT)
-            elif act.kind in (FORWARD, BACKWARD):
-                if act.unit == 0:  # the root computes its embedding first, and its head last
-                    kind = EMBEDDING if act.elements == 0 and EMBEDDING in ends else HEAD
-                    block = ends[kind]
-                self._compute(act.kind, block, float(act.elements))
-                calls = self._calls(block)
-                if act.kind == FORWARD:
-                    sends = calls.experts_forward if experts else calls.forward
-                else:
-                    sends = calls.experts_backward if experts else calls.backward
-                self.writer.block(sends, _block_name(block))
-            elif act.kind == SEND and reduce:
-                if not experts:
-                    of_root = [b for b in ends.values() if act.unit == 0]
-                    for owner in of_root or [block]:
-                        self.writer.block(self._calls(owner).norm_gradients, _block_name(owner))
-                writer.wait(self.reduced)
-                after: Hashable | None = None
-                for n, index in enumerate(act.calls):
-                    sent = self._sent(step.calls[index], "gradients", REST_OF_BACKWARD)
-                    if sent is None:
-                        continue
-                    after = writer.start(sent, after, step.calls[index].module)
-                    if n == 0:
-                        self.reduced = after
-
-    def _sent(self, call: TrafficCall, what: str, overlaps: str) -> SentCall | None:
-        """Returns a call of FSDP2 with its group's name in the layout; None in a group of one."""
-        groups = {
-            "shard": self.layout.data_group,
-            "shard" + _EXPERTS: "edp",
-            "replicate": "replicate",
-            "replicate" + _EXPERTS: "replicate",
-        }
-        group = groups[call.group]
-        if group not in self.layout.groups():
-            return None
-        point, _ = point_of(call, self.layout.groups()[group][0])
-        size_bytes = point.size_bytes if point else max(call.bytes_in, call.bytes_out)
-        return SentCall(group, call.collective, size_bytes, what, overlaps)
+        self.peak_bytes = sum(chunk.peak_bytes for chunk in chunks)
+        self.kept_bytes = sum(chunk.kept_bytes() for chunk in chunks)
+        self.trained_bytes = sum(chunk.kept_bytes(trainable=True) for chunk in chunks)

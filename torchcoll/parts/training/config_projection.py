@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
@@ -13,7 +13,6 @@ from torchcoll.parts.training.architectures import Architecture
 from torchcoll.parts.training.config_plan import TrainingOptions, plan_config
 from torchcoll.parts.training.layouts import (
     DATA_PARALLEL,
-    DEEPSPEED2,
     FULL,
     SELECTIVE,
     ZERO1,
@@ -22,96 +21,41 @@ from torchcoll.parts.training.layouts import (
     check_layout,
     degrees_text,
 )
-from torchcoll.parts.training.measured_step import MeasuredStep
 from torchcoll.parts.training.projection import (
     UNCORRECTED,
     Computation,
-    CorrectedMachine,
+    Correction,
     Plan,
     PlannedStep,
-    at_once_notes,
     finish,
     place_group,
     planned_step,
 )
-from torchcoll.parts.training.sent_by_wrappers import DEEPSPEED_BUCKET
 
 # The memory of a plan may be off by so much: torch's allocator and kernels decide about the rest.
 UNSURE = 0.1
 
 
-def project_config(
-    machine: Predictor | None,
-    architecture: Architecture,
-    layout: ParallelLayout,
-    ranks: Sequence[int],
-    batch: Batch,
-    options: TrainingOptions,
-    computing: Computing | None,
-) -> Plan:
-    """Returns a plan of a model.
+@dataclass(frozen=True)
+class PlanSetting:
+    """What is planned, apart from the layout.
 
-    - ranks: numbers of ranks; the data-parallel degree grows with them. The step is on the
-      layout's.
+    - batch: of a data-parallel rank.
     - computing: how long a step computes; None if unknown.
-
-    Raises UsageError for a layout that the model cannot have, and one whose ranks are not among
-    ``ranks``.
+    - correction: of the times, by a measured step; None without one.
     """
-    if ranks and layout.ranks not in ranks:
-        expected = f"{ranks[0]}" if len(ranks) == 1 else f"one of {', '.join(map(str, ranks))}"
-        raise UsageError("parallel", degrees_text(layout), f"{expected}, as --ranks says")
-    step = _StepPlanner(machine, architecture, batch, options, computing)
-    first = layout.ranks
-    active = architecture.active_parameters
-    what = f"{architecture.source}: {architecture.parameters:,} parameters"
-    if active < architecture.parameters:
-        what += f", {active:,.0f} of them for a token"
-    what += f", {options.dtype}; a step of {batch.text} on each data-parallel rank"
-    projection = Plan(
-        what,
-        step(layout),
-        subject=f"{architecture.source} with {DATA_PARALLEL[layout.data]}",
-        notes=_notes(architecture, layout, batch, options),
-    )
-    projection.notes += computing_notes(projection.step, layout)
-    if len(ranks) > 1:
-        projection.weak = [step(layout.on(count)) for count in ranks]
-        projection.strong = [step(layout.on(count), first / count) for count in ranks]
 
-    def step_on(other: Predictor) -> PlannedStep:
-        return _StepPlanner(other, architecture, batch, options, computing)(layout)
+    machine: Predictor | None
+    architecture: Architecture
+    batch: Batch
+    options: TrainingOptions
+    computing: Computing | None
+    correction: Correction | None = None
 
-    return finish(projection, machine, step_on)
-
-
-def plan_layout(
-    machine: Predictor | None,
-    architecture: Architecture,
-    layout: ParallelLayout,
-    batch: Batch,
-    options: TrainingOptions,
-    computing: Computing | None,
-) -> PlannedStep:
-    """Returns one step on a layout. Raises UsageError for one that the model cannot have."""
-    return _StepPlanner(machine, architecture, batch, options, computing)(layout)
-
-
-class _StepPlanner:
-    """Plans steps of one model: on any layout, with a share of the batch."""
-
-    def __init__(
-        self,
-        machine: Predictor | None,
-        architecture: Architecture,
-        batch: Batch,
-        options: TrainingOptions,
-        computing: Computing | None,
-    ) -> None:
-        self.machine, self.architecture, self.batch = machine, architecture, batch
-        self.options, self.computing = options, computing
-
-    def __call__(self, layout: ParallelLayout, share: float = 1.0) -> PlannedStep:
+    def step(self, layout: ParallelLayout, share: float = 1.0) -> PlannedStep:
+        """Returns a step on a layout, with a share of the batch. Raises UsageError for a layout
+        that the model cannot have.
+        """
         batch = self.batch
         check_layout(layout, self.architecture, batch.micro_batches)
         plan = plan_config(
@@ -125,27 +69,64 @@ class _StepPlanner:
         if self.computing is not None:
             compute = self.computing.on(self.architecture, layout, batch).times(share)
         return planned_step(
-            self.machine, plan.program, groups, layout.ranks, layout.degrees, compute, plan.memory
+            self.machine,
+            plan.program,
+            groups,
+            layout.ranks,
+            layout.degrees,
+            compute,
+            plan.memory,
+            self.correction,
         )
 
 
-def _notes(
-    architecture: Architecture, layout: ParallelLayout, batch: Batch, options: TrainingOptions
-) -> list[str]:
+def project_config(setting: PlanSetting, layout: ParallelLayout, ranks: Sequence[int]) -> Plan:
+    """Returns a plan of a model.
+
+    - ranks: numbers of ranks; the data-parallel degree grows with them. The step is on the
+      layout's.
+
+    Raises UsageError for a layout that the model cannot have, and one whose ranks are not among
+    ``ranks``.
+    """
+    if ranks and layout.ranks not in ranks:
+        expected = f"{ranks[0]}" if len(ranks) == 1 else f"one of {', '.join(map(str, ranks))}"
+        raise UsageError("parallel", degrees_text(layout), f"{expected}, as --ranks says")
+    architecture, options = setting.architecture, setting.options
+    active = architecture.active_parameters
+    what = f"{architecture.source}: {architecture.parameters:,} parameters"
+    if active < architecture.parameters:
+        what += f", {active:,.0f} of them for a token"
+    what += f", {options.dtype}; a step of {setting.batch.text} on each data-parallel rank"
+    projection = Plan(
+        what,
+        setting.step(layout),
+        subject=f"{architecture.source} with {DATA_PARALLEL[layout.data]}",
+        notes=_notes(architecture, layout, setting.batch),
+    )
+    projection.notes += computing_notes(projection.step, layout)
+    if len(ranks) > 1:
+        projection.weak = [setting.step(layout.on(count)) for count in ranks]
+        projection.strong = [
+            setting.step(layout.on(count), layout.ranks / count) for count in ranks
+        ]
+    return finish(
+        projection,
+        setting.machine,
+        lambda other: replace(setting, machine=other).step(layout),
+        setting.correction is not None,
+    )
+
+
+def _notes(architecture: Architecture, layout: ParallelLayout, batch: Batch) -> list[str]:
     """Returns what is assumed, a clause each."""
     notes = []
     if layout.sharded and layout.pp == 1 and batch.micro_batches > 1:
         notes.append("FSDP2 gathers and scatters in each micro-batch, as without no_sync")
-    elif batch.micro_batches > 1 and layout.data == DEEPSPEED2:
-        notes.append("DeepSpeed ZeRO 2 reduces gradients in each micro-batch")
     elif batch.micro_batches > 1:
         notes.append("gradients are reduced in the last micro-batch only")
     if layout.ep > 1:
-        capacity = options.layers.capacity
-        notes.append(
-            "tokens are taken as spread evenly over the experts"
-            + (f", with capacity factor {capacity:g}" if capacity else ", none dropped or padded")
-        )
+        notes.append("tokens are taken as spread evenly over the experts, none dropped or padded")
     shards = layout.shards * layout.cp
     if layout.sharded and layout.ep == 1 and 0 < architecture.experts < shards:
         notes.append(
@@ -166,23 +147,11 @@ def _notes(
     states = "two states of Adam in the parameters' type"
     if layout.data == ZERO1:
         states = _ZERO1_STATES
-    if layout.deepspeed:
-        states = _DEEPSPEED_STATES
-        off = "on" if layout.overlap else "off: the word overlap turns it on"
-        notes.append(
-            "DeepSpeed with one group of parameters, buckets of "
-            f"{DEEPSPEED_BUCKET / 1e6:g} million elements (the default of reduce_bucket_size), "
-            f"and overlap_comm {off}"
-        )
     notes.append(f"memory: {states}; {_activations_note(architecture)}")
     return notes
 
 
 _ZERO1_STATES = "Adam's states and a copy of the parameters in float32"
-_DEEPSPEED_STATES = (
-    "Adam's states, parameters and gradients of a partition in float32, and a buffer of "
-    "reduce_bucket_size elements"
-)
 
 
 def _activations_note(architecture: Architecture) -> str:
@@ -264,8 +233,6 @@ class LayoutComparison(Displayed):
 
     - rows: the Pareto set first, and the layouts that do not fit last, each by its cost.
     - memory_bytes: the memory that a rank has; None if no limit was given.
-    - measured: the measured step that corrects the times, and uncorrected: the rows without it;
-      None and [] without one.
     """
 
     what: str
@@ -274,11 +241,9 @@ class LayoutComparison(Displayed):
     machine: str
     notes: list[str]
     memory_bytes: float | None = None
-    measured: MeasuredStep | None = None
-    uncorrected: list[LayoutRow] = field(default_factory=list)
 
 
-def equal_batches(layouts: Sequence[ParallelLayout], batch: Batch) -> list[list[Batch]]:
+def _equal_batches(layouts: Sequence[ParallelLayout], batch: Batch) -> list[list[Batch]]:
     """Returns the batches that a data-parallel rank of each layout can have, with the same tokens
     of all ranks: from the largest micro-batches to those with as many sequences as ``batch``.
 
@@ -305,19 +270,15 @@ def equal_batches(layouts: Sequence[ParallelLayout], batch: Batch) -> list[list[
 
 
 def compare_layouts(
-    machine: Predictor | None,
-    architecture: Architecture,
+    setting: PlanSetting,
     layouts: Sequence[ParallelLayout],
-    batch: Batch,
-    options: TrainingOptions,
-    computing: Computing | None,
     memory_bytes: float | None = None,
     search: bool = False,
 ) -> LayoutComparison:
     """Returns the layouts with their costs.
 
-    - batch: of a data-parallel rank of the layout with the most of these. The others compute as
-      much more as they have fewer data-parallel ranks: more sequences with tp and cp, more
+    - setting: its batch is that of the layout with the most data-parallel ranks. The others
+      compute as much more as they have fewer of these: more sequences with tp and cp, more
       micro-batches with pp.
     - memory_bytes: the memory that a rank has; None for no limit.
 
@@ -325,12 +286,13 @@ def compare_layouts(
     more memory and, in a pipeline, wait longer; small ones gather and scatter more often. A layout
     that does not fit is tried with checkpointing.
     """
+    machine, architecture, batch = setting.machine, setting.architecture, setting.batch
     widest = min(layouts, key=lambda layout: layout.inner)
 
     def best(layout: ParallelLayout, batches: Sequence[Batch]) -> LayoutRow:
         rows = []
         for each in batches[::-1] if search and layout.pp > 1 else batches:
-            step = plan_layout(machine, architecture, layout, each, options, computing)
+            step = replace(setting, batch=each).step(layout)
             rows.append(LayoutRow(layout, step, each, fits=_fits(step, memory_bytes)))
             if search and rows[-1].fits != TOO_LARGE:
                 break
@@ -341,7 +303,7 @@ def compare_layouts(
         return min(rows, key=lambda row: row.memory_bytes)
 
     rows = []
-    for layout, batches in zip(layouts, equal_batches(layouts, batch), strict=True):
+    for layout, batches in zip(layouts, _equal_batches(layouts, batch), strict=True):
         row = best(layout, batches)
         again = (SELECTIVE, FULL) if search else (FULL,)
         for checkpoint in again if architecture.hidden and not layout.checkpoint else ():
@@ -351,9 +313,9 @@ def compare_layouts(
             row = other if other.fits != TOO_LARGE else row
         rows.append(row)
     tokens = round(batch.micro_batches * batch.tokens_each * widest.ranks / widest.inner)
+    model = f"{architecture.source}: {architecture.parameters:,} parameters"
     return LayoutComparison(
-        what=f"{architecture.source}: {architecture.parameters:,} parameters, {options.dtype}; "
-        f"{tokens:,} tokens in a step",
+        what=f"{model}, {setting.options.dtype}; {tokens:,} tokens in a step",
         ranks=layouts[0].ranks,
         rows=_ordered(rows),
         machine=machine.name if machine is not None else "",
@@ -388,17 +350,14 @@ def _comparison_notes(
     machine: Predictor | None, architecture: Architecture, rows: Sequence[LayoutRow]
 ) -> list[str]:
     states = f"memory: two states of Adam in the parameters' type, with zero1 {_ZERO1_STATES}"
-    if any(row.layout.deepspeed for row in rows):
-        states += f", with DeepSpeed {_DEEPSPEED_STATES}"
     notes = [
         "the same tokens in a step for each layout: with tp and cp a data-parallel rank computes "
         "more sequences, with pp more micro-batches",
         f"{states}; {_activations_note(architecture)}",
         *dict.fromkeys(note for row in rows for note in computing_notes(row.step, row.layout)),
         *(machine.notes() if machine is not None else ["--machine NAME or FILE gives the times"]),
-        *at_once_notes([row.step for row in rows]),
     ]
-    if machine is not None and not isinstance(machine, CorrectedMachine):
+    if machine is not None:
         notes.append(UNCORRECTED)
     return notes
 

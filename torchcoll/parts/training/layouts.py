@@ -22,10 +22,10 @@ Calls of tensor, sequence, context and expert parallelism: sizes are those of nc
   (``loss_parallel``): three all_reduce of a float32 for each token.
 - Context parallelism: torch's ring attention
   (torch/distributed/tensor/experimental/_context_parallel/_attention.py, _templated_ring_attention
-  and _templated_ring_attention_backward): by default one all_gather of keys and values in each
-  pass, or with the ring cp - 1 sends; the gradients of keys and values go around the ring in
-  float32, cp sends. A send is an all_to_all_single there, of which all goes to the next rank
-  (permute_tensor of torch/distributed/_functional_collectives.py).
+  and _templated_ring_attention_backward): one all_gather of keys and values in
+  each pass, as is the default; the gradients of keys and values go around the ring in float32, cp
+  sends. A send is an all_to_all_single there, of which all goes to the next rank (permute_tensor of
+  torch/distributed/_functional_collectives.py).
 - Expert parallelism (torchtitan/models/common/token_dispatcher.py, AllToAllTokenDispatcher):
   all_to_all of the numbers of tokens, of the tokens to their experts, and of the results back; in
   the backward pass the last two again. Tokens are taken as spread evenly over the experts.
@@ -55,22 +55,19 @@ from torchcoll.parts.training.architectures import EMBEDDING, HEAD, MODULE, Arch
 from torchcoll.parts.training.step_program import BLOCKS, SHARED_EXPERTS, SentCall
 
 DP, ZERO1, ZERO2, FSDP, HSDP = "dp", "zero1", "zero2", "fsdp", "hsdp"
-DEEPSPEED1, DEEPSPEED2 = "zero1-deepspeed", "zero2-deepspeed"
 # What replicates or shards the model; of each layout one.
 DATA_PARALLEL = {
     DP: "DDP",
     ZERO1: "Megatron-LM's distributed optimizer",
-    DEEPSPEED1: "DeepSpeed ZeRO 1",
-    DEEPSPEED2: "DeepSpeed ZeRO 2",
     ZERO2: "FSDP2 with reshard_after_forward=False",
     FSDP: "FSDP2",
     HSDP: "FSDP2 with replicas",
 }
 _OTHERS = ("tp", "pp", "cp", "ep")
 FULL, SELECTIVE = "ckpt", "sac"  # activation checkpointing
-_FLAGS = ("sp", "overlap", FULL, SELECTIVE)  # without a number
+_FLAGS = ("sp", FULL, SELECTIVE)  # without a number
 _WORDS = (*DATA_PARALLEL, *_OTHERS, *_FLAGS)
-_ZERO3 = "ZeRO-3 is fsdp here; DeepSpeed's own ZeRO-3 is not planned."
+_ZERO3 = "ZeRO-3 is fsdp here. What DeepSpeed itself sends is not planned."
 _FORM = "degrees such as fsdp=64, hsdp=8x8, fsdp=8,tp=8,sp or dp=8,tp=8,pp=4x2, each 1 or more"
 
 
@@ -83,7 +80,6 @@ class ParallelLayout:
       optimizer state). 0: to be set from the number of ranks (``on``).
     - virtual: virtual stages of each rank of the pipeline.
     - sequence_parallel: the activations between the layers' matrices are sharded over tp.
-    - overlap: DeepSpeed's overlap_comm, which is off by default with ZeRO 1 and 2.
     - checkpoint: FULL or SELECTIVE: layers, or parts of them, are computed again in the backward
       pass.
     - cap_mb: DDP's bucket_cap_mb; None for its default.
@@ -98,7 +94,6 @@ class ParallelLayout:
     cp: int = 1
     ep: int = 1
     sequence_parallel: bool = False
-    overlap: bool = False
     checkpoint: str = ""
     cap_mb: float | None = None
 
@@ -117,10 +112,6 @@ class ParallelLayout:
         return self.data in (ZERO2, FSDP, HSDP)
 
     @property
-    def deepspeed(self) -> bool:
-        return self.data in (DEEPSPEED1, DEEPSPEED2)
-
-    @property
     def name(self) -> str:
         """The layout as ``--parallel`` takes it."""
         count = self.replicas * self.shards
@@ -134,7 +125,6 @@ class ParallelLayout:
         texts.append(f"cp={self.cp}" if self.cp > 1 else "")
         texts.append(f"ep={self.ep}" if self.ep > 1 else "")
         texts.append("sp" if self.sequence_parallel else "")
-        texts.append("overlap" if self.overlap else "")
         texts.append(self.checkpoint)
         return ",".join(filter(None, texts))
 
@@ -209,7 +199,7 @@ def parse_layout(
         if at:
             cap_mb = _parse_cap(name, cap, text, option)
         if name not in _WORDS:
-            if name.startswith("zero3"):
+            if name.startswith("zero3") or name.endswith("-deepspeed"):
                 raise UsageError(option, name, f"one of {', '.join(_WORDS)}", _ZERO3)
             raise unknown(option, name or text, _WORDS)
         if name in values:
@@ -235,15 +225,11 @@ def parse_layout(
         cp=values.get("cp", (1,))[0],
         ep=values.get("ep", (1,))[0],
         sequence_parallel="sp" in values,
-        overlap="overlap" in values,
         checkpoint=next((name for name in (FULL, SELECTIVE) if name in values), ""),
         cap_mb=cap_mb,
     )
     if FULL in values and SELECTIVE in values:
         raise UsageError(option, text, f"one of {FULL} and {SELECTIVE}")
-    if layout.overlap and not layout.deepspeed:
-        expected = f"{DEEPSPEED1} or {DEEPSPEED2} with overlap, which is DeepSpeed's overlap_comm"
-        raise UsageError(option, text, expected)
     if layout.sequence_parallel and layout.tp < 2:
         raise UsageError(option, text, "tp=2 or more with sp, which shards over its ranks")
     if layout.virtual > 1 and layout.pp < 2:
@@ -282,8 +268,6 @@ def check_layout(layout: ParallelLayout, architecture: Architecture, micro_batch
     if architecture.model_type == MODULE and (layout.inner > 1 or layout.ep > 1):
         expected = f"{', '.join(DATA_PARALLEL)} alone, for a model from its code"
         raise UsageError("parallel", layout.name, expected, "A config.json says how it is split.")
-    if layout.deepspeed and (layout.inner > 1 or layout.ep > 1):
-        raise UsageError("parallel", layout.name, f"{layout.data} without tp, pp, cp and ep")
     divided = [("attention heads", architecture.heads), ("key/value heads", architecture.key_heads)]
     divided.append(("feed-forward columns", architecture.feed_forward))
     if layout.ep == 1 or layout.tp > 1:
@@ -376,20 +360,6 @@ def parse_batch(text: str) -> Batch:
 
 
 @dataclass(frozen=True)
-class LayerOptions:
-    """How the layers compute.
-
-    - dtype: of the activations.
-    - ring: context parallelism sends keys and values around a ring.
-    - capacity: capacity factor of the experts; None: no token is dropped or padded.
-    """
-
-    dtype: str
-    ring: bool = False
-    capacity: float | None = None
-
-
-@dataclass(frozen=True)
 class BlockCalls:
     """The blocking calls of a block, outside of its experts and inside of them."""
 
@@ -405,10 +375,13 @@ def block_calls(
     block: ModelBlock,
     layout: ParallelLayout,
     batch: Batch,
-    options: LayerOptions,
+    dtype: str,
 ) -> BlockCalls:
-    """Returns the calls of one micro-batch in a block, in their order."""
-    itemsize = find_dtype(options.dtype).itemsize
+    """Returns the calls of one micro-batch in a block, in their order.
+
+    - dtype: of the activations.
+    """
+    itemsize = find_dtype(dtype).itemsize
     tokens = batch.tokens_each / layout.cp
     act = math.ceil(tokens * architecture.hidden * itemsize)
     tp, sp, megatron = layout.tp > 1, layout.sequence_parallel, layout.data == ZERO1
@@ -434,8 +407,8 @@ def block_calls(
         backward = (*again, scatter if sp else reduce)
         return BlockCalls((*before, loss, loss, loss), backward, (), (), norms)
     halves = ((gather, scatter) if sp else (reduce,)) if tp else ()
-    keys_forward, keys_backward = _keys(architecture, layout, batch, options)
-    routed, routed_backward = _experts(architecture, layout, batch, options)
+    keys_forward, keys_backward = _keys(architecture, layout, batch, dtype)
+    routed, routed_backward = _experts(architecture, layout, batch, dtype)
     routed_here = bool(routed) and block.moe
     # Without routed experts on other ranks, the feed-forward block is split like any other.
     dense = halves if not routed_here or architecture.shared_experts else ()
@@ -459,32 +432,29 @@ def block_calls(
 
 
 def _keys(
-    architecture: Architecture, layout: ParallelLayout, batch: Batch, options: LayerOptions
+    architecture: Architecture, layout: ParallelLayout, batch: Batch, dtype: str
 ) -> tuple[tuple[SentCall, ...], tuple[SentCall, ...]]:
     """Returns the calls of context parallelism in the attention of a layer, of both passes."""
     if layout.cp < 2:
         return (), ()
     elements = batch.tokens_each * architecture.key_columns / layout.tp / layout.cp
-    local = math.ceil(elements * find_dtype(options.dtype).itemsize)
+    local = math.ceil(elements * find_dtype(dtype).itemsize)
     what = "keys and values"
     part = "the attention of another part"
     kept = [SentCall("cp", _GATHERED, local * layout.cp, what, "the attention of its own part")]
-    if options.ring:
-        kept = [SentCall("cp", _SENT, local, what, part)] * (layout.cp - 1)
     gradient = SentCall("cp", _SENT, math.ceil(4 * elements), "their gradients", part)
     return tuple(kept), (*kept, *[gradient] * layout.cp)
 
 
 def _experts(
-    architecture: Architecture, layout: ParallelLayout, batch: Batch, options: LayerOptions
+    architecture: Architecture, layout: ParallelLayout, batch: Batch, dtype: str
 ) -> tuple[tuple[SentCall, ...], tuple[SentCall, ...]]:
     """Returns the calls around the routed experts of a layer, of both passes."""
     if layout.ep < 2:
         return (), ()
     split = layout.tp if layout.sequence_parallel else 1
     visits = batch.tokens_each / layout.cp / split * architecture.top_k
-    visits *= 1.0 if options.capacity is None else options.capacity
-    itemsize = find_dtype(options.dtype).itemsize
+    itemsize = find_dtype(dtype).itemsize
     columns = architecture.expert_input or architecture.hidden
     size_bytes = math.ceil(visits * columns * itemsize)
     numbers = SentCall("ep", _EXCHANGED, 8 * architecture.experts, "numbers of tokens", BLOCKS)

@@ -18,14 +18,7 @@ from torchcoll.parts.training.config_projection import (
     LayoutRow,
 )
 from torchcoll.parts.training.layout_search import launch_flags
-from torchcoll.parts.training.plan_show import (
-    correction_text,
-    flat_ends,
-    format_gigabytes,
-    measured_grids,
-    measured_object,
-    order_changes,
-)
+from torchcoll.parts.training.plan_show import flat_ends, format_gigabytes
 from torchcoll.parts.training.projection import dominant
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head, make_grid
@@ -54,13 +47,9 @@ def show_layouts(
 def _forms(comparison: LayoutComparison) -> Forms:
     source = f", by {comparison.machine}" if comparison.machine else ""
     heading = Grid([], [], above=[one_line(f"{comparison.what}{source}")])
-    measured, further = comparison.measured, []
-    if measured is not None:
-        further = measured_grids(
-            measured, order_changes(_costs(comparison.uncorrected), _costs(comparison.rows))
-        )
-    all_notes = [*comparison.notes, *(measured.notes if measured else ())]
-    notes = Grid([], [], below=list(map(one_line, all_notes)), answer=layouts_answer(comparison))
+    notes = Grid(
+        [], [], below=list(map(one_line, comparison.notes)), answer=layouts_answer(comparison)
+    )
     rows = [_json_row(row) for row in comparison.rows]
     document = {
         "schema": "torchcoll-layouts/1",
@@ -69,21 +58,15 @@ def _forms(comparison: LayoutComparison) -> Forms:
         "machine": comparison.machine or None,
         "memory_bytes": comparison.memory_bytes,
         "rows": rows,
-        "measured": measured_object(measured) if measured else None,
-        "uncorrected": [_json_row(row) for row in comparison.uncorrected],
-        "notes": all_notes,
+        "notes": comparison.notes,
     }
     shown = comparison.rows[:MOST_ROWS]
-    table = _table(shown, comparison.memory_bytes)
+    table, further = _table(shown, comparison.memory_bytes), []
     if len(comparison.rows) > len(shown):
         table.below.append(f"the first {len(shown)} of {len(comparison.rows)} layouts")
         flags = [line for row in shown[:_BEST] for line in launch_flags(row.layout, row.batch)]
-        further = [*further, Grid([], [], above=["the first three, to launch:", *flags])]
+        further.append(Grid([], [], above=["the first three, to launch:", *flags]))
     return Forms([heading, table, *further, notes], document, rows)
-
-
-def _costs(rows: Sequence[LayoutRow]) -> list[tuple[str, float]]:
-    return [(row.layout.name, row.cost) for row in rows]
 
 
 def layouts_answer(comparison: LayoutComparison) -> Answer:
@@ -121,13 +104,6 @@ def layouts_answer(comparison: LayoutComparison) -> Answer:
         else:
             listed = shorten([f"{name} ({cost})" for name, cost in costs], _BEST)
             text += f"; these need less memory: {listed}"
-    if comparison.measured is not None:
-        old, new = (
-            [row.layout.name for row in sorted(rows, key=lambda row: row.cost)]
-            for rows in (comparison.uncorrected, comparison.rows)
-        )
-        order = "the order stays" if old == new else f"the order was {', '.join(old)}"
-        text += f"; {correction_text(comparison.measured)}, and {order}"
     return Answer(one_line(text))
 
 

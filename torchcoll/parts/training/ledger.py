@@ -20,10 +20,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torchcoll.core.backends import backend_of
+from torchcoll.core.errors import UsageError
 from torchcoll.core.intervals import Span, merged
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.parts.training.joined import (
@@ -148,6 +149,15 @@ class Ledger:
     @cached_property
     def steps(self) -> Steps:
         return find_steps(self.traffic)
+
+    def keep_step(self, number: int) -> None:
+        """Keeps one step as the only steady one. Raises UsageError if there is no such step."""
+        total = self.steps.total
+        if not self.steps.marked or not 0 <= number < total:
+            expected = f"0 to {total - 1}, as were marked" if self.steps.marked else "marked steps"
+            raise UsageError("step", number, expected)
+        self.steps = replace(self.steps, steady=(number,), notes=[])
+        self.steps.duration_ns = self.steps.reduce(self.steps.step_ns)
 
     @cached_property
     def joined_before_the_cut(self) -> list[JoinedCall]:

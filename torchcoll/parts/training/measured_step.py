@@ -12,9 +12,8 @@ of the steady steps the mean of the middle half, ordered by the time in calls.
   the machine's law.
 - copies: into and out of FSDP2's flat buffers; only a trace of torch.profiler has them. Without,
   they are a part of the gaps.
-- gaps: the step less computation, calls that nothing hides, and copies. The computation comes from
-  a trace, or is given; without it, or if it may overlap with asynchronous calls in an unknown way,
-  gaps are unknown.
+- gaps: the step less computation, copies, and calls that nothing hides. The computation comes from
+  a trace, or is given. Gaps are unknown without it, or if calls are asynchronous in a capture.
 
 The interval of a factor is that of another step of such a run: from the deviation of the steps and
 of their mean, in logarithms, and at least 5 % of deviation. How much runs differ from each other, a
@@ -24,14 +23,14 @@ single capture cannot show.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import NamedTuple
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.intervals import Span, Union
+from torchcoll.core.intervals import Union
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.traffic_spec import point_of
 from torchcoll.core.units import counted, format_ns, plural, shorten
@@ -39,7 +38,7 @@ from torchcoll.parts.curves.predictor import Ends, PlannedCalls, sum_of
 from torchcoll.parts.training.joined import LATE, may_end_late
 from torchcoll.parts.training.ledger import Ledger, blocks
 from torchcoll.parts.training.projection import Correction, PlannedRow, PlannedStep
-from torchcoll.parts.training.steps import find_steps
+from torchcoll.parts.training.traffic_table import RankSteps
 from torchcoll.stats.distributions import t_quantile
 
 # A collective that took less than this share of its plan, because its calls ended with the calls
@@ -86,28 +85,14 @@ class MatchedCalls:
 
 
 @dataclass(frozen=True)
-class UnmatchedCalls:
-    """Calls of one kind and step that are only in the plan, or only in the capture.
-
-    - size_bytes: None for calls without a size, and for messages.
-    """
-
-    where: str
-    collective: str
-    ranks: int
-    size_bytes: int | None
-    calls: float
-
-
-@dataclass(frozen=True)
 class MeasuredStep:
     """A measured step beside its plan. Times in ns, of one step; None: unknown.
 
     - capture: its path. layout: what was planned for it. ranks, backends: of the capture.
     - steps: how many steady steps count.
+    - unmatched: "plan" and "capture" -> the calls of a step that only this one has.
     - planned_ns: all matched calls one after another, with the 90 % interval.
-    - transfer_ns, late_ns, copies_ns, gaps_ns, computing_ns, exposed_ns, step_ns: see the module.
-    - overlapped_ns: the part of transfer_ns - planned_ns of calls that ran beside computation.
+    - transfer_ns, late_ns, copies_ns, gaps_ns, computing_ns, step_ns: see the module.
     - correction: what it changes in a plan.
     - other_hardware: the capture is of CPUs, and the machine of the plan has GPUs.
     """
@@ -117,16 +102,14 @@ class MeasuredStep:
     ranks: int
     steps: int
     matched: tuple[MatchedCalls, ...]
-    unmatched: tuple[UnmatchedCalls, ...]
+    unmatched: Mapping[str, Mapping[CallKind, float]]
     planned_ns: Ends
     transfer_ns: float
     late_ns: float | None
     copies_ns: float | None
     gaps_ns: float | None
     computing_ns: float | None
-    exposed_ns: float | None
     step_ns: float | None
-    overlapped_ns: float | None
     correction: Correction
     notes: tuple[str, ...] = field(default=())
     backends: tuple[str, ...] = ()
@@ -141,15 +124,13 @@ class MeasuredStep:
         return sum(row.calls for row in self.matched)
 
 
-class _RankStep(NamedTuple):
+class _Figures(NamedTuple):
     """One step on one rank: (transfer, wait) by kind, and times outside of the calls."""
 
     calls: Mapping[CallKind, tuple[float, float]]
-    overlapped_ns: float
     copies_ns: float  # 0.0 where they are not recorded
     gaps_ns: float | None
     computing_ns: float | None
-    exposed_ns: float | None
     step_ns: float | None
 
 
@@ -173,12 +154,21 @@ def measure_step(
     kinds = {
         rank: [_kind(traffic, call) for call in calls] for rank, calls in traffic.calls.items()
     }
-    number = steps.steady[-1] if steps.steady else 0
+
+    def by_kind(rank: int, step: int) -> dict[CallKind, list[int]]:
+        """Returns the indices of the calls of each kind."""
+        indices: dict[CallKind, list[int]] = defaultdict(list)
+        for index in steps.at[rank].get(step, ()):
+            if (kind := kinds[rank][index]) is not None:
+                indices[kind].append(index)
+        return indices
+
+    last = steps.steady[-1] if steps.steady else 0
     counts = {
-        rank: _count(kinds[rank][i] for i in by_step.get(number, ()))
-        for rank, by_step in steps.at.items()
+        rank: {kind: len(indices) for kind, indices in by_kind(rank, last).items()}
+        for rank in steps.at
     }
-    matches = {rank: match_kinds(planned.rows, by_kind) for rank, by_kind in counts.items()}
+    matches = {rank: match_kinds(planned.rows, each) for rank, each in counts.items()}
     best = max((sum(n for _, _, n in each) for each in matches.values()), default=0)
     if not best:
         captured = _kinds_text(next(iter(counts.values()), {}))
@@ -188,24 +178,22 @@ def measure_step(
     # With a pipeline, the plan is that of one stage: other stages match less of it.
     ranks = [rank for rank, each in matches.items() if sum(n for _, _, n in each) == best]
     rows = matches[ranks[0]]
-    unsplit: dict[str, None] = {}
-    figures: list[_RankStep] = []  # of each step the mean over the ranks
+    figures: list[_Figures] = []  # of each step the mean over the ranks
+    times = {rank: RankSteps(ledger, rank) for rank in ranks}
     for step in steps.steady:
-        of_ranks = []
-        for rank in ranks:
-            indices = steps.at[rank].get(step, ())
-            of_kinds: dict[CallKind, list[int]] = defaultdict(list)
-            for index in indices:
-                if (kind := kinds[rank][index]) is not None:
-                    of_kinds[kind].append(index)
-            unsplit |= dict.fromkeys(ledger.entries[rank][i].reason for i in indices)
-            rank_step = _rank_step(ledger, rank, step, of_kinds, rows, compute_ns)
-            if rank_step is not None:
-                of_ranks.append(rank_step)
-        if of_ranks:
-            figures.append(_mean(of_ranks))
+        of_ranks = [
+            _figures(times[rank], step, by_kind(rank, step), rows, compute_ns) for rank in ranks
+        ]
+        if known := [each for each in of_ranks if each is not None]:
+            figures.append(_mean(known))
     if not figures:
         raise UsageError(f"measured {where}", "calls without a duration", "a capture that has them")
+    unsplit = {
+        ledger.entries[rank][index].reason: None
+        for step in steps.steady
+        for rank in ranks
+        for index in steps.at[rank].get(step, ())
+    }
     return _summarise(
         planned, ledger, layout, rows, counts[ranks[0]], figures, unsplit, _blocking(traffic, ranks)
     )
@@ -218,14 +206,6 @@ def _kind(traffic: Traffic, call: TrafficCall) -> CallKind | None:
     if point is None or not point.size_bytes or len(members) < 2:
         return None
     return CallKind(point.collective, point.size_bytes, len(members), members[1] - members[0])
-
-
-def _count(kinds: Iterable[CallKind | None]) -> dict[CallKind, int]:
-    counts: dict[CallKind, int] = defaultdict(int)
-    for kind in kinds:
-        if kind is not None:
-            counts[kind] += 1
-    return dict(counts)
 
 
 def _planned_counts(rows: Sequence[PlannedRow]) -> dict[CallKind, int]:
@@ -269,73 +249,39 @@ def match_kinds(rows: Sequence[PlannedRow], captured: Mapping[CallKind, int]) ->
     return matches
 
 
-def matched_share(planned: PlannedStep, traffic: Traffic) -> float:
-    """Returns the share of the calls of a steady step, planned or captured, that are in both."""
-    steps = find_steps(traffic)
-    best = 0.0
-    for rank, by_step in steps.at.items():
-        indices = by_step.get(steps.steady[-1] if steps.steady else 0, ())
-        captured = _count(_kind(traffic, traffic.calls[rank][index]) for index in indices)
-        matched = sum(count for _, _, count in match_kinds(planned.rows, captured))
-        best = max(best, matched / max(1, planned.calls, sum(captured.values())))
-    return best
-
-
-def _rank_step(
-    ledger: Ledger,
-    rank: int,
+def _figures(
+    rank_steps: RankSteps,
     step: int,
     of_kinds: Mapping[CallKind, Sequence[int]],
     rows: Sequence[Match],
     compute_ns: float | None,
-) -> _RankStep | None:
+) -> _Figures | None:
     """Returns one step of one rank; None if a matched call of it has no duration."""
+    ledger, rank = rank_steps.ledger, rank_steps.rank
     traffic, entries = ledger.traffic, ledger.entries[rank]
-    calls = traffic.calls[rank]
-    marks = traffic.steps.get(rank, ())
-    span = marks[step] if step < len(marks) else None
-    computing = traffic.computing.get(rank)
-    busy = Union(computing or ())
     of_calls: dict[CallKind, tuple[float, float]] = {}
-    overlapped = 0.0
-    for row, kind, count in rows:
+    for _, kind, count in rows:
         indices = of_kinds.get(kind, ())
         if not indices or any(rank not in entries[i].service_ns for i in indices):
             return None
         # All calls of the kind, of which the plan may have fewer, or another row the others.
         share = count / len(indices)
-        moved = waited = 0.0
-        for index in indices:
-            wait = entries[index].waits_ns.get(rank, 0)
-            transfer = entries[index].service_ns[rank] - wait
-            moved, waited = moved + share * transfer, waited + share * wait
-            ran = calls[index].span
-            if ran and row.prediction and 2 * busy.within(*ran) > ran[1] - ran[0]:
-                overlapped += share * (transfer - row.prediction.time_ns)
+        waited = sum(entries[i].waits_ns.get(rank, 0) for i in indices)
+        moved = sum(entries[i].service_ns[rank] for i in indices) - waited
         before = of_calls.get(kind, (0.0, 0.0))
-        of_calls[kind] = before[0] + moved, before[1] + waited
-    if span is None:
-        return _RankStep(of_calls, overlapped, 0.0, None, compute_ns, None, None)
-    begin, end = span
-    ran_spans = [call.span for call in calls if call.span]
-    in_flight = Union(_clip(each, span) for each in ran_spans)
-    total = end - begin
+        of_calls[kind] = before[0] + share * moved, before[1] + share * waited
+    total, computing = rank_steps.step_ns(step), rank_steps.computing_ns(step)
+    if total is None:
+        return _Figures(of_calls, 0.0, None, compute_ns, None)
     if computing is not None:
-        copies = Union(traffic.copies.get(rank, ())).within(begin, end)
-        busy_ns = busy.within(begin, end)  # with the copies
-        covered = Union(_clip(each, span) for each in [*computing, *ran_spans]).total
-        exposed, idle = covered - busy_ns, total - covered
-        return _RankStep(of_calls, overlapped, copies, idle, busy_ns - copies, exposed, total)
-    if not all(blocks(traffic, call) for call in calls if call.step == step):
-        return _RankStep(of_calls, overlapped, 0.0, None, compute_ns, None, total)
-    rest = max(0.0, total - in_flight.total)
-    gaps = None if compute_ns is None else max(0.0, rest - compute_ns)
-    computing_ns = rest if compute_ns is None else compute_ns
-    return _RankStep(of_calls, overlapped, 0.0, gaps, computing_ns, in_flight.total, total)
-
-
-def _clip(span: Span, bounds: Span) -> Span:
-    return max(span[0], bounds[0]), min(span[1], bounds[1])
+        copies = Union(traffic.copies.get(rank, ())).within(*rank_steps.marks[step])
+        return _Figures(of_calls, copies, rank_steps.idle_ns(step), computing - copies, total)
+    if not all(blocks(traffic, call) for call in rank_steps.calls if call.step == step):
+        return _Figures(of_calls, 0.0, None, compute_ns, total)
+    rest = max(0.0, total - rank_steps.in_flight.within(*rank_steps.marks[step]))
+    if compute_ns is None:
+        return _Figures(of_calls, 0.0, None, rest, total)
+    return _Figures(of_calls, 0.0, max(0.0, rest - compute_ns), compute_ns, total)
 
 
 def _blocking(traffic: Traffic, ranks: Sequence[int]) -> frozenset[str]:
@@ -349,42 +295,28 @@ def _blocking(traffic: Traffic, ranks: Sequence[int]) -> frozenset[str]:
     return frozenset(name for name, block in every.items() if block)
 
 
-def _mean(of_ranks: Sequence[_RankStep]) -> _RankStep:
+def _mean(steps: Sequence[_Figures]) -> _Figures:
+    """Returns the mean of steps; None for a time that one of them does not have."""
+
     def mean(name: str) -> float | None:
-        values = [getattr(each, name) for each in of_ranks]
+        values = [getattr(each, name) for each in steps]
         return None if None in values else fmean(values)
 
-    kinds = {
-        kind: (
-            fmean(each.calls[kind][0] for each in of_ranks),
-            fmean(each.calls[kind][1] for each in of_ranks),
-        )
-        for kind in of_ranks[0].calls
+    calls = {
+        kind: (fmean(s.calls[kind][0] for s in steps), fmean(s.calls[kind][1] for s in steps))
+        for kind in steps[0].calls
     }
-    return _RankStep(
-        kinds,
-        mean("overlapped_ns") or 0.0,
-        mean("copies_ns") or 0.0,
-        mean("gaps_ns"),
-        mean("computing_ns"),
-        mean("exposed_ns"),
-        mean("step_ns"),
+    return _Figures(
+        calls, mean("copies_ns") or 0.0, mean("gaps_ns"), mean("computing_ns"), mean("step_ns")
     )
 
 
-def _in_calls(step: _RankStep, collective: str | None = None) -> float:
+def _in_calls(step: _Figures, collective: str | None = None) -> float:
     return sum(
         moved + waited
         for kind, (moved, waited) in step.calls.items()
         if collective in (None, kind.collective)
     )
-
-
-def middle_half(steps: Sequence[_RankStep]) -> list[_RankStep]:
-    """Returns the steps without the quarter that communicated least and the one that did most."""
-    ordered = sorted(steps, key=_in_calls)
-    cut = len(ordered) // 4
-    return ordered[cut : len(ordered) - cut]
 
 
 def _summarise(
@@ -393,12 +325,15 @@ def _summarise(
     layout: str,
     rows: Sequence[Match],
     counts: Mapping[CallKind, int],
-    figures: Sequence[_RankStep],
+    figures: Sequence[_Figures],
     unsplit: Mapping[str, None],
     blocking: frozenset[str],
 ) -> MeasuredStep:
     traffic = ledger.traffic
-    middle = middle_half(figures)
+    # Without the quarter of the steps that communicated least, and the one that did most.
+    cut = len(figures) // 4
+    middle = sorted(figures, key=_in_calls)[cut : len(figures) - cut]
+    mean = _mean(middle)
     split = "" in unsplit
     shared: dict[CallKind, int] = defaultdict(int)
     for _, kind, count in rows:
@@ -414,8 +349,8 @@ def _summarise(
                 row.size_bytes,
                 count,
                 count * row.prediction.time_ns if row.prediction else 0.0,
-                share * fmean(step.calls[kind][0] for step in middle),
-                share * fmean(step.calls[kind][1] for step in middle) if split else None,
+                share * mean.calls[kind][0],
+                share * mean.calls[kind][1] if split else None,
             )
         )
     planned_calls = [
@@ -424,7 +359,6 @@ def _summarise(
         if row.prediction
     ]
     planned_ns = sum_of(planned_calls)
-    copies = fmean(step.copies_ns for step in middle)
     of_collective: dict[str, float] = defaultdict(float)
     sizes: dict[tuple[str, int], frozenset[int]] = {}
     for item in matched:
@@ -445,41 +379,34 @@ def _summarise(
         inner = [(_in_calls(s, collective) + part * s.copies_ns) / base for s in middle]
         return _factor(fmean(inner), ratios)
 
-    def mean(name: str) -> float | None:
-        values = [getattr(step, name) for step in middle]
-        return None if None in values else fmean(values)
-
     factors = {name: factor(name) for name in of_collective}
     timeless = [name for name, (value, _, _) in factors.items() if value < _LEAST_FACTOR]
     others = factor(copies=False)
     if others[0] < _LEAST_FACTOR:
         actual = f"{traffic.path or 'traffic'}, whose calls took less than 0.1 % of their plan"
         raise UsageError("measured", actual, "a capture of calls with durations")
-    late = fmean(sum(waited for _, waited in step.calls.values()) for step in middle)
-    gaps_ns, step_ns = mean("gaps_ns"), mean("step_ns")
-    records_copies = bool(traffic.copies) and step_ns is not None
+    moved, waited = (sum(each) for each in zip(*mean.calls.values(), strict=True))
+    records_copies = bool(traffic.copies) and mean.step_ns is not None
     return MeasuredStep(
         capture=str(traffic.path or "traffic"),
         layout=layout,
         ranks=traffic.ranks,
         steps=len(figures),
         matched=tuple(matched),
-        unmatched=tuple(_unmatched(planned.rows, rows, counts, traffic)),
+        unmatched=_unmatched(planned.rows, rows, counts, traffic),
         planned_ns=planned_ns,
-        transfer_ns=fmean(sum(moved for moved, _ in step.calls.values()) for step in middle),
-        late_ns=late if split else None,
-        copies_ns=copies if records_copies else None,
-        gaps_ns=gaps_ns,
-        computing_ns=mean("computing_ns"),
-        exposed_ns=mean("exposed_ns"),
-        step_ns=step_ns,
-        overlapped_ns=mean("overlapped_ns") if traffic.computing else None,
+        transfer_ns=moved,
+        late_ns=waited if split else None,
+        copies_ns=mean.copies_ns if records_copies else None,
+        gaps_ns=mean.gaps_ns,
+        computing_ns=mean.computing_ns,
+        step_ns=mean.step_ns,
         correction=Correction(
             factor(),
             others,
             {name: ends for name, ends in factors.items() if name not in timeless},
             {key: each for key, each in sizes.items() if key[0] not in timeless},
-            (gaps_ns or 0.0) / sum(row.calls for row in matched),
+            (mean.gaps_ns or 0.0) / sum(row.calls for row in matched),
             blocking,
         ),
         notes=tuple(_notes(ledger, figures, unsplit, timeless)),
@@ -506,29 +433,18 @@ def _unmatched(
     rows: Sequence[Match],
     counts: Mapping[CallKind, int],
     traffic: Traffic,
-) -> list[UnmatchedCalls]:
-    taken: dict[CallKind, int] = defaultdict(int)
-    matched: dict[PlannedRow, int] = defaultdict(int)
+) -> dict[str, dict[CallKind, float]]:
+    of_plan, of_capture = Counter(_planned_counts(planned)), Counter(counts)
     for row, kind, count in rows:
-        taken[kind] += count
-        matched[row] += count
-    unmatched = [
-        UnmatchedCalls("plan", row.collective, row.ranks, row.size_bytes, row.calls - matched[row])
-        for row in planned
-        if row.calls > matched[row]
-    ]
-    unmatched += [
-        UnmatchedCalls("capture", kind.collective, kind.ranks, kind.size_bytes, n - taken[kind])
-        for kind, n in counts.items()
+        of_plan[_planned_kind(row)] -= count
         # Without marks, the calls are those of an unknown number of steps.
-        if n > taken[kind] and (traffic.steps or kind not in taken)
-    ]
-    return unmatched
+        of_capture[kind] -= count if traffic.steps else counts[kind]
+    return {"plan": dict(+of_plan), "capture": dict(+of_capture)}
 
 
 def _notes(
     ledger: Ledger,
-    figures: Sequence[_RankStep],
+    figures: Sequence[_Figures],
     unsplit: Mapping[str, None],
     timeless: Sequence[str],
 ) -> list[str]:
@@ -556,23 +472,18 @@ def _notes(
             "one steady step was captured: how much steps differ is unknown, and the interval of "
             "the factor is that between runs on two busy cores"
         )
-    last = figures[-1]
-    if last.step_ns is not None and last.gaps_ns is None:
-        exposed = last.exposed_ns is not None
+    if figures[-1].step_ns is not None and figures[-1].gaps_ns is None:
         notes.append(
-            "gaps between calls are not separated from computation: --step-ms says how long it "
-            "computes"
-            if exposed
-            else "gaps are unknown: the calls are asynchronous, and the capture does not record "
-            "computation; a trace of torch.profiler does"
+            "gaps between calls are unknown: --step-ms says how long it computes where the program "
+            "waits for each call; elsewhere a trace of torch.profiler does"
         )
     return notes
 
 
-def _kinds_text(counts: Mapping[CallKind, int]) -> str:
+def _kinds_text(counts: Mapping[CallKind, float]) -> str:
     """Returns for example ``2 all_gather of 10880 bytes on 4 ranks``; of many the first three."""
     texts = [
-        f"{n} {kind.collective} of {kind.size_bytes} bytes on {kind.ranks} ranks"
+        f"{round(n)} {kind.collective} of {kind.size_bytes} bytes on {kind.ranks} ranks"
         for kind, n in counts.items()
     ]
     return shorten(texts, 3, " and {} more kinds")
@@ -582,12 +493,8 @@ def describe_unmatched(measured: MeasuredStep) -> list[str]:
     """Returns a sentence for the plan and one for the capture, if calls of it are not matched."""
     sentences = []
     for where, other in (("plan", "capture"), ("capture", "plan")):
-        rows = [row for row in measured.unmatched if row.where == where]
-        if rows:
-            count = round(sum(row.calls for row in rows))
-            kinds = {
-                CallKind(r.collective, r.size_bytes or 0, r.ranks, 1): round(r.calls) for r in rows
-            }
+        if kinds := measured.unmatched[where]:
+            count = round(sum(kinds.values()))
             sentences.append(
                 f"{counted(count, 'call')} of the {where} {plural(count, 'is', 'are')} not in "
                 f"the {other}, and not in the factor: {_kinds_text(kinds)}"

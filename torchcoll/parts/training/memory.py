@@ -4,9 +4,7 @@
   the stage from the second micro-batch on (``to_accumulated_grad_if_needed``).
 - ZERO1 has float32 copies of 16-bit parameters in its optimizer state: 12 bytes for each parameter
   (Megatron-LM, megatron/training/theoretical_memory_usage.py, num_bytes_per_parameter). Elsewhere
-  Adam's states have the parameters' dtype, as in torch.optim.AdamW. DeepSpeed has 16 bytes for each
-  parameter of a rank's partition (estimate_zero2_model_states_mem_needs), and a buffer of
-  reduce_bucket_size elements, two with overlap_comm (setup_buckets).
+  Adam's states have the parameters' dtype, as in torch.optim.AdamW.
 - Activations of a layer: what fused norms, FlashAttention and gated products keep for the backward
   pass, counted from its matrices: the inputs of the norms and of the matrices, queries, keys,
   values, gate and up. For Llama-3-8B these are 34 bytes for each token and hidden column, as in
@@ -35,8 +33,7 @@ from typing import TYPE_CHECKING
 
 from torchcoll.core.collectives import find_dtype
 from torchcoll.parts.training.architectures import HEAD, LAYER, ModelBlock
-from torchcoll.parts.training.layouts import DEEPSPEED2, FULL, SELECTIVE, ZERO1
-from torchcoll.parts.training.sent_by_wrappers import DEEPSPEED_BUCKET
+from torchcoll.parts.training.layouts import FULL, SELECTIVE, ZERO1
 from torchcoll.parts.training.step_program import Memory
 
 if TYPE_CHECKING:
@@ -69,11 +66,6 @@ def stage_memory(stage: StagePlan) -> Memory:
     if layout.data == ZERO1:
         gradients = elements * stage.reduce_itemsize
         optimizer, buffers = kept * (12 if stage.itemsize < 4 else 8), 0.0
-    elif layout.deepspeed:
-        # Of a partition in float32: parameters, their gradients in the step, and Adam's states.
-        gradients = kept * stage.itemsize if layout.data == DEEPSPEED2 else parameters
-        optimizer = 16 * kept
-        buffers = DEEPSPEED_BUCKET * stage.itemsize * (2 if layout.overlap else 1)
     else:
         gradients = parameters
         optimizer = 2 * parameters
@@ -129,7 +121,7 @@ def _token_bytes(stage: StagePlan) -> float:
     """The tokens of a micro-batch on a rank of cp; for types of 4 bytes twice as many, as the
     bytes of activations are those of 16-bit types.
     """
-    itemsize = find_dtype(stage.options.layers.dtype).itemsize
+    itemsize = find_dtype(stage.options.activations).itemsize
     return stage.batch.tokens_each / stage.layout.cp * itemsize / 2
 
 
@@ -174,8 +166,7 @@ def _layer_bytes(stage: StagePlan, block: ModelBlock) -> float:
     if block.moe:
         # Each visit of an expert keeps its input and output, and three tensors of the expert's
         # columns, as gated feed-forward blocks do.
-        capacity = stage.options.layers.capacity
-        visits = stage.architecture.top_k * (1.0 if capacity is None else capacity)
+        visits = stage.architecture.top_k
         whole += 2.0 * hidden * visits
         split += 3.0 * visits * stage.architecture.expert_columns
     whole, split = 2 * whole, 2 * split  # bytes of a token

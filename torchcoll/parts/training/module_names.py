@@ -1,8 +1,7 @@
-"""Whose parameters or gradients a captured call moves: a unit of FSDP2 or FSDP1, a bucket of DDP.
+"""Whose parameters or gradients a captured call moves: a unit of FSDP2, a bucket of DDP.
 
-FSDP2 issues its calls in two methods of FSDPParamGroup, which has the names of its modules, and
-FSDP1 in two functions with the handle of a flat parameter, whose parameters the root has by name.
-They are found among the callers of the operator, a few frames above it, so nothing of torch is
+FSDP2 issues its calls in two methods of FSDPParamGroup, which has the names of its modules. They
+are found among the callers of the operator, a few frames above it, so nothing of torch is
 replaced. Buckets are in training/ddp_buckets.py. Where torch lacks one of the private attributes
 used here, a call has no name.
 """
@@ -17,16 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchcoll.core.traffic import ROOT
-from torchcoll.parts.training.ddp_buckets import BucketCalls, block_span, numbered
+from torchcoll.parts.training.ddp_buckets import BucketCalls, numbered
 
 if TYPE_CHECKING:
     from torchcoll.parts.training.recorded_calls import RecordedCall
 
 _FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
-_FSDP1 = "torch.distributed.fsdp._runtime_utils"
 _FUNCTIONS = "torch.distributed.distributed_c10d"
 _ISSUING = ("unshard", "post_backward")  # methods of FSDPParamGroup
-_ISSUING1 = ("_unshard", "_reduce_grad")  # functions of FSDP1
 _MOST_FRAMES = 20  # from the operator to the method; it is about 10
 
 
@@ -40,14 +37,15 @@ class ModuleNames:
         self._on_parameters = on_parameters
         self._buckets = BucketCalls(on_parameters)
         self._node = getattr(torch._C, "_current_autograd_node", lambda: None)
-        self._units: dict[int, str] = {}  # by the id of the FSDPParamGroup or FlatParamHandle
+        self._units: dict[int, str] = {}  # by the id of the FSDPParamGroup
         self._issuing: frozenset[Any] = frozenset()  # code of the methods of FSDP2
-        self._issuing1: frozenset[Any] = frozenset()  # code of the functions of FSDP1
 
     def find_fsdp(self) -> None:
-        """Looks for FSDP2 and FSDP1, which the program may have imported since."""
-        self._issuing = _code(getattr(sys.modules.get(_FSDP), "FSDPParamGroup", None), _ISSUING)
-        self._issuing1 = _code(sys.modules.get(_FSDP1), _ISSUING1)
+        """Looks for FSDP2, which the program may have imported since."""
+        owner = getattr(sys.modules.get(_FSDP), "FSDPParamGroup", None)
+        functions = (inspect.unwrap(getattr(owner, name, len)) for name in _ISSUING)
+        codes = (getattr(function, "__code__", None) for function in functions)
+        self._issuing = frozenset(code for code in codes if code)
 
     def find_models(self) -> None:
         """Finds the DDP models of the process; must not run while calls are in flight."""
@@ -62,27 +60,23 @@ class ModuleNames:
             node: Any = self._node()
             if type(node).__name__ == "AccumulateGrad" and not _from_python():
                 self._buckets.add(call, node.variable, sent)
-            elif self._issuing or self._issuing1:
+            elif self._issuing:
                 call.module = self._unit()
         except Exception:  # a future version of torch must not end the training
             call.pending = False
 
     def _unit(self) -> str:
-        """Returns the names of the modules whose FSDPParamGroup or handle issues the call."""
+        """Returns the names of the modules whose FSDPParamGroup issues the call."""
         frame: Any = sys._getframe(3)
-        issuing, issuing1 = self._issuing, self._issuing1
         for _ in range(_MOST_FRAMES):
             if frame is None:
                 break
-            if frame.f_code in issuing:
+            if frame.f_code in self._issuing:
                 group = frame.f_locals.get("self")
                 name = getattr(group, "_module_fqn", None)
                 if not isinstance(name, str):
                     break
                 return self._units.get(id(group)) or self._new_unit(group, name or ROOT)
-            if frame.f_code in issuing1:
-                handle, state = frame.f_locals.get("handle"), frame.f_locals.get("state")
-                return self._units.get(id(handle)) or self._new_flat_unit(handle, state)
             frame = frame.f_back
         return ""
 
@@ -92,27 +86,6 @@ class ModuleNames:
         parameters = (getattr(p, "_param_fqn", None) for p in getattr(group, "fsdp_params", ()))
         self._on_parameters(unit, tuple(n for n in parameters if isinstance(n, str)))
         return unit
-
-    def _new_flat_unit(self, handle: Any, state: Any) -> str:
-        """Returns the name of a unit of FSDP1, which is made of those of its parameters."""
-        flat = handle.flat_param
-        names_of = state._exec_order_data.param_to_fqn
-        # With use_orig_params the parameters have names of their own.
-        flat_parameters = [flat] if flat in names_of else getattr(flat, "_params", None) or ()
-        names = [name for each in flat_parameters for name in names_of.get(each, ())]
-        if not names:
-            return ""
-        name = ROOT if state._is_root else block_span(names)
-        unit = self._units[id(handle)] = numbered(name, self._units.values())
-        self._on_parameters(unit, tuple(names))
-        return unit
-
-
-def _code(owner: Any, names: tuple[str, ...]) -> frozenset[Any]:
-    """Returns the code of those functions of a class or module that it has."""
-    functions = (inspect.unwrap(getattr(owner, name, len)) for name in names)
-    codes = (getattr(function, "__code__", None) for function in functions)
-    return frozenset(code for code in codes if code)
 
 
 def _from_python() -> bool:

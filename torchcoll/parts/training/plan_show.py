@@ -42,11 +42,6 @@ _CAUSES = (
 _FACTORS = "factor: measured over planned time, with its 90 % interval"
 
 
-def measured_grids(measured: MeasuredStep, changes: Grid) -> list[Grid]:
-    """Returns the tables of a measured step, with what it changes in the plan."""
-    return [_causes(measured), _factors(measured), changes]
-
-
 def _causes(measured: MeasuredStep) -> Grid:
     planned = measured.planned_ns[0]
     rows: list[tuple[str, float | None]] = [
@@ -59,10 +54,6 @@ def _causes(measured: MeasuredStep) -> Grid:
     ]
     steps = counted(measured.steps, "steady step")
     layout = f"{measured.layout}, " if measured.layout else ""
-    overlapped = []
-    if measured.overlapped_ns is not None:
-        share = format_signed(measured.overlapped_ns)
-        overlapped = [f"{share} of slower is in calls that overlap with computation"]
     return make_grid(
         [
             (Head("communication", left=True), lambda row: row[0]),
@@ -79,7 +70,7 @@ def _causes(measured: MeasuredStep) -> Grid:
                 f"{counted(measured.ranks, 'rank')}, {steps}"
             )
         ],
-        below=[_CAUSES, *overlapped, *map(one_line, describe_unmatched(measured))],
+        below=[_CAUSES, *map(one_line, describe_unmatched(measured))],
     )
 
 
@@ -126,7 +117,7 @@ def _factors(measured: MeasuredStep) -> Grid:
     )
 
 
-def step_changes(before: PlannedStep, after: PlannedStep) -> Grid:
+def _changes(before: PlannedStep, after: PlannedStep) -> Grid:
     """Returns what the correction changes in a planned step."""
     rows = [
         (name, old, new)
@@ -148,27 +139,6 @@ def step_changes(before: PlannedStep, after: PlannedStep) -> Grid:
 
 def _interval(ends: Ends) -> str:
     return f"{format_ns(ends[1], 3)} to {format_ns(ends[2], 3)}"
-
-
-def order_changes(before: Sequence[tuple[str, float]], after: Sequence[tuple[str, float]]) -> Grid:
-    """Returns the order of layouts by their cost before and after the correction.
-
-    - before, after: (name, cost in ns).
-    """
-    first, second = (sorted(rows, key=lambda row: row[1]) for rows in (before, after))
-    places = {name: place for place, (name, _) in enumerate(first, 1)}
-    costs = dict(before)
-    return make_grid(
-        [
-            (Head("layout", left=True), lambda row: row[1][0]),
-            (Head("planned"), lambda row: format_ns(costs[row[1][0]], 3)),
-            (Head("place"), lambda row: str(places[row[1][0]])),
-            (Head("corrected"), lambda row: format_ns(row[1][1], 3)),
-            (Head("place"), lambda row: str(row[0])),
-        ],
-        list(enumerate(second, 1)),
-        above=["what changes"],
-    )
 
 
 def correction_text(measured: MeasuredStep) -> str:
@@ -203,7 +173,11 @@ def measured_object(measured: MeasuredStep) -> dict[str, Any]:
         "gap_ns": correction.gap_ns,
         "blocking": sorted(correction.blocking),
         "matched": [dataclasses.asdict(row) for row in measured.matched],
-        "unmatched": [dataclasses.asdict(row) for row in measured.unmatched],
+        "unmatched": [
+            {"where": where, **kind._asdict(), "calls": calls}
+            for where, kinds in measured.unmatched.items()
+            for kind, calls in kinds.items()
+        ],
     }
 
 
@@ -240,7 +214,7 @@ def _forms(projection: Plan) -> Forms:
             grids.append(_over_ranks(kind, steps))
     measured, before = projection.measured, projection.uncorrected
     if measured is not None and before is not None:
-        grids += measured_grids(measured, step_changes(before, projection.step))
+        grids += [_causes(measured), _factors(measured), _changes(before, projection.step)]
     all_notes = [*projection.notes, *(measured.notes if measured else ())]
     notes = Grid([], [], below=list(map(one_line, all_notes)), answer=plan_answer(projection))
     # csv has the rows of the step and the steps over ranks; its column ``table`` tells them apart.
@@ -256,17 +230,13 @@ def _forms(projection: Plan) -> Forms:
         "machine": projection.machine or None,
         "depends": projection.depends or None,
         "concurrent": projection.concurrent or None,
-        "lower_bound": projection.lower_bound,
         "compute_ns": projection.compute_ns,
         "step": _step(projection.step),
         "memory": vars(projection.step.memory) if projection.step.memory else None,
         "rows": rows,
         "weak": over_ranks[WEAK],
         "strong": over_ranks[STRONG],
-        "stops": {
-            kind: dict(zip(("value", "low", "high"), projection.scaling_limit(kind), strict=True))
-            for kind in (WEAK, STRONG)
-        },
+        "stops": {kind: projection.scaling_limit(kind) for kind in (WEAK, STRONG)},
         "measured": measured_object(measured) if measured else None,
         "uncorrected": _step(before) if before else None,
         "notes": all_notes,
@@ -289,19 +259,16 @@ def plan_answer(projection: Plan) -> Answer:
         low, high = (format_ns(end, 3) for end in step.comm_ns[1:])
         text = f"how long a step{of_subject} on {setup} communicates is only a guess"
         return Answer(one_line(f"{text}, {low} to {high}. {MORE_DATA}"), "doubt")
-    # Not "at least", which the low end of an interval would contradict.
-    shared = projection.lower_bound
-    longer = ", or longer where calls and computation share cores" * shared
     texts: list[str] = []
     concurrent = f" concurrent with {projection.concurrent}" if projection.concurrent else ""
-    comm = f"takes {_ends(step.comm_ns)}{' alone' * shared}{concurrent}"
+    comm = f"takes {_ends(step.comm_ns)}{concurrent}"
     if step.exposed_ns and step.step_ns and projection.compute_ns:
         parts = [f"{format_ns(projection.compute_ns, 3)} of computation"]
         if step.idle_ns:
             parts.append(f"{format_ns(step.idle_ns, 3)} of waiting for other pipeline stages")
         hidden = f"{_ends(step.exposed_ns)} of communication that computation does not hide"
         text = (
-            f"a step{of_subject} on {setup} takes {format_ns(step.step_ns[0], 3)}{longer}: "
+            f"a step{of_subject} on {setup} takes {format_ns(step.step_ns[0], 3)}: "
             f"{', '.join(parts)} and {hidden}"
         )
         if step.compute is not None and step.compute.assumed:
@@ -317,20 +284,15 @@ def plan_answer(projection: Plan) -> Answer:
         texts.append(projection.depends)
     kinds = [kind for kind in (WEAK, STRONG) if getattr(projection, kind)]
     for kind in kinds:
-        at, by_low, by_high = projection.scaling_limit(kind)
-        last = getattr(projection, kind)[-1].ranks
+        at, last = projection.scaling_limit(kind), getattr(projection, kind)[-1].ranks
         if projection.compute_ns is None:
             texts.append(f"{kind} scaling: not known without --step-ms")
-            continue
-        limit = f"{kind} scaling: on up to {last} ranks"
-        if at:
-            limit = f"{kind} scaling stops at {at} ranks"
-        if (by_low, by_high) != (at, at):
-            ends = [f"beyond {last}" if end is None else str(end) for end in (by_high, by_low)]
-            limit += f" (by the ends of the 90 % intervals: {' to '.join(ends)})"
-        texts.append(limit)
+        elif at:
+            texts.append(f"{kind} scaling stops at {at} ranks")
+        else:
+            texts.append(f"{kind} scaling: on up to {last} ranks")
     judged = kinds and projection.compute_ns is not None
-    stops = any(projection.scaling_limit(kind)[0] for kind in kinds)
+    stops = any(map(projection.scaling_limit, kinds))
     return Answer(
         one_line(text),
         ("doubt" if stops else "good") if judged else "",
@@ -410,8 +372,7 @@ def _memory(memory: Memory) -> Grid:
     ]
     columns = [(Head(name), lambda _, size=size: format_gigabytes(size)) for name, size in parts]
     below = (
-        "buffers: whole parameters and gradients of FSDP2 at their peak, DDP's buckets, or "
-        "DeepSpeed's; peak: "
+        "buffers: whole parameters and gradients of FSDP2 at their peak, or DDP's buckets; peak: "
         "logits and their gradient, or with checkpointing a layer that is computed again; unfused: "
         "all, where norms and products are not fused"
     )
@@ -467,7 +428,6 @@ def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:
             (Head("low", drop=2), of("comm_ns", 1)),
             (Head("high", drop=2), of("comm_ns", 2)),
             (Head("exposed"), of("exposed_ns")),
-            (Head("hidden", drop=1), of("hidden_ns")),
             (Head("step"), of("step_ns")),
             (Head("faster", "than first"), faster),
             (

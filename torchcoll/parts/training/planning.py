@@ -1,15 +1,15 @@
 """``torchcoll.plan``: what a step will send, how long it takes, and which layout is best.
 
-A measured step (``measured``) corrects the machine: the plan of the captured layout, on as many
-ranks as were captured, is compared with the capture, and all predictions take its factor.
+A measured step (``measured``) corrects the machine: a plan for as many ranks as were captured is
+compared with the capture, and all predictions take its factor.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torchcoll.core.backends import backend_of
@@ -29,38 +29,25 @@ from torchcoll.parts.training.config_plan import TrainingOptions
 from torchcoll.parts.training.config_projection import (
     Computing,
     LayoutComparison,
+    PlanSetting,
     compare_layouts,
-    equal_batches,
-    plan_layout,
     project_config,
 )
 from torchcoll.parts.training.layout_search import FIND, candidate_layouts
 from torchcoll.parts.training.layouts import (
     Batch,
-    LayerOptions,
     ParallelLayout,
     parse_batch,
     parse_layout,
     parse_layouts,
 )
-from torchcoll.parts.training.measured_step import MeasuredStep, matched_share, measure_step
-from torchcoll.parts.training.projection import Computation, CorrectedMachine, Plan, PlannedStep
+from torchcoll.parts.training.measured_step import MeasuredStep, measure_step
+from torchcoll.parts.training.projection import Computation, Correction, Plan, PlannedStep
 from torchcoll.reading.inputs import load_traffic
 
 DEFAULT_BATCH = "1x8192"
 Machine = FittedModel | MachineModel | PublishedMachine | str | os.PathLike[str]
 Captured = Traffic | str | os.PathLike[str]
-
-
-@dataclass(frozen=True)
-class _Setting:
-    """What is planned, apart from the layout."""
-
-    machine: Predictor | None
-    architecture: Architecture
-    batch: Batch
-    training: TrainingOptions
-    computing: Computing | None
 
 
 def plan(
@@ -76,8 +63,6 @@ def plan(
     dtype: str | None = None,
     param_dtype: str | None = None,
     reduce_dtype: str | None = None,
-    ring: bool = False,
-    capacity_factor: float | None = None,
 ) -> Plan:
     """Plans the communication of a training step, as ``torchcoll plan`` does.
 
@@ -93,41 +78,51 @@ def plan(
     - step_ms: the computation of a step in ms, forward and backward, without checkpointing, in
       place of mfu.
     - measured: a captured Traffic of real steps, its file or folder, which corrects the times.
-    - dtype, param_dtype, reduce_dtype, ring, capacity_factor: as the options of ``torchcoll plan``.
+    - dtype, param_dtype, reduce_dtype: as the options of ``torchcoll plan``.
 
     Raises UsageError for arguments that cannot be used, UnreadableError for a file.
     """
-    texts = {"parallel": parallel, "batch": batch, "dtype": dtype}
-    texts |= {"param_dtype": param_dtype, "reduce_dtype": reduce_dtype}
-    _check_texts(texts)
+    dtypes = {"dtype": dtype, "param_dtype": param_dtype, "reduce_dtype": reduce_dtype}
+    texts = {"parallel": parallel, "batch": batch, **dtypes}
     counts = _rank_counts(ranks)
     if (traffic := _as_capture(model)) is not None:
-        of_models = {**texts, "mfu": mfu, "ring": ring or None, "capacity_factor": capacity_factor}
-        for name, unwanted in of_models.items():
+        for name, unwanted in {**texts, "mfu": mfu}.items():
             if unwanted is not None:
                 raise UsageError(name, unwanted, "none with a captured step")
         predictor = None if machine is None else as_machine(machine)
         computing = _computing(predictor, None, step_ms)
-        compute = None
-        if computing is not None and computing.step_ns is not None:
-            compute = Computation((computing.step_ns,) * 3)
-        captured = _load_measured(measured, predictor)
-        return _plan_captured(predictor, traffic, counts, compute, captured)
-    setting = _setting(
-        model,
-        batch,
-        machine,
-        mfu,
-        step_ms,
-        (dtype, param_dtype, reduce_dtype),
-        ring,
-        capacity_factor,
-    )
+
+        def plan_again(computing: Computing | None, correction: Correction | None = None) -> Plan:
+            given_ns = None if computing is None else computing.step_ns
+            compute = None if given_ns is None else Computation((given_ns,) * 3)
+            return plan_traffic(predictor, traffic, counts, compute, correction)
+
+        if measured is None:
+            return plan_again(computing)
+        captured, predictor = _load_measured(measured, predictor)
+        there = plan_traffic(predictor, traffic, [captured.ranks], None).step
+        return _corrected(predictor, computing, captured, there, "", "the planned step", plan_again)
+    setting = _setting(model, batch, machine, mfu, step_ms, dtypes)
+    _check_texts({"parallel": parallel})
     if parallel is None and not counts:
         expected = "a layout such as fsdp=64, or a number of ranks (laid out as fsdp)"
         raise UsageError("parallel", "none", expected)
     layout = parse_layout(parallel or "fsdp", counts[0] if counts else None)
-    return _plan_layout(setting, layout, counts, _load_measured(measured, setting.machine))
+    if measured is None:
+        return project_config(setting, layout, counts)
+    captured, predictor = _load_measured(measured, setting.machine)
+    on_captured = _on_captured_ranks(layout, captured.ranks)
+    return _corrected(
+        predictor,
+        setting.computing,
+        captured,
+        setting.step(on_captured),
+        on_captured.name,
+        f"--batch {setting.batch.text}",
+        lambda computing, correction: project_config(
+            replace(setting, computing=computing, correction=correction), layout, counts
+        ),
+    )
 
 
 def compare_plans(
@@ -139,12 +134,9 @@ def compare_plans(
     machine: Machine | None = None,
     mfu: float | None = None,
     step_ms: float | None = None,
-    measured: Captured | None = None,
     dtype: str | None = None,
     param_dtype: str | None = None,
     reduce_dtype: str | None = None,
-    ring: bool = False,
-    capacity_factor: float | None = None,
     memory_gb: float | None = None,
 ) -> LayoutComparison:
     """Plans a step on several layouts with the same tokens, as ``torchcoll plan --compare`` does.
@@ -156,19 +148,32 @@ def compare_plans(
 
     The other arguments are those of ``plan``. Raises UsageError for arguments that cannot be used.
     """
-    setting = _setting(
-        model,
-        batch,
-        machine,
-        mfu,
-        step_ms,
-        (dtype, param_dtype, reduce_dtype),
-        ring,
-        capacity_factor,
-    )
+    dtypes = {"dtype": dtype, "param_dtype": param_dtype, "reduce_dtype": reduce_dtype}
+    setting = _setting(model, batch, machine, mfu, step_ms, dtypes)
     limit = None if memory_gb is None else _positive(memory_gb, "memory_gb")
-    captured = _load_measured(measured, setting.machine)
-    return _compare(setting, layouts, _rank_counts(ranks), captured, limit)
+    counts = _rank_counts(ranks)
+    if not isinstance(layouts, str | Sequence):
+        expected = "layouts, such as dp,fsdp or a list of them"
+        raise UsageError("compare", type(layouts).__name__, expected)
+    text = layouts if isinstance(layouts, str) else ",".join(map(str, layouts))
+    if len(counts) > 1:
+        raise UsageError("ranks", ",".join(map(str, counts)), "one number with compare")
+    if text == FIND:
+        if not counts:
+            raise UsageError("ranks", "none", "the number of ranks to lay the model out on")
+        compared = candidate_layouts(setting.architecture, counts[0], setting.machine)
+    else:
+        compared = parse_layouts(text, counts[0] if counts else None)
+    of_gpu = None
+    if limit is None and isinstance(setting.machine, PublishedMachine):
+        limit = of_gpu = setting.machine.memory_gb
+    memory_bytes = None if limit is None else 1e9 * limit
+    comparison = compare_layouts(setting, compared, memory_bytes, search=text == FIND)
+    if of_gpu is not None:
+        comparison.notes.append(
+            f"memory of a GPU: {of_gpu:g} GB by its data sheet; --memory-gb for another size"
+        )
+    return comparison
 
 
 def _check_texts(values: Mapping[str, Any]) -> None:
@@ -183,25 +188,23 @@ def _setting(
     machine: Machine | None,
     mfu: float | None,
     step_ms: float | None,
-    dtypes: tuple[str | None, str | None, str | None],
-    ring: bool,
-    capacity_factor: float | None,
-) -> _Setting:
+    dtypes: Mapping[str, str | None],
+) -> PlanSetting:
     if not isinstance(model, str | os.PathLike):
         expected = "a config.json, the name of a model, MODULE:FACTORY, or a capture"
         raise UsageError("model", type(model).__name__, expected)
-    _check_texts(
-        {"batch": batch, **dict(zip(("dtype", "param_dtype", "reduce_dtype"), dtypes, strict=True))}
-    )
+    _check_texts({"batch": batch, **dtypes})
     architecture = _read(os.fspath(model))
     predictor = None if machine is None else as_machine(machine)
-    capacity = None if capacity_factor is None else _positive(capacity_factor, "capacity_factor")
-    layers = LayerOptions("", bool(ring), capacity)
     computing = _computing(predictor, mfu, step_ms)
     if computing is not None and computing.step_ns is None and not architecture.hidden:
         computing = None  # how much a model from its code computes is unknown
-    training = _training(architecture, dtypes, layers)
-    return _Setting(predictor, architecture, _parse_batch(batch, architecture), training, computing)
+    kept, computed, reduced = (find_dtype(name).name if name else "" for name in dtypes.values())
+    kept = kept or find_dtype(architecture.dtype or "bfloat16").name
+    options = TrainingOptions(kept, computed, reduced)
+    return PlanSetting(
+        predictor, architecture, _parse_batch(batch, architecture), options, computing
+    )
 
 
 # FLOP/s of one GPU for dense matrices of 16 bits, by the data sheets.
@@ -254,12 +257,14 @@ def _computing(
     return Computing(shares=(share, share, share), peak=peak)
 
 
-def _load_measured(source: Any, machine: Predictor | None) -> Traffic | None:
-    if source is None:
-        return None
+def _load_measured(source: Any, machine: Predictor | None) -> tuple[Traffic, Predictor]:
     if machine is None:
         raise UsageError("measured", "no machine", "a machine, whose times the capture corrects")
-    return _captured(source, "measured")
+    if isinstance(source, str | os.PathLike):
+        return load_traffic(source), machine
+    if not isinstance(source, Traffic):
+        raise UsageError("measured", type(source).__name__, "a Traffic, its file or its folder")
+    return source, machine
 
 
 def _as_capture(model: Any) -> Traffic | None:
@@ -273,57 +278,39 @@ def _as_capture(model: Any) -> Traffic | None:
     return load_traffic(path) if folder or is_traffic(path) else None
 
 
-def _plan_layout(
-    setting: _Setting, layout: ParallelLayout, counts: Sequence[int], captured: Traffic | None
+def _corrected(
+    machine: Predictor,
+    computing: Computing | None,
+    captured: Traffic,
+    there: PlannedStep,
+    layout: str,
+    taken: str,
+    plan_again: Callable[[Computing | None, Correction | None], Plan],
 ) -> Plan:
-    def project(machine: Predictor | None, computing: Computing | None) -> Plan:
-        return project_config(
-            machine,
-            setting.architecture,
-            layout,
-            counts,
-            setting.batch,
-            setting.training,
-            computing,
+    """Returns a plan that a captured step corrects.
+
+    - there: the planned step on the captured ranks, with the layout of this name.
+    - taken: the batch that the captured step is taken to have: its calls need not show the batch.
+    - plan_again: returns the plan with another computation, and a correction.
+    """
+    given_ns, peak = (computing.step_ns, computing.peak) if computing else (None, None)
+    measured = measure_step(there, captured, layout, given_ns)
+    if given_ns is None and measured.computing_ns is not None:
+        note = (
+            f"{format_ns(measured.computing_ns, 3)} of computation are the capture's, taken to be "
+            f"of {taken}; --step-ms says another"
         )
-
-    if captured is None or setting.machine is None:
-        return project(setting.machine, setting.computing)
-    there = _on_captured_ranks(layout, captured.ranks)
-    step = _step(setting, there, setting.batch)
-    measured = measure_step(step, captured, there.name, _given_ns(setting.computing))
-    taken = f"--batch {setting.batch.text}"
-    computing, measured = _with_computation(setting.computing, measured, taken)
-    measured = _with_other_hardware(measured, setting.machine)
-    corrected = project(CorrectedMachine(setting.machine, measured.correction), computing)
-    corrected.measured, corrected.uncorrected = measured, project(setting.machine, computing).step
-    return corrected
-
-
-def _plan_captured(
-    machine: Predictor | None,
-    traffic: Traffic,
-    counts: Sequence[int],
-    compute: Computation | None,
-    captured: Traffic | None,
-) -> Plan:
-    if captured is None or machine is None:
-        return plan_traffic(machine, traffic, counts, compute)
-    step = plan_traffic(machine, traffic, [captured.ranks], compute).step
-    given = None if compute is None else Computing(compute.ns[0])
-    measured = measure_step(step, captured, "", _given_ns(given))
-    given, measured = _with_computation(given, measured, "the planned step")
+        measured = replace(measured, notes=(*measured.notes, note))
+        computing = Computing(measured.computing_ns, True, peak=peak)
+    elif given_ns and measured.step_ns is not None and given_ns > measured.step_ns:
+        expected = f"at most the {format_ns(measured.step_ns, 3)} of a captured step"
+        action = "Capture a step of the batch that is planned."
+        raise UsageError("step_ms", f"{given_ns / 1e6:g}", expected, action)
     measured = _with_other_hardware(measured, machine)
-    compute = None if given is None else Computation((given.step_ns or 0.0,) * 3)
-    corrected_machine = CorrectedMachine(machine, measured.correction)
-    corrected = plan_traffic(corrected_machine, traffic, counts, compute)
-    before = plan_traffic(machine, traffic, counts, compute).step
-    corrected.measured, corrected.uncorrected = measured, before
+    corrected = plan_again(computing, measured.correction)
+    corrected.measured = measured
+    corrected.uncorrected = plan_again(computing, None).step
     return corrected
-
-
-def _given_ns(computing: Computing | None) -> float | None:
-    return None if computing is None else computing.step_ns
 
 
 def _with_other_hardware(measured: MeasuredStep, machine: Predictor) -> MeasuredStep:
@@ -340,113 +327,12 @@ def _with_other_hardware(measured: MeasuredStep, machine: Predictor) -> Measured
     return replace(measured, notes=(text, *measured.notes), other_hardware=True)
 
 
-def _with_computation(
-    computing: Computing | None, measured: MeasuredStep, taken: str
-) -> tuple[Computing | None, MeasuredStep]:
-    """Returns the computation of a step, and the measured step with a note where it is its own.
-
-    - computing: as given; that of the measured step takes the place of an assumed one.
-    - taken: the batch that the measured step is taken to have: its calls need not show the batch.
-    """
-    given_ns, peak = _given_ns(computing), computing.peak if computing else None
-    if given_ns is None:
-        if measured.computing_ns is None:
-            return computing, measured
-        note = (
-            f"{format_ns(measured.computing_ns, 3)} of computation are the capture's, taken to be "
-            f"of {taken}; --step-ms says another"
-        )
-        measured = replace(measured, notes=(*measured.notes, note))
-        return Computing(measured.computing_ns, True, peak=peak), measured
-    if measured.step_ns is not None and given_ns > measured.step_ns:
-        expected = f"at most the {format_ns(measured.step_ns, 3)} of a captured step"
-        action = "Capture a step of the batch that is planned."
-        raise UsageError("step_ms", f"{given_ns / 1e6:g}", expected, action)
-    return computing, measured
-
-
-def _compare(
-    setting: _Setting,
-    compare: str | Sequence[str],
-    counts: Sequence[int],
-    captured: Traffic | None,
-    memory_gb: float | None,
-) -> LayoutComparison:
-    if not isinstance(compare, str | Sequence):
-        expected = "layouts, such as dp,fsdp or a list of them"
-        raise UsageError("compare", type(compare).__name__, expected)
-    text = compare if isinstance(compare, str) else ",".join(map(str, compare))
-    if len(counts) > 1:
-        raise UsageError("ranks", ",".join(map(str, counts)), "one number with compare")
-    if text == FIND:
-        if not counts:
-            raise UsageError("ranks", "none", "the number of ranks to lay the model out on")
-        layouts = candidate_layouts(setting.architecture, counts[0], setting.machine)
-    else:
-        layouts = parse_layouts(text, counts[0] if counts else None)
-    of_gpu = None
-    if memory_gb is None and isinstance(setting.machine, PublishedMachine):
-        memory_gb = of_gpu = setting.machine.memory_gb
-
-    def project(machine: Predictor | None, computing: Computing | None) -> LayoutComparison:
-        comparison = compare_layouts(
-            machine,
-            setting.architecture,
-            layouts,
-            setting.batch,
-            setting.training,
-            computing,
-            None if memory_gb is None else 1e9 * memory_gb,
-            search=text == FIND,
-        )
-        if of_gpu is not None:
-            comparison.notes.append(
-                f"memory of a GPU: {of_gpu:g} GB by its data sheet; --memory-gb for another size"
-            )
-        return comparison
-
-    if captured is None or setting.machine is None:
-        return project(setting.machine, setting.computing)
-    step, layout = _captured_layout(setting, layouts, captured)
-    measured = measure_step(step, captured, layout.name, _given_ns(setting.computing))
-    taken = f"--batch {setting.batch.text}"
-    computing, measured = _with_computation(setting.computing, measured, taken)
-    measured = _with_other_hardware(measured, setting.machine)
-    corrected = project(CorrectedMachine(setting.machine, measured.correction), computing)
-    corrected.measured = measured
-    corrected.uncorrected = project(setting.machine, computing).rows
-    return corrected
-
-
-def _captured_layout(
-    setting: _Setting, layouts: Sequence[ParallelLayout], captured: Traffic
-) -> tuple[PlannedStep, ParallelLayout]:
-    """Returns the layout whose calls are most like those of the capture, on its ranks."""
-    candidates = []
-    for layout, batches in zip(layouts, equal_batches(layouts, setting.batch), strict=True):
-        try:
-            there = layout.on(captured.ranks)
-            candidates += [(_step(setting, there, batch), there) for batch in batches]
-        except UsageError:  # not a layout of so many ranks
-            continue
-    if not candidates:
-        expected = "as many as at least one of the layouts can have"
-        raise UsageError("measured", f"a capture of {captured.ranks} ranks", expected)
-    return max(candidates, key=lambda each: matched_share(each[0], captured))
-
-
 def _on_captured_ranks(layout: ParallelLayout, ranks: int) -> ParallelLayout:
     try:
         return layout.on(ranks)
     except UsageError as error:
         expected = f"one of {layout.name}, on this or another number of ranks"
         raise UsageError("measured", f"a capture of {ranks} ranks", expected, str(error)) from None
-
-
-def _step(setting: _Setting, layout: ParallelLayout, batch: Batch) -> PlannedStep:
-    return plan_layout(
-        setting.machine, setting.architecture, layout, batch, setting.training, setting.computing
-    )
 
 
 def _read(config: str) -> Architecture:
@@ -464,24 +350,6 @@ def _parse_batch(text: str | None, architecture: Architecture) -> Batch:
     if fixed and batch.tokens != fixed:
         raise UsageError("batch", text, f"{fixed} tokens, which an image has: 64x{fixed}")
     return batch
-
-
-def _training(
-    architecture: Architecture,
-    dtypes: tuple[str | None, str | None, str | None],
-    layers: LayerOptions,
-) -> TrainingOptions:
-    kept, computed, reduced = (find_dtype(name).name if name else "" for name in dtypes)
-    kept = kept or find_dtype(architecture.dtype or "bfloat16").name
-    return TrainingOptions(kept, computed, reduced, replace(layers, dtype=computed or kept))
-
-
-def _captured(source: Any, what: str) -> Traffic:
-    if isinstance(source, str | os.PathLike):
-        return load_traffic(source)
-    if not isinstance(source, Traffic):
-        raise UsageError(what, type(source).__name__, "a Traffic, its file or its folder")
-    return source
 
 
 def _rank_counts(ranks: int | Sequence[int] | None) -> list[int]:

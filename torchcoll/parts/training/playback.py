@@ -29,8 +29,6 @@ class PlayedCall:
     - call: the call as captured.
     - members: the ranks of the world in its group.
     - point: the collective with its size; None for send and recv.
-    - gap_ns: time on the host between the return of the previous call (or the start of the step)
-      and this call; None if unknown.
     - after: indices in the step of the asynchronous calls that had ended before this one was
       issued.
     """
@@ -38,7 +36,6 @@ class PlayedCall:
     call: TrafficCall
     members: tuple[int, ...]
     point: ExactCall | None
-    gap_ns: int | None
     after: tuple[int, ...]
 
     @property
@@ -57,13 +54,11 @@ class RankPlayback:
     """The calls that one rank replays.
 
     - plays: the calls in the order of issue.
-    - rest_ns: time between the last call and the end of the step, as in ``gap_ns``.
     - span_ns: duration of the step in training; None without marks.
     - notes: what is not replayed as captured, one sentence each.
     """
 
     plays: tuple[PlayedCall, ...]
-    rest_ns: int | None
     span_ns: int | None
     notes: tuple[str, ...]
 
@@ -115,7 +110,6 @@ def rank_playback(traffic: Traffic, rank: int, step: Step) -> RankPlayback:
     calls = [c for c in traffic.calls[source] if c.step == step]
     spans = traffic.steps.get(source, [])
     step_span = spans[step] if step is not None and step < len(spans) else None
-    reached = step_span[0] if step_span else None
     end_ns: dict[int, int] = {}  # index of an asynchronous call -> its end
     for captured in calls:
         members = traffic.members(captured)
@@ -134,23 +128,16 @@ def rank_playback(traffic: Traffic, rank: int, step: Step) -> RankPlayback:
         if point is None and not call.point_to_point:
             continue
         start = call.start_ns
-        gap_ns = None if start is None or reached is None else max(0, start - reached)
         ended_before = (
             [] if start is None else [index for index, end in end_ns.items() if end <= start]
         )
         for index in ended_before:
             del end_ns[index]
-        plays.append(PlayedCall(call, members, point, gap_ns, tuple(ended_before)))
-        reached = start
-        if start is not None and call.time_ns is not None and call.clock == "host":
-            if plays[-1].asynchronous:
-                end_ns[len(plays) - 1] = start + call.time_ns
-            else:
-                reached = start + call.time_ns
-    rest_ns = None if step_span is None or reached is None else max(0, step_span[1] - reached)
-    return RankPlayback(
-        tuple(plays), rest_ns, step_span[1] - step_span[0] if step_span else None, tuple(notes)
-    )
+        plays.append(PlayedCall(call, members, point, tuple(ended_before)))
+        if call.span and call.clock == "host" and plays[-1].asynchronous:
+            end_ns[len(plays) - 1] = call.span[1]
+    span_ns = step_span[1] - step_span[0] if step_span else None
+    return RankPlayback(tuple(plays), span_ns, tuple(notes))
 
 
 def _point(call: TrafficCall, members: tuple[int, ...], rank: int) -> tuple[ExactCall | None, str]:

@@ -123,7 +123,6 @@ class DeviceStamps:
 
 Members = tuple[int, ...]
 Issue = Callable[[bool], list[Any]]  # (asynchronous) -> the Work objects to wait for
-_WAKE_UP_NS = 200_000  # a sleeping host usually wakes up less than this too late
 
 
 @dataclass
@@ -163,12 +162,10 @@ class Player:
         entry: BackendEntry,
         playback: RankPlayback,
         groups: dict[Members, Any],
-        compute: bool,
     ) -> None:
         self._local = local
         self._playback = playback
         self._groups = groups
-        self._compute = compute
         self._entry = entry
         streams = self._local.device.kind != "cpu" and not self._entry.on_host
         self._stamps = (
@@ -318,8 +315,6 @@ class Player:
         self._local.device.synchronize()
         begin = now()
         for item in self._batches:
-            if self._compute:
-                _pause(item.play.gap_ns)
             for call_index in sorted(item.after):
                 wait(call_index)
             self.doing = item.text
@@ -336,8 +331,6 @@ class Player:
                     stamps.end(marks[call_index])
         for call_index in list(pending):
             wait(call_index)
-        if self._compute:
-            _pause(self._playback.rest_ns)
         self._local.device.synchronize()
         end = now()
         self.started.append(started)
@@ -391,14 +384,3 @@ def _issue_function(once: Any) -> Issue:
         return []
 
     return issue
-
-
-def _pause(gap_ns: int | None) -> None:
-    """Waits as long as the training did something else: asleep, but awake for the last 0.2 ms."""
-    if not gap_ns:
-        return
-    until = time.perf_counter_ns() + gap_ns
-    if gap_ns > _WAKE_UP_NS:
-        time.sleep((gap_ns - _WAKE_UP_NS) / 1e9)
-    while time.perf_counter_ns() < until:
-        pass

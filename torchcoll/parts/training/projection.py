@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,6 @@ from torchcoll.parts.curves.predictor import (
     WIDEST,
     Ends,
     PlannedCalls,
-    PredictedCase,
     Prediction,
     Predictor,
     sum_of,
@@ -70,79 +69,23 @@ class Correction:
     gap_ns: float
     blocking: frozenset[str]
 
-
-class CorrectedMachine:
-    """``machine`` whose predictions are corrected by a measured step; see Predictor.
-
-    The times of a collective take the factor that was measured for it; other collectives take that
-    of all calls, without FSDP2's copies. Calls like those measured (collective, number of ranks and
-    size) have the error of the factor alone. Where only the size differs, by an octave at most, the
-    error of the machine's law that is independent between sizes comes on top, and for all other
-    calls its whole error.
-    """
-
-    def __init__(self, machine: Predictor, correction: Correction) -> None:
-        self.machine, self.correction = machine, correction
-
-    @property
-    def name(self) -> str:
-        return self.machine.name
-
-    @property
-    def intervals(self) -> str:
-        return self.machine.intervals
-
-    @property
-    def measured(self) -> str:
-        return self.machine.measured
-
-    @property
-    def ranks_per_host(self) -> float | None:
-        return self.machine.ranks_per_host
-
-    def predict(
-        self, collective: str, size_bytes: int, ranks: int, hosts: int | None = None
-    ) -> Prediction:
-        prediction = self.machine.predict(collective, size_bytes, ranks, hosts)
-        return self._corrected(prediction, collective, size_bytes, ranks)
-
-    def predict_at_once(
-        self, collective: str, size_bytes: int, ranks: int, groups: int, hosts: int | None = None
-    ) -> Prediction | None:
-        prediction = self.machine.predict_at_once(collective, size_bytes, ranks, groups, hosts)
-        return prediction and self._corrected(prediction, collective, size_bytes, ranks)
-
-    def _corrected(
+    def of(
         self, prediction: Prediction, collective: str, size_bytes: int, ranks: int
     ) -> Prediction:
-        factor = self.correction.factors.get(collective, self.correction.others)
-        sizes = self.correction.sizes.get((collective, ranks), frozenset())
+        """Returns the corrected prediction of a call.
+
+        The time takes the factor that was measured for its collective; other collectives take that
+        of all calls, without FSDP2's copies. Calls like those measured (collective, number of ranks
+        and size) have the error of the factor alone. Where only the size differs, by an octave at
+        most, the error of the machine's law that is independent between sizes comes on top, and for
+        all other calls its whole error.
+        """
+        factor = self.factors.get(collective, self.others)
+        sizes = self.sizes.get((collective, ranks), frozenset())
         if size_bytes in sizes:
             return corrected(prediction, factor, 0.0, 0.0)
         near = bool(sizes) and min(sizes) / 2 <= size_bytes <= 2 * max(sizes)
         return corrected(prediction, factor, 0.0 if near else 1.0, 1.0)
-
-    def cases(self, collective: str | None = None) -> Sequence[PredictedCase]:
-        return self.machine.cases(collective)
-
-    def check_collectives(self, collectives: Iterable[str]) -> None:
-        self.machine.check_collectives(collectives)
-
-    def concurrent_work(self, collectives: Iterable[str]) -> str:
-        return self.machine.concurrent_work(collectives)
-
-    def on_cpu(self, collectives: Iterable[str]) -> bool:
-        """False: the times are those of calls beside computation, and no lower bound."""
-        return False
-
-    def notes(self) -> list[str]:
-        return self.machine.notes()
-
-    def alternatives(self) -> list[tuple[str, Predictor]]:
-        return [
-            (text, CorrectedMachine(machine, self.correction))
-            for text, machine in self.machine.alternatives()
-        ]
 
 
 def corrected(prediction: Prediction, factor: Ends, common: float, rest: float) -> Prediction:
@@ -223,10 +166,6 @@ class PlannedRow:
     - prediction: one of them; None without a machine.
     - what: what they carry; overlaps: what they can overlap with; '' if unknown.
     - apart: how far one rank of the group is from the next.
-    - at_once: how many such groups make the calls at the same time; 1 if it calls alone, or without
-      a machine.
-    - why_alone: why the prediction is that of a group that calls alone, although several call at
-      once: what was not measured; '' if it is of so many groups at once.
     - modules: the modules or parameters behind them, by name in the model, in the order in which
       these first make the call.
     """
@@ -241,13 +180,6 @@ class PlannedRow:
     overlaps: str = ""
     apart: int = 1
     modules: tuple[str, ...] = ()
-    at_once: int = 1
-    why_alone: str = ""
-
-    @property
-    def measured_at_once(self) -> bool:
-        """Whether several groups make the calls at once, and the prediction is of as many."""
-        return self.at_once > 1 and not self.why_alone
 
     @property
     def sent_bytes(self) -> float:
@@ -333,15 +265,6 @@ class PlannedStep:
         return self.comm_ns is not None and too_wide(*self.comm_ns[1:])
 
     @property
-    def hidden_ns(self) -> Ends | None:
-        """The hidden communication, for the value and for each end of the interval."""
-        if self.exposed_ns is None or self.comm_ns is None:
-            return None
-        pairs = zip(self.comm_ns, self.exposed_ns, strict=True)
-        value, low, high = (max(0.0, comm - exposed) for comm, exposed in pairs)
-        return value, low, high
-
-    @property
     def efficiency(self) -> Ends | None:
         """The share of the step that computes; the low end belongs to the longest step."""
         if self.compute is None or self.step_ns is None:
@@ -361,7 +284,6 @@ class Plan(Displayed):
     - step: the step on the requested ranks, the first of several: times in ns, bytes of a rank.
     - weak, strong: the steps over ranks; [] for one number of ranks.
     - concurrent: the work that ran while the machine's calls were measured; '' if none.
-    - lower_bound: the calls were measured without computation, on the cores that also compute.
     - machine: its name; '' without one.
     - notes: what is assumed and left out.
     - depends: a clause on what the communication depends on most.
@@ -376,7 +298,6 @@ class Plan(Displayed):
     machine: str = ""
     notes: list[str] = field(default_factory=list)
     concurrent: str = ""
-    lower_bound: bool = False
     depends: str = ""
     subject: str = ""
     measured: MeasuredStep | None = None
@@ -387,30 +308,21 @@ class Plan(Displayed):
         """The computation of a step; None if unknown."""
         return self.step.compute_ns
 
-    def scaling_limit(self, kind: str) -> tuple[int | None, int | None, int | None]:
-        """Returns the number of ranks from which on it no longer scales, or None if it scales up to
-        the last.
-
-        The three values are for the predicted times, and for the low and high ends of their
-        intervals.
+    def scaling_limit(self, kind: str) -> int | None:
+        """Returns the number of ranks from which on it no longer scales, by the predicted times;
+        None if it scales up to the last, or without times.
         """
         steps: list[PlannedStep] = getattr(self, kind)
-        if any(step.step_ns is None or step.compute_ns is None for step in steps):
-            return None, None, None
-        stops: list[int | None] = [None, None, None]
-        for end in range(3):
-            for before, step in zip([None, *steps], steps, strict=False):
-                assert step.step_ns is not None and step.compute_ns is not None
-                if kind == WEAK and step.compute_ns < HALF * step.step_ns[end]:
-                    stops[end] = step.ranks
-                    break
-                if kind == STRONG and before:
-                    assert before.step_ns is not None
-                    doublings = math.log2(step.ranks / before.ranks)
-                    if before.step_ns[end] / step.step_ns[end] < GAIN**doublings:
-                        stops[end] = before.ranks
-                        break
-        return stops[0], stops[1], stops[2]
+        for before, step in zip([None, *steps], steps, strict=False):
+            if step.step_ns is None or step.compute_ns is None:
+                return None
+            if kind == WEAK and step.compute_ns < HALF * step.step_ns[0]:
+                return step.ranks
+            if kind == STRONG and before is not None and before.step_ns is not None:
+                doublings = math.log2(step.ranks / before.ranks)
+                if before.step_ns[0] / step.step_ns[0] < GAIN**doublings:
+                    return before.ranks
+        return None
 
 
 def planned_step(
@@ -421,6 +333,7 @@ def planned_step(
     degrees: Mapping[str, int],
     compute: Computation | None,
     memory: Memory | None = None,
+    correction: Correction | None = None,
 ) -> PlannedStep:
     """Returns the times of one step. Raises UsageError for calls that cannot be predicted.
 
@@ -438,12 +351,18 @@ def planned_step(
     if machine is not None:  # a message has a substitute
         machine.check_collectives(s.collective for s, *_ in remote if s.collective != _MESSAGE)
     for sent, calls, group in remote:
-        prediction, at_once, why_alone = None, 1, ""
+        prediction = None
         if machine is not None:
             at_once = _groups_at_once(machine, group, ranks)
             if at_once > 1:
-                prediction, why_alone = _predict_at_once(machine, sent, group, at_once)
+                prediction = machine.predict_at_once(
+                    sent.collective, sent.size_bytes, group.ranks, at_once, group.hosts
+                )
             prediction = prediction or _predict_alone(machine, sent, group)
+            if correction is not None:
+                prediction = correction.of(
+                    prediction, sent.collective, sent.size_bytes, group.ranks
+                )
             predictions[sent] = prediction
         row = PlannedRow(
             sent.group,
@@ -456,8 +375,6 @@ def planned_step(
             sent.overlaps,
             group.apart,
             modules.get(sent, ()),
-            at_once,
-            why_alone,
         )
         of_groups.setdefault(sent.group, []).extend(row.planned)
         rows.append(row)
@@ -485,9 +402,9 @@ def planned_step(
         for name, group in groups.items()
     }
     gaps_ns = 0.0
-    if isinstance(machine, CorrectedMachine):
-        program = program.waiting_for(machine.correction.blocking)
-        gaps_ns = machine.correction.gap_ns * sum(row.calls for row in rows)
+    if correction is not None:
+        program = program.waiting_for(correction.blocking)
+        gaps_ns = correction.gap_ns * sum(row.calls for row in rows)
     step = tuple(program.step_ns(times_at(end), passes[end], lanes) + gaps_ns for end in range(3))
     idle = tuple(program.idle_ns(times_at(end), passes[end]) for end in range(3))
     exposed = [max(0.0, step[end] - compute.ns[end] - idle[end]) for end in range(3)]
@@ -515,24 +432,6 @@ def _groups_at_once(machine: Predictor, group: PlannedGroup, ranks: int) -> int:
     per_host = machine.ranks_per_host
     sharing = ranks if group.hosts != 1 or per_host is None else min(ranks, per_host)
     return max(1, int(sharing // group.ranks))
-
-
-def _predict_at_once(
-    machine: Predictor, sent: SentCall, group: PlannedGroup, at_once: int
-) -> tuple[Prediction | None, str]:
-    """Returns the duration of a call that so many groups make at once; None if the machine was not
-    measured so, with what was not measured.
-    """
-
-    def predict(size_bytes: int) -> Prediction | None:
-        return machine.predict_at_once(
-            sent.collective, size_bytes, group.ranks, at_once, group.hosts
-        )
-
-    if (prediction := predict(sent.size_bytes)) is not None:
-        return prediction, ""
-    calls = " with calls as large" if predict(1) is not None else ""
-    return None, f"{at_once} groups at once were not measured{calls}"
 
 
 def _predict_alone(machine: Predictor, sent: SentCall, group: PlannedGroup) -> Prediction:
@@ -564,11 +463,15 @@ def place_group(name: str, ranks: int, apart: int, machine: Predictor | None) ->
 
 
 def finish(
-    projection: Plan, machine: Predictor | None, step_on: Callable[[Predictor], PlannedStep]
+    projection: Plan,
+    machine: Predictor | None,
+    step_on: Callable[[Predictor], PlannedStep],
+    corrected_by_step: bool,
 ) -> Plan:
     """Adds what the step depends on, notes on the limits, and removes what would be a guess.
 
     - step_on: returns the step of the projection on another machine.
+    - corrected_by_step: whether a measured step corrects the times.
     """
     if machine is None:
         projection.notes.append("--machine NAME or FILE gives the times; --machine list, the names")
@@ -577,7 +480,7 @@ def finish(
     projection.depends = _depends(
         projection.step, [(text, step_on(other)) for text, other in machine.alternatives()]
     )
-    return _add_notes(projection, machine)
+    return _add_notes(projection, machine, corrected_by_step)
 
 
 def _depends(step: PlannedStep, alternatives: Sequence[tuple[str, PlannedStep]]) -> str:
@@ -610,42 +513,7 @@ def dominant(step: PlannedStep) -> tuple[str, float]:
     return name, weights[name] / (sum(weights.values()) or 1.0)
 
 
-def at_once_notes(steps: Sequence[PlannedStep]) -> list[str]:
-    """Returns a note for each group whose calls are predicted as if it called alone, although the
-    calls of other groups, or on other numbers of ranks, are predicted as measured at once.
-
-    [] if no call is predicted as measured at once: then all times are those of calls alone.
-    """
-    shared = [(step.ranks, row) for step in steps for row in step.rows if row.at_once > 1]
-    partly = {(ranks, row.group, row.at_once) for ranks, row in shared if row.measured_at_once}
-    if not partly:
-        return []
-    notes = []
-    for ranks, row in shared:
-        if row.why_alone:
-            # Other calls of this group may have been measured at once.
-            of_group = (ranks, row.group, row.at_once) in partly
-            calls = f"{row.collective} of {row.group}" if of_group else row.group
-            notes.append(f"{calls} on {ranks} ranks: {row.why_alone}; taken as if alone")
-    return list(dict.fromkeys(notes))
-
-
-def _alone_note(rows: Sequence[PlannedRow]) -> str:
-    """Returns a note on what ran during the measured calls: no computation, and of some of them
-    other groups.
-    """
-    least = (
-        "a lower bound where computation shares cores or wires with them; torchcoll model fit "
-        "--concurrent takes runs that were measured with other work"
-    )
-    at_once = dict.fromkeys(row.group for row in rows if row.measured_at_once)
-    if not at_once:
-        return f"calls as they are alone: {least}"
-    alone = "" if all(row.measured_at_once for row in rows) else ", other calls alone"
-    return f"calls of {', '.join(at_once)} as all groups make them at once{alone}: {least}"
-
-
-def _add_notes(projection: Plan, machine: Predictor) -> Plan:
+def _add_notes(projection: Plan, machine: Predictor, corrected_by_step: bool) -> Plan:
     """Adds notes on the limits of the machine and removes the steps that would be guesses."""
     guesses = sorted(
         {step.ranks for step in (*projection.weak, *projection.strong) if step.only_a_guess}
@@ -661,12 +529,10 @@ def _add_notes(projection: Plan, machine: Predictor) -> Plan:
         )
     collectives = [row.collective for row in projection.step.rows]
     projection.concurrent = machine.concurrent_work(collectives)
-    projection.lower_bound = not projection.concurrent and machine.on_cpu(collectives)
     projection.notes += machine.notes()
     every = [
         row for step in (projection.step, *projection.weak, *projection.strong) for row in step.rows
     ]
-    projection.notes += at_once_notes([projection.step, *projection.weak, *projection.strong])
     extrapolated = dict.fromkeys(row.extrapolated for row in every if row.extrapolated)
     if extrapolated:
         count = sum(bool(row.extrapolated) for row in every)
@@ -675,7 +541,7 @@ def _add_notes(projection: Plan, machine: Predictor) -> Plan:
             f"{count} of {len(every)} times are extrapolated, and their "
             f"intervals are wider: {farthest}"
         )
-    if isinstance(machine, CorrectedMachine):
+    if corrected_by_step:
         projection.notes.append(
             "each time is the machine's, corrected by the factor that the capture has for its "
             "collective, or for all calls"
@@ -685,7 +551,7 @@ def _add_notes(projection: Plan, machine: Predictor) -> Plan:
             f"calls as measured with {projection.concurrent}, not with the computation of this step"
         )
     else:
-        projection.notes += [_alone_note(every), UNCORRECTED]
+        projection.notes.append(UNCORRECTED)
     if projection.compute_ns is None:
         projection.notes.append("--step-ms MS tells how much of it is exposed, and how it scales")
     else:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.bench.communicators import first_call
-from torchcoll.bench.output import RUNS_FOLDER, open_again, open_default
+from torchcoll.bench.output import RUNS_FOLDER, open_default
 from torchcoll.bench.plan import lacks_memory
 from torchcoll.bench.session import Session, SessionOptions, opened
 from torchcoll.core.case import fingerprint
@@ -61,20 +61,6 @@ class ReplayFile:
         else:
             self.path, self.writer = Path(self._name), Writer(Path(self._name), "Name another.")
 
-    def replace_if_removed(self) -> str:
-        """Opens another file if the first was removed, moved or truncated, and returns a message
-        about it, or ''.
-        """
-        if self.writer is None or self.path is None or self.writer.there():
-            return ""
-        text = f"traffic file {self.path}: removed, moved or truncated while playing"
-        replacement = open_again(self.path)
-        if replacement is None:
-            return f"{text}, and there is nowhere to write it again"
-        self.writer.close()
-        self.path, self.writer = replacement
-        return f"{text}; all is in {self.path}"
-
     def close(self) -> None:
         """Closes the file and removes it and its new folders if it is empty."""
         if self.writer:
@@ -85,7 +71,7 @@ class ReplayFile:
                     folder.rmdir()
 
 
-def shrink(traffic: Traffic, ranks: int) -> tuple[Traffic, list[str]]:
+def shrink_traffic(traffic: Traffic, ranks: int) -> tuple[Traffic, list[str]]:
     """Returns the traffic of the ranks 0 to ``ranks`` - 1 alone, and sentences on what is left out.
 
     Ranks are numbered as in a mesh of torch, whose last dimension has neighbouring ranks. So the
@@ -220,7 +206,6 @@ def replay(
     backend: str | None = None,
     device: str | None = None,
     steps: int = 10,
-    compute: bool = False,
     timeout_s: float = 300.0,
     rehearse: bool = False,
     shrink: bool = False,
@@ -234,16 +219,14 @@ def replay(
     - traffic: a Traffic of all ranks, or of this rank in the run that captured it. If some ranks
       were not captured, the calls of others stand for theirs, provided that all ranks of each
       collective do the same.
-    - compute: the host sleeps (awake for the last 0.2 ms) for as long as it did something else
-      between the calls of the training. Nothing is computed, so calls do not share cores, memory or
-      the device with a computation.
     - shrink: with fewer ranks than captured, the first ranks play what is left of their groups
-      (``shrink``); ``notes`` say what is left out.
+      ; ``notes`` say what is left out.
     - backend, device, timeout_s, rehearse: as in Spec.
 
     Calls are made in the captured order on the same groups. Asynchronous calls overlap as they did,
     and consecutive asynchronous messages go as one batch. Buffers hold zeros, and similar calls
-    share theirs. Before each step all ranks meet in a barrier.
+    share theirs. Before each step all ranks meet in a barrier. Nothing is
+    computed.
 
     Raises UsageError for a different number of ranks than captured and for calls that do not fit
     together, UnavailableError for what the backend cannot do, on all ranks.
@@ -253,10 +236,10 @@ def replay(
         raise UsageError("traffic", type(traffic).__name__, "a Traffic", action)
     import torch
 
-    asked = ["replay", backend, device, steps, compute, timeout_s, rehearse, shrink]
+    asked = ["replay", backend, device, steps, timeout_s, rehearse, shrink]
     spec = Spec(backend=backend, device=device, timeout_s=timeout_s, rehearse=rehearse)
     options = SessionOptions(spec, asked=fingerprint(asked))
-    return play(torch, options, lambda: traffic, steps, compute, shrink)
+    return play(torch, options, lambda: traffic, steps, shrink)
 
 
 def play(
@@ -264,7 +247,6 @@ def play(
     options: SessionOptions,
     read: Callable[[], Traffic],
     steps: int,
-    compute: bool,
     shrink: bool,
 ) -> Traffic | None:
     """Runs ``replay`` in a session with these options; ``read`` is called on each rank."""
@@ -274,8 +256,8 @@ def play(
     if len(names) > 1 or not options.spec.communicates:
         raise UsageError("backend", backend, "one that communicates")
     with opened(torch, options) as session:
-        traffic, playback, step = _agree_on_step(session, read, compute, shrink)
-        player = _prepare_player(session, playback, compute)
+        traffic, playback, step = _agree_on_step(session, read, shrink)
+        player = _prepare_player(session, playback)
         align = session.communicators.align(session.entries[0].name)
         align()
 
@@ -317,7 +299,7 @@ def play(
         result = _traffic(gathered, player.clock, session.entries[0].name)
         result.environment = session.run.environment
         result.notes = [
-            *_notes(gathered, result, traffic, step, compute),
+            *_notes(gathered, result, traffic, step),
             *([_ON_DEVICE] if player.clock == "device" else []),
             *(event["message"] for event in session.run.events),
         ]
@@ -325,7 +307,7 @@ def play(
 
 
 def _agree_on_step(
-    session: Session, read: Callable[[], Traffic], compute: bool, shrink: bool
+    session: Session, read: Callable[[], Traffic], shrink: bool
 ) -> tuple[Traffic, RankPlayback, Step]:
     """Returns the traffic, what this rank plays, and the step that all ranks play."""
     refusal: TorchcollError | None = None
@@ -335,9 +317,7 @@ def _agree_on_step(
         traffic = read()
         ranks = session.local.ranks
         if shrink and ranks < traffic.ranks:
-            from torchcoll.parts.training import replay as shrinking
-
-            traffic, left_out = shrinking.shrink(traffic, ranks)
+            traffic, left_out = shrink_traffic(traffic, ranks)
         if ranks != traffic.ranks:
             smaller = "--shrink plays what is left of its groups. "
             raise UsageError(
@@ -363,8 +343,6 @@ def _agree_on_step(
     try:
         playback = rank_playback(traffic, session.local.rank, step)
         playback = replace(playback, notes=(*left_out, *playback.notes))
-        if compute and playback.plays and all(play.gap_ns is None for play in playback.plays):
-            raise UsageError("compute", "calls without times", "a traffic that was captured")
     except TorchcollError as error:
         refusal = error
     control.agree(refusal)
@@ -375,7 +353,7 @@ def _agree_on_step(
     return traffic, playback, step
 
 
-def _prepare_player(session: Session, playback: RankPlayback, compute: bool) -> Player:
+def _prepare_player(session: Session, playback: RankPlayback) -> Player:
     """Makes the groups and the buffers. Every rank takes part in making every group."""
     gathered = session.local.control.gather(sorted({play.members for play in playback.plays}))
     all_members = sorted({tuple(members) for rank_members in gathered for members in rank_members})
@@ -383,7 +361,7 @@ def _prepare_player(session: Session, playback: RankPlayback, compute: bool) -> 
     for members in map(tuple, session.local.control.decide(all_members)):
         session.local.progress.step(f"replay: group {','.join(map(str, members))}")
         groups[members] = session.communicators.over(session.entries[0], members)
-    player = Player(session.local, session.entries[0], playback, groups, compute)
+    player = Player(session.local, session.entries[0], playback, groups)
     session.local.progress.step("replay: buffers")
     statuses = session.local.control.gather(
         {"need": player.buffer_bytes, **free_memory(session.local.device)}
@@ -450,13 +428,12 @@ def _group(
 
 
 def _notes(
-    gathered: Sequence[dict[str, Any]], result: Traffic, traffic: Traffic, step: Step, compute: bool
+    gathered: Sequence[dict[str, Any]], result: Traffic, traffic: Traffic, step: Step
 ) -> list[str]:
     """Returns notes on what was played, of which step of ``traffic``, and on missing durations."""
     what = "the captured step" if step is None else f"step {step}"
     source = f" of {traffic.path}" if traffic.path else ""
-    gaps = "the host slept in the gaps between" if compute else "no gaps between"
-    notes = [f"replay of {what}{source}: {gaps} calls, and nothing was computed"]
+    notes = [f"replay of {what}{source}: no gaps between calls, and nothing was computed"]
     spans = [report["span"] for report in gathered if report["span"] is not None]
     if spans:
         notes.append(f"the step took {format_ns(max(spans))} in training")

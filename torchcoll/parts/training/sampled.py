@@ -264,7 +264,7 @@ def _arrivals_of(steps: Sequence[Sequence[SplitCall]]) -> Arrivals | None:
     from torchcoll.parts.training.arrivals import SplitTraffic, arrivals_of
 
     calls = list(itertools.chain.from_iterable(steps))
-    return arrivals_of(SplitTraffic(calls, Counter(), {}), {}, brief=True)
+    return arrivals_of(SplitTraffic(calls, Counter()), {})
 
 
 def _busy_ns(calls: Sequence[TrafficCall]) -> int:

@@ -86,7 +86,7 @@ def step_ns(acts: Iterable[Act]) -> float:
 class Memory:
     """Bytes that a rank needs. Activations are an approximation.
 
-    - buffers: whole parameters and gradients of FSDP2 at their peak, DDP's buckets, or DeepSpeed's.
+    - buffers: whole parameters and gradients of FSDP2 at their peak, or DDP's buckets.
     - activations: kept until the backward pass, by fused kernels.
     - peak: on top of them, at the begin of the backward pass or in it: logits and their gradient,
       or a layer that is computed again.
@@ -113,23 +113,7 @@ class Memory:
 
 
 FORWARD, BACKWARD = "forward", "backward"
-UNSHARD, USE, SEND = "unshard", "use", "send gradients"
 COPIED_OUT = "copied out"  # event: the parameters of the last all_gather were copied out
-
-
-class UnitAct(NamedTuple):
-    """One act of a unit, in the order in which the host issues them.
-
-    - kind: UNSHARD (issues an all_gather), USE (waits for it), FORWARD and BACKWARD (compute the
-      share of ``elements`` parameters), SEND (issues a reduce_scatter of gradients, and with
-      replicas the all_reduce after it).
-    - calls: indices of its calls in the plan.
-    """
-
-    kind: str
-    unit: int
-    calls: tuple[int, ...] = ()
-    elements: int = 0
 
 
 # What a call can overlap with.

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from torchcoll.core.collectives import has_splits
 from torchcoll.core.errors import UsageError
+from torchcoll.core.intervals import Span
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.core.units import counted, format_ranges, format_size, plural
+from torchcoll.core.units import format_ranges, plural
 
-_MAX_KINDS = 3  # listed for a step that differs
 _MAX_STEPS = 1_000_000  # a broken step number must not start an endless loop
 
 
@@ -32,10 +32,6 @@ class Kind(NamedTuple):
     op: str | None
     asynchronous: bool | None
     group: tuple[str, int, int]
-
-    def __str__(self) -> str:
-        size = "" if self.bytes_in is None else format_size(self.bytes_in or self.bytes_out or 0)
-        return " ".join(filter(None, (self.collective, size, self.dtype)))
 
 
 def call_kinds(calls: Sequence[TrafficCall], groups: Mapping[str, Group]) -> list[Kind]:
@@ -83,6 +79,7 @@ class Steps:
     - varying: less than half of the steps are alike.
     - kinds: kinds[rank] is the kind of each call.
     - at: at[rank][step] lists the indices of the step's calls in ``traffic.calls[rank]``.
+    - marks: marks[rank][step] is the span of the step.
     - duration_ns: duration of one steady step on the slowest rank; None without marks.
     - notes: which steps differ, and what is left out.
     """
@@ -93,8 +90,14 @@ class Steps:
     varying: bool
     kinds: dict[int, list[Kind]]
     at: dict[int, dict[int, list[int]]]
+    marks: Mapping[int, Sequence[Span]]
     duration_ns: float | None = None
     notes: list[str] = field(default_factory=list)
+
+    def step_ns(self, step: int) -> float | None:
+        """Returns the duration of a step on its slowest rank; None without marks."""
+        spans = [marks[step] for marks in self.marks.values() if step < len(marks)]
+        return max((end - start for start, end in spans), default=None)
 
     def reduce(self, of_step: Callable[[int], float | None]) -> float | None:
         """Returns the median of a figure over the steady steps, or its mean if the steps vary.
@@ -139,14 +142,9 @@ def find_steps(traffic: Traffic) -> Steps:
     busy = sum(any(step_sent.values()) for step_sent in sent)
     varying = 2 * len(alike) < busy
     steady = tuple(range(total)) if varying else alike
-    result = Steps(steady, total, marked, varying, kinds, at)
+    result = Steps(steady, total, marked, varying, kinds, at, traffic.steps)
     result.notes = _notes(traffic, result, sent, alike)
-
-    def duration_ns(step: int) -> float | None:
-        spans = [marks[step] for marks in traffic.steps.values() if step < len(marks)]
-        return max((end - start for start, end in spans), default=None)
-
-    result.duration_ns = result.reduce(duration_ns) if marked else None
+    result.duration_ns = result.reduce(result.step_ns)
     return result
 
 
@@ -195,14 +193,12 @@ def _notes(
             "figures are means over all of them"
         )
     else:
-        # The steps that are not in the table, and what they send instead.
-        odd: dict[str, list[int]] = defaultdict(list)
-        for step, step_sent in enumerate(sent):
-            if step_sent != sent[alike[0]]:
-                odd[_difference(step_sent, sent[alike[0]])].append(step)
+        empty = [step for step, step_sent in enumerate(sent) if not any(step_sent.values())]
+        odd = [step for step in range(len(sent)) if step not in (*alike, *empty)]
         notes += [
-            f"left out: {plural(len(steps), 'step')} {format_ranges(steps)} of {len(sent)}: {text}"
-            for text, steps in odd.items()
+            f"left out: {plural(len(steps), 'step')} {format_ranges(steps)} of {len(sent)}, {what}"
+            for steps, what in ((odd, "with other calls than most steps"), (empty, "without calls"))
+            if steps and steps != list(alike)
         ]
     counts = {len(spans) for spans in traffic.steps.values() if spans}
     if len(counts) > 1:
@@ -219,29 +215,3 @@ def _notes(
         calls = "1 call" if outside == 1 else f"{outside} calls"
         notes.append(f"{calls}{ranks} outside of the marked steps: left out")
     return notes
-
-
-def _difference(sent: Sent, usual: Sent) -> str:
-    if not any(sent.values()):
-        return "no calls"
-    ranks_by_text: dict[str, list[int]] = defaultdict(list)
-    for rank in usual:
-        if sent[rank] != usual[rank]:
-            more, fewer = sent[rank] - usual[rank], usual[rank] - sent[rank]
-            text = f"{_list_kinds(more or fewer)} {'more' if more else 'fewer'}"
-            if more and fewer:
-                text = f"{_list_kinds(more)} in place of {_list_kinds(fewer)}"
-            ranks_by_text[text].append(rank)
-    text, ranks = next(iter(ranks_by_text.items()))
-    if len(ranks) == len(usual):
-        return text
-    suffix = " (other ranks differ in other calls)" if len(ranks_by_text) > 1 else ""
-    return f"{text} on rank {format_ranges(ranks)}{suffix}"
-
-
-def _list_kinds(kinds: Mapping[Kind, int]) -> str:
-    """Returns for example ``2 all_reduce 1M float32 and 4 other calls``."""
-    largest_first = sorted(kinds.items(), key=lambda pair: -pair[1] * (pair[0].bytes_in or 0))
-    listed = [f"{count} {kind}" for kind, count in largest_first[:_MAX_KINDS]]
-    omitted = sum(count for _, count in largest_first[_MAX_KINDS:])
-    return ", ".join(listed) + (f" and {counted(omitted, 'other call')}" if omitted else "")

@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.display import Displayed, OneLine
+from torchcoll.core.errors import one_line
 from torchcoll.core.traffic import Traffic
+from torchcoll.core.units import format_bytes, format_digits, format_ns, plural
 from torchcoll.parts.training.arrivals import Arrivals, find_arrivals
 from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.traffic_table import TrafficRow, TrafficTable, summarise_traffic
+
+_ONE_RUN = "one run on each side, so whether a time differs by more than chance is unknown"
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,6 +40,14 @@ class CapturedSide(OneLine):
     wait_ns: float | None
     table: TrafficTable
     arrivals: Arrivals | None
+
+    @property
+    def sent(self) -> str:
+        """What a rank sends in a step, in words."""
+        if self.calls is None or self.sent_bytes is None:
+            return "other calls on each rank"
+        calls = f"{format_digits(self.calls, 4)} {plural(self.calls, 'call')}"
+        return f"{format_bytes(self.sent_bytes)} in {calls}"
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,37 @@ class TrafficComparison(Displayed):
     def sent_alike(self) -> bool:
         return all(row.sent_alike for row in self.rows)
 
+    @property
+    def answer(self) -> Answer:
+        """What changed from base to new, in a sentence."""
+        base, new = self.base, self.new
+        texts = []
+        if base.step_ns and new.step_ns:
+            texts.append(
+                f"a step takes {format_ns(new.step_ns, 3)} in {new.name} and "
+                f"{format_ns(base.step_ns, 3)} in {base.name} "
+                f"({format_digits(new.step_ns / base.step_ns)}x)"
+            )
+        if base.wait_ns is not None and new.wait_ns is not None:
+            texts.append(
+                f"its ranks, added up, wait {format_ns(new.wait_ns, 3)} in {new.name} and "
+                f"{format_ns(base.wait_ns, 3)} in {base.name} for each other"
+            )
+        if self.sent_alike:
+            texts.append(f"both send the same, {new.sent} a step")
+        else:
+            changed = sum(not row.sent_alike for row in self.rows)
+            texts.append(
+                f"{new.name} sends {new.sent} a step, {base.name} {base.sent} "
+                f"({changed} of {len(self.rows)} rows differ)"
+            )
+        late = [side for side in (new, base) if side.arrivals and side.arrivals.late]
+        for side in late:
+            assert side.arrivals is not None
+            texts.append(f"in {side.name} {side.arrivals.answer.headline}")
+        level = "" if self.sent_alike and not late else "doubt"
+        return Answer(one_line("; ".join(texts)), level, details=(_ONE_RUN,))
+
 
 def compare_traffic(
     base: Traffic, new: Traffic, names: tuple[str, str] = ("base", "new")
@@ -111,9 +155,8 @@ def compare_traffic(
 
 def _side(traffic: Traffic, name: str) -> CapturedSide:
     ledger = Ledger(traffic)
-    table = summarise_traffic(ledger)
+    table, arrivals = summarise_traffic(ledger), find_arrivals(ledger)
     alike = len({row.ranks for row in table.rows}) == 1
-    arrivals = find_arrivals(ledger)
     steps = len(table.steps)
     return CapturedSide(
         name,

@@ -22,12 +22,14 @@ from torchcoll.core.units import (
     format_time,
     plural,
 )
+from torchcoll.parts.training.arrivals import Arrivals, RankArrival, find_arrivals
 from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.traffic_charts import arrivals_chart, traffic_charts
 from torchcoll.parts.training.traffic_table import (
     Exposed,
     ModuleRow,
     OverTime,
+    RankTimes,
     TrafficRow,
     TrafficTable,
     summarise_traffic,
@@ -41,7 +43,6 @@ from torchcoll.report.shown import Shown
 from torchcoll.stats.drift import LEAST, SURE, drift_text
 
 if TYPE_CHECKING:
-    from torchcoll.parts.training.arrivals import Arrivals, RankArrival
     from torchcoll.questions.page.page_draft import PageDraft
 
 _MOST_ROWS = 8
@@ -53,9 +54,7 @@ _TEST = (
     "late = yes: this rank comes later than the others on average, and chance does not explain it "
     "(error 5 % over all ranks, groups and thirds of the time)"
 )
-_PAIRS = "who waited for whom"
 _HOSTS = "by host"
-_BY_TIME = "by time: the rank that caused most waiting"
 
 
 def arrivals_answer(arrivals: Arrivals, sent: Answer | None) -> Answer:
@@ -105,21 +104,6 @@ def arrivals_grids(arrivals: Arrivals) -> list[Grid]:
         for reason, number in arrivals.unsplit.items()
     ]
     grids = [make_grid(columns, chosen, above=[_LAST, _TEST], below=below)]
-    grids.append(
-        make_grid(
-            [
-                (Head("rank", repeat=True), lambda p: str(p.waiter)),
-                (Head("waited", "for", repeat=True), lambda p: str(p.last)),
-                (Head("calls"), lambda p: str(p.calls)),
-                (Head("median"), lambda p: format_time(p.median_ns)),
-                (Head("in all"), lambda p: format_time(p.total_ns)),
-            ],
-            arrivals.pairs[:_MOST_ROWS],
-            above=[_PAIRS],
-            below=[f"the first {_MOST_ROWS} of {len(arrivals.pairs)} pairs"]
-            * (len(arrivals.pairs) > _MOST_ROWS),
-        )
-    )
     if arrivals.hosts:
         grids.append(
             make_grid(
@@ -132,23 +116,6 @@ def arrivals_grids(arrivals: Arrivals) -> list[Grid]:
                 ],
                 arrivals.hosts[:_MOST_ROWS],
                 above=[_HOSTS],
-            )
-        )
-    if arrivals.thirds:
-        grids.append(
-            make_grid(
-                [
-                    (Head("time", left=True), lambda t: t.name),
-                    (Head("from, to", left=True, drop=1), lambda t: t.when),
-                    (Head("calls"), lambda t: str(t.calls)),
-                    (Head("rank"), lambda t: "-" if t.rank is None else str(t.rank)),
-                    (Head("% of", "waiting"), lambda t: _whole_percent(t.caused_share)),
-                    (Head("last in", share_of), lambda t: _whole_percent(t.last_share)),
-                    (Head("waiting", "of all ranks"), lambda t: format_time(t.wait_ns)),
-                    (Head("transfer"), lambda t: format_time(t.transfer_ns)),
-                ],
-                arrivals.thirds,
-                above=[_BY_TIME],
             )
         )
     return grids
@@ -175,17 +142,6 @@ _EXPOSED_OF_MODULE = (
     "exposed: the call is in flight and the rank does nothing else (in a capture: the program "
     "waits for the call); each row is for the rank on which it takes longest"
 )
-
-
-def exposed_line(exposed: Exposed) -> str:
-    """Returns a sentence on how much of a step is exposed; '' if a call does not tell it."""
-    if exposed.total_ns is None or exposed.share is None or exposed.unknown:
-        return ""
-    text = f"exposed: {format_ns(exposed.total_ns, 3)} a step, {_percent(exposed.share)} of it"
-    text += " (rank with most)"
-    if most := exposed.most:
-        text += f"; most for the {one_line(most.text)}: {format_ns(most.exposed_ns or 0, 3)}"
-    return text
 
 
 def exposed_object(exposed: Exposed, traffic: Traffic) -> dict[str, Any]:
@@ -233,6 +189,10 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
+_SUMMARY = (
+    "in flight: a collective runs; exposed: it runs, and the rank does nothing else; waiting: for "
+    "the last rank of a call; each on the rank with the most"
+)
 _BYTES = "bytes a step: the input of one rank"
 _TIME = (
     "time a step: the calls' times on their slowest ranks, which include waiting for other ranks, "
@@ -259,22 +219,25 @@ _TRAFFIC_DIMENSIONS: dict[str, Callable[[Any], str]] = {
 _NOTHING = {"group_ranks": 0, "groups": 1}  # values that are not worth showing
 
 
+VIEWS = ("calls", "modules", "ranks", "time")
+
+
 def show_traffic(
     traffics: Sequence[Traffic],
     format: str = "table",
     file: TextIO | None = None,
     columns: Sequence[str] = (),
-    arrivals: bool = False,
+    views: Sequence[str] = ("calls", "modules", "time"),
+    step: int | None = None,
 ) -> None:
     """Prints the traffic of each source.
 
     - columns: names of TrafficRow fields, or ``all``.
-    - arrivals: also print who came last to the calls.
+    - views: names of VIEWS, shown below the summary.
+    - step: the number of a step, which alone is shown; None: the steady steps.
 
-    Raises UsageError for an unknown format or column.
+    Raises UsageError for an unknown format, column or step.
     """
-    from torchcoll.parts.training.arrivals import find_arrivals
-
     keys = list(_COLUMNS) if list(columns) == ["all"] else list(columns)
     for name in keys:
         if name not in _COLUMNS:
@@ -282,9 +245,11 @@ def show_traffic(
     forms = []
     for traffic in traffics:
         ledger = Ledger(traffic)
-        table = summarise_traffic(ledger)
+        if step is not None:
+            ledger.keep_step(step)
+        table, arrivals = summarise_traffic(ledger), find_arrivals(ledger)
         file_name = {"file": one_line(traffic.path or "traffic")} if len(traffics) > 1 else {}
-        apart = ("rows", "sizes", "over_time", "exposed")
+        apart = ("rows", "ranks", "over_time", "exposed")
         facts = {name: value for name, value in vars(table).items() if name not in apart}
         document: dict[str, Any] = {
             "schema": "torchcoll-traffic-rows/1",
@@ -298,111 +263,155 @@ def show_traffic(
             },
             "rows": [select_fields(row, " ".join(keys or _COLUMNS)) for row in table.rows],
             **exposed_object(table.exposed, traffic),
-            "sizes": [dataclasses.asdict(size) for size in table.sizes],
+            "ranks": [dataclasses.asdict(rank) for rank in table.ranks],
             **({"over_time": dataclasses.asdict(table.over_time)} if table.over_time else {}),
+            **({"arrivals": arrivals_object(arrivals)} if arrivals else {}),
         }
         records = [{**file_name, **row} for row in document["rows"]]
-        arrived = find_arrivals(ledger) if arrivals else None
-        if arrived:
-            document["arrivals"] = arrivals_object(arrived)
-        grids = traffic_grids(traffic, table, keys, arrived)
-        forms.append(Forms(grids, document, records))
+        forms.append(Forms(traffic_grids(traffic, table, arrivals, views, keys), document, records))
     print_results(forms, format, file)
 
 
 def traffic_grids(
     traffic: Traffic,
     table: TrafficTable,
-    keys: Sequence[str] = (),
     arrivals: Arrivals | None = None,
+    views: Sequence[str] = VIEWS,
+    keys: Sequence[str] = (),
 ) -> list[Grid]:
-    """Returns the tables of calls, of their sizes and of arrivals, followed by what is left out and
-    unknown.
-    """
-    dimensions = [
-        name
-        for name in _TRAFFIC_DIMENSIONS
-        if len(values := distinct_values(table.rows, name)) > 1
-        or values not in ([], [_NOTHING.get(name)])
+    """Returns the summary and the tables of the views, followed by what is left out and unknown."""
+    grids = [_summary(table, arrivals)] if table.marked and table.rows else []
+    if "calls" in views or not grids:
+        grids.append(_calls(table, keys))
+    grids[0].above = [*_title(traffic, table), *grids[0].above]
+    if "modules" in views:
+        grids += module_grids(table.exposed)
+    if "time" in views and table.over_time:
+        grids.append(_time_grid(table.over_time))
+    if "ranks" in views:
+        grids += [_rank_times(table.ranks)] if table.marked else []
+        grids += arrivals_grids(arrivals) if arrivals else []
+    answer = traffic_answer(table)
+    answer = arrivals_answer(arrivals, answer) if arrivals else answer
+    below = [*table.notes, *traffic.notes, *traffic.problems]
+    return [*grids, Grid([], [], below=[one_line(text) for text in below], answer=answer)]
+
+
+def _summary(table: TrafficTable, arrivals: Arrivals | None) -> Grid:
+    """Returns the table of five rows: what a step consists of, and where most of it is."""
+
+    def rank_with_most(figure: str) -> str:
+        known = [rank for rank in table.ranks if getattr(rank, figure)]
+        most = max(known, key=lambda rank: getattr(rank, figure), default=None)
+        return f"on rank {most.rank}" if most and len(table.ranks) > 1 else ""
+
+    exposed = table.exposed
+    module = exposed.most
+    waited = arrivals.ranks[0] if arrivals and arrivals.ranks else None
+    rows = [
+        ("step", table.step_ns, rank_with_most("step_ns")),
+        ("computing", table.computing_ns, rank_with_most("computing_ns")),
+        ("in flight", table.busy_ns, rank_with_most("in_flight_ns")),
+        (
+            "exposed",
+            None if exposed.unknown else exposed.total_ns,
+            f"{one_line(module.text)}: {format_ns(module.exposed_ns, 3)}" if module else "",
+        ),
+        (
+            "waiting",
+            table.wait_ns,
+            f"for rank {waited.rank}: {_whole_percent(waited.caused_share)} of all waiting"
+            if waited
+            else "",
+        ),
     ]
-    common = [name for name in dimensions if len(distinct_values(table.rows, name)) == 1]
-    chosen = keys or _default(table.rows, [name for name in dimensions if name not in common])
-    columns = {name: _COLUMNS[name] for name in chosen}
+    return make_grid(
+        [
+            (Head("", left=True), lambda row: row[0]),
+            (Head("a step"), lambda row: format_time(row[1])),
+            (
+                Head("share"),
+                lambda row: _percent(row[1] / table.step_ns if row[1] and table.step_ns else None),
+            ),
+            (Head("most of it", left=True, legend=_SUMMARY), lambda row: row[2]),
+        ],
+        rows,
+    )
+
+
+def _rank_times(ranks: Sequence[RankTimes]) -> Grid:
+    names = ("step", "computing", "in_flight", "exposed", "idle", "wait")
+    return make_grid(
+        [
+            (Head("rank", repeat=True), lambda rank: str(rank.rank)),
+            *(
+                (
+                    Head(name.replace("_", " ")),
+                    lambda rank, name=name: format_time(getattr(rank, f"{name}_ns")),
+                )
+                for name in names
+            ),
+        ],
+        ranks,
+        above=["by rank: computing + exposed + idle = the step"],
+    )
+
+
+def _calls(table: TrafficTable, keys: Sequence[str]) -> Grid:
+    columns = {name: _COLUMNS[name] for name in keys or _default(table.rows)}
     if keys:
         columns = {k: (dataclasses.replace(h, drop=0), cell) for k, (h, cell) in columns.items()}
     rows = [[cell(row) for _, cell in columns.values()] for row in table.rows]
-    above = [_title(traffic, table, common), *_step_lines(table)]
-    above += [line] if (line := exposed_line(table.exposed)) else []
-    if traffic.left_out:
-        every = sum(map(len, traffic.calls.values())) + traffic.left_out
-        above.append(
-            f"{traffic.left_out} of {every} calls have no size in the source: not included here"
-        )
-    above += [_BYTES] if rows else []
-    below = [*table.notes, *traffic.notes, *traffic.problems]
-    over = [_time_grid(table.over_time)] if table.over_time else []
-    several = len({size.ranks for size in table.sizes}) > 1
-    size_heads = [Head("ranks", left=True)] * several
-    size_heads += [Head("bytes", "put in"), Head("calls", "a step"), Head("bytes", "a step")]
-    sizes = []
-    for size in table.sizes:
-        span = f"{format_size(size.low_bytes)} to {format_size(size.high_bytes)}"
-        cells = [span if size.low_bytes else "0", _count(size.calls_per_step)]
-        sizes.append([*[size.ranks] * several, *cells, _bytes(size.bytes_per_step)])
-    answer = traffic_answer(table)
-    answer = arrivals_answer(arrivals, answer) if arrivals else answer
-    title = ["sizes: calls by the bytes that a rank puts into one"] if sizes else []
-    return [
-        Grid([head for head, _ in columns.values()], rows, above, [] if rows else ["no calls"]),
-        Grid(size_heads, sizes, title),
-        *module_grids(table.exposed),
-        *over,
-        *(arrivals_grids(arrivals) if arrivals else []),
-        Grid([], [], below=[one_line(text) for text in below], answer=answer),
-    ]
+    heads = [head for head, _ in columns.values()]
+    return Grid(heads, rows, [_BYTES] if rows else [], [] if rows else ["no calls"])
 
 
-def _default(rows: Sequence[TrafficRow], varying: Sequence[str]) -> list[str]:
+def _varying(rows: Sequence[TrafficRow]) -> dict[str, bool]:
+    """Returns the dimensions that are worth showing: whether they differ between the rows."""
+    values = {name: distinct_values(rows, name) for name in _TRAFFIC_DIMENSIONS}
+    return {
+        name: len(each) > 1
+        for name, each in values.items()
+        if each not in ([], [_NOTHING.get(name)])
+    }
+
+
+def _default(rows: Sequence[TrafficRow]) -> list[str]:
     keys = ["collective", "bytes_in"]
     if any(row.bytes_out != row.bytes_in for row in rows):
         keys.append("bytes_out")
-    keys += [*varying, "calls_per_step", "bytes_per_step"]
+    keys += [name for name, varies in _varying(rows).items() if varies]
+    keys += ["calls_per_step", "bytes_per_step"]
     figures = ["time_per_step_ns", "wait_per_step_ns", "transfer_per_step_ns", "median_ns", "share"]
     figures += ["exposed_ns", "algorithm"]
     return keys + [name for name in figures if any(getattr(row, name) is not None for row in rows)]
 
 
-def _title(traffic: Traffic, table: TrafficTable, common: Sequence[str]) -> str:
-    """Returns the source, the ranks, and what all rows share."""
+def _title(traffic: Traffic, table: TrafficTable) -> list[str]:
+    """Returns the source, the ranks, what all rows share, and the steps."""
     recorded = format_ranges(traffic.calls)
     who = f"{plural(len(traffic.calls) or 1, 'rank')} {recorded or 'none'} of {traffic.ranks}"
     alone = traffic.source == "flight recorder" and len(traffic.calls) == 1
     if alone and not any(group.ranks for group in traffic.groups.values()):
         who = f"rank {recorded} of an unknown number"
     elif len(traffic.calls) == traffic.ranks:
-        who = f"{traffic.ranks} ranks" if traffic.ranks > 1 else "1 rank"
+        who = counted(traffic.ranks, "rank")
+    common = [name for name, varies in _varying(table.rows).items() if not varies]
     values = {name: distinct_values(table.rows, name)[0] for name in common if name != "ranks"}
     facts = [
         one_line(_TRAFFIC_DIMENSIONS[name](value)) for name, value in values.items() if value != ""
     ]
+    if table.marked and table.rows:
+        which = f"{plural(len(table.steps), 'step')} {format_ranges(table.steps)} of {table.total}"
+        facts.append(f"{which}, {table.statistic} over them" if len(table.steps) > 1 else which)
     name = one_line(traffic.path or "traffic")
-    return f"{name}: {', '.join([one_line(traffic.source), who, *facts])}"
-
-
-def _step_lines(table: TrafficTable) -> list[str]:
-    calls = sum(row.calls_per_step for row in table.rows)
-    size_bytes = sum(row.bytes_per_step for row in table.rows)
-    alone = len({row.ranks for row in table.rows}) == 1  # otherwise each rank has a different sum
-    noun = plural(calls, "call")
-    sent = f"{_count(calls)} {noun}, {format_bytes(size_bytes)} put in by a rank" if alone else ""
-    if not table.marked or not table.rows:
-        return [sent] if table.rows and sent else []
-    which = f"steps {format_ranges(table.steps)} of {table.total}"
-    took = ""
-    if table.step_ns:
-        step = format_ns(table.step_ns, 3)
-        took = f"a step takes {step} (slowest rank, {table.statistic} over them)"
-    return ["; ".join(filter(None, (which, sent and f"in each {sent}", took)))]
+    lines = [f"{name}: {', '.join([one_line(traffic.source), who, *facts])}"]
+    if traffic.left_out:
+        every = sum(map(len, traffic.calls.values())) + traffic.left_out
+        lines.append(
+            f"{traffic.left_out} of {every} calls have no size in the source: not included here"
+        )
+    return lines
 
 
 def traffic_answer(table: TrafficTable) -> Answer | None:
@@ -546,14 +555,13 @@ _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
 
 def add_traffic(draft: PageDraft) -> None:
     """Adds the sections of captures: the tables, the sentence and a chart of ``trace``."""
-    from torchcoll.parts.training.arrivals import find_arrivals
     from torchcoll.questions.page.page_draft import Drawing
 
     several = len(draft.material.traffic) > 1
     for traffic in draft.material.traffic:
         ledger = Ledger(traffic)
         arrivals = find_arrivals(ledger)
-        grids = traffic_grids(traffic, summarise_traffic(ledger), (), arrivals)
+        grids = traffic_grids(traffic, summarise_traffic(ledger), arrivals)
         name = f": {one_line(traffic.path or 'traffic')}" if several else ""
         drawings = [Drawing("The calls of a step", partial(traffic_charts, traffic))]
         if arrivals:

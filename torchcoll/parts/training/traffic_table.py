@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pandas
 
 from torchcoll.core.collectives import has_splits
-from torchcoll.core.intervals import Span, Union, merged, uncovered
+from torchcoll.core.intervals import Union, merged, uncovered
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import format_ranges
@@ -154,39 +154,123 @@ class Exposed:
         return max(exposed, key=lambda row: row.exposed_ns or 0, default=None)
 
 
-def find_exposed(ledger: Ledger) -> Exposed:
+@dataclass(frozen=True)
+class RankTimes:
+    """What one rank does in a step, as medians over the steady steps. None: unknown.
+
+    computing + exposed + idle = the step. The rank waits for the last rank of its calls.
+    """
+
+    rank: int
+    step_ns: float | None
+    computing_ns: float | None
+    in_flight_ns: float | None
+    exposed_ns: float | None
+    idle_ns: float | None
+    wait_ns: float | None
+
+
+class RankSteps:
+    """The times of one rank in each of its steps.
+
+    A call that ends after its step counts in the next one from there on. A call whose end was only
+    stamped late does not (``cut_at_marks``).
+    """
+
+    def __init__(self, ledger: Ledger, rank: int) -> None:
+        traffic = ledger.traffic
+        self.ledger, self.rank = ledger, rank
+        self.calls, self.marks = traffic.calls[rank], traffic.steps.get(rank, ())
+        self.indices = ledger.steps.at[rank]
+        self.computing = merged(traffic.computing[rank]) if rank in traffic.computing else None
+        spans = [call.span for call in self.calls if call.span]
+        self.talking = merged([*spans, *traffic.apart.get(rank, ())])
+        self.in_flight, self.computes = Union(self.talking), Union(self.computing or ())
+        self.alone = Union(uncovered(self.talking, self.computing or []))
+
+    def _calls(self, step: int) -> list[TrafficCall]:
+        return [self.calls[i] for i in self.indices.get(step, ())]
+
+    def unknown(self, step: int) -> int:
+        """Returns how many calls of the step do not tell whether they are exposed."""
+        if self.computing is not None or step >= len(self.marks):
+            return 0
+        return sum(call_exposed_ns(self.ledger.traffic, call) is None for call in self._calls(step))
+
+    def step_ns(self, step: int) -> int | None:
+        return self.marks[step][1] - self.marks[step][0] if step < len(self.marks) else None
+
+    def computing_ns(self, step: int) -> int | None:
+        if self.computing is None or step >= len(self.marks):
+            return None
+        return self.computes.within(*self.marks[step])
+
+    def in_flight_ns(self, step: int) -> int | None:
+        """Returns how long any call was in flight; None if a call does not tell when it ran."""
+        if any(call.span is None for call in self._calls(step)):
+            return None
+        if step >= len(self.marks):
+            return self.in_flight.total
+        return self.in_flight.within(*self.marks[step])
+
+    def exposed_ns(self, step: int) -> int | None:
+        if step >= len(self.marks):
+            return None
+        if self.computing is not None:
+            return self.alone.within(*self.marks[step])
+        traffic = self.ledger.traffic
+        on_host = [call for call in self._calls(step) if call.clock == "host"]
+        timed = [call for call in on_host if call_exposed_ns(traffic, call) is not None]
+        return Union(waiting_spans(traffic, timed) or []).within(*self.marks[step])
+
+    def idle_ns(self, step: int) -> int | None:
+        parts = (self.step_ns(step), self.computing_ns(step), self.exposed_ns(step))
+        whole, computing, exposed = parts
+        if whole is None or computing is None or exposed is None:
+            return None
+        return whole - computing - exposed
+
+    def wait_ns(self, step: int) -> int | None:
+        at = {self.rank: {step: self.indices.get(step, ())}}
+        return self.ledger.slowest_known(at, step, self.ledger.wait_ns)
+
+    def times(self) -> RankTimes:
+        reduce = self.ledger.steps.reduce
+        return RankTimes(
+            self.rank,
+            reduce(self.step_ns),
+            reduce(self.computing_ns),
+            reduce(self.in_flight_ns),
+            None if any(map(self.unknown, self.ledger.steps.steady)) else reduce(self.exposed_ns),
+            reduce(self.idle_ns),
+            reduce(self.wait_ns),
+        )
+
+
+def _find_exposed(ledger: Ledger, ranks: Sequence[RankSteps]) -> Exposed:
     """Returns the exposed communication of the steady steps."""
-    traffic, steps = ledger.traffic, ledger.steps
-    totals: dict[int, int] = {}  # of the rank with most, by step
-    unknown = 0
-    for step in steps.steady:
-        for rank, by_step in steps.at.items():
-            marked = traffic.steps.get(rank, ())
-            if step >= len(marked):
-                continue
-            calls = [traffic.calls[rank][i] for i in by_step.get(step, ())]
-            total = Union(_exposed_spans(traffic, rank, calls)).within(*marked[step])
-            totals[step] = max(totals.get(step, 0), total)
-            if rank not in traffic.computing:
-                unknown += sum(call_exposed_ns(traffic, call) is None for call in calls)
-    rank_steps = max(1, len(steps.steady) * len(steps.at))
-    total_ns = steps.reduce(totals.get) if any(totals.values()) or not unknown else None
+    steps = ledger.steps
+    unknown = sum(rank.unknown(step) for rank in ranks for step in steps.steady)
+    total_ns = steps.reduce(_most(RankSteps.exposed_ns, ranks))
+    total_ns = total_ns if total_ns or not unknown else None
     return Exposed(
         total_ns,
         total_ns / steps.duration_ns if total_ns is not None and steps.duration_ns else None,
-        unknown / rank_steps,
+        unknown / max(1, len(steps.steady) * len(steps.at)),
         _module_rows(ledger),
     )
 
 
-def _exposed_spans(traffic: Traffic, rank: int, calls: Sequence[TrafficCall]) -> list[Span]:
-    """Returns when calls of a rank were exposed, without those that do not tell it."""
-    if rank not in traffic.computing:
-        on_host = [call for call in calls if call.clock == "host"]
-        timed = [call for call in on_host if call_exposed_ns(traffic, call) is not None]
-        return waiting_spans(traffic, timed) or []
-    talking = merged(call.span for call in calls if call.span)
-    return uncovered(talking, merged(traffic.computing[rank]))
+def _most(
+    figure: Callable[[RankSteps, int], int | None], ranks: Sequence[RankSteps]
+) -> Callable[[int], int | None]:
+    """Returns a function of a step: the figure of the rank with the most; None if none has it."""
+
+    def most(step: int) -> int | None:
+        values = [figure(rank, step) for rank in ranks]
+        return max((value for value in values if value is not None), default=None)
+
+    return most
 
 
 def _module_rows(ledger: Ledger) -> list[ModuleRow]:
@@ -278,17 +362,6 @@ class TrafficRow:
     algorithm: str | None
 
 
-@dataclass(frozen=True)
-class SizeBin:
-    """Calls into which one rank puts from low_bytes to below high_bytes; both 0: no bytes."""
-
-    ranks: str
-    low_bytes: int
-    high_bytes: int
-    calls_per_step: float
-    bytes_per_step: float
-
-
 @dataclass
 class TrafficTable:
     """The rows of a traffic and what is needed to judge them.
@@ -297,20 +370,24 @@ class TrafficTable:
     - total: number of all steps.
     - statistic: ``median`` or ``mean`` over the steps.
     - step_ns: duration of one step on the slowest rank.
-    - busy_ns: how long any call was in flight, on the rank with the most; host clock.
+    - computing_ns, busy_ns, wait_ns: how long it computes, any call is in flight, and it waits for
+      the last rank of its calls, each on the rank with the most.
+    - ranks: the times of each rank.
     - exposed: the exposed communication of a step, in all and by module.
     - notes: one sentence each.
     - over_time: the steps over time; only for a capture of every Nth step.
     """
 
     rows: list[TrafficRow]
-    sizes: list[SizeBin]
     steps: tuple[int, ...]
     total: int
     marked: bool
     statistic: str
     step_ns: float | None
+    computing_ns: float | None
     busy_ns: float | None
+    wait_ns: float | None
+    ranks: list[RankTimes]
     exposed: Exposed
     notes: list[str] = field(default_factory=list)
     over_time: OverTime | None = None
@@ -319,8 +396,7 @@ class TrafficTable:
 def summarise_traffic(ledger: Ledger) -> TrafficTable:
     """Returns the table of a traffic; training/steps.py says which of its steps count."""
     traffic, steps, notes = ledger.traffic, ledger.steps, ledger.notes
-    reader = _TrafficReader(ledger)
-    rows = reader.rows()
+    rows = _rows(ledger)
     recorded = format_ranges(traffic.calls)
     unlike = "the ranks do not send alike: each row is of the ranks that it names"
     apart = [] if all(row.ranks == recorded for row in rows) else [unlike]
@@ -341,16 +417,20 @@ def summarise_traffic(ledger: Ledger) -> TrafficTable:
     if len(traffic.calls) < traffic.ranks and any(row.median_ns is not None for row in rows):
         some = f"{len(traffic.calls)} of {traffic.ranks} ranks"
         notes.append(f"times are of {some}: the slowest may be another")
+    ranks = [RankSteps(ledger, rank) for rank in traffic.calls]
+    told = all(rank.in_flight_ns(step) is not None for rank in ranks for step in steps.steady)
     return TrafficTable(
         rows,
-        reader.sizes(),
         steps.steady,
         steps.total,
         steps.marked,
         "mean" if steps.varying else "median",
         steps.duration_ns,
-        reader.busy_ns(),
-        find_exposed(ledger),
+        steps.reduce(_most(RankSteps.computing_ns, ranks)),
+        steps.reduce(_most(RankSteps.in_flight_ns, ranks)) if told else None,
+        steps.reduce(_most(RankSteps.wait_ns, ranks)),
+        [rank.times() for rank in ranks],
+        _find_exposed(ledger, ranks),
         notes,
         over_time(ledger),
     )
@@ -359,111 +439,66 @@ def summarise_traffic(ledger: Ledger) -> TrafficTable:
 CallIndices = dict[int, dict[int, list[int]]]  # rank -> step -> indices of the rank's calls
 
 
-@dataclass(frozen=True)
-class _TrafficReader:
-    """Reads the rows of one ledger."""
+def _rows(ledger: Ledger) -> list[TrafficRow]:
+    """Returns a row for each kind of call and each set of ranks with equally many of them.
 
-    ledger: Ledger
+    Rows are in the order of their first call.
+    """
+    by_kind: dict[Kind, CallIndices] = {}
+    for rank, at in ledger.steps.at.items():
+        kinds = ledger.steps.kinds[rank]
+        for step in ledger.steps.steady:
+            for i in at.get(step, ()):
+                by_step = by_kind.setdefault(kinds[i], {}).setdefault(rank, {})
+                by_step.setdefault(step, []).append(i)
+    rows = []
+    for kind, by_rank in by_kind.items():
+        alike: dict[int, CallIndices] = defaultdict(dict)
+        for rank, by_step in by_rank.items():
+            alike[sum(map(len, by_step.values()))][rank] = by_step
+        rows += [_row(ledger, kind, at) for at in alike.values()]
+    return rows
 
-    def rows(self) -> list[TrafficRow]:
-        """Returns a row for each kind of call and each set of ranks with equally many of them.
 
-        Rows are in the order of their first call.
-        """
-        by_kind: dict[Kind, CallIndices] = {}
-        for rank, at in self.ledger.steps.at.items():
-            kinds = self.ledger.steps.kinds[rank]
-            for step in self.ledger.steps.steady:
-                for i in at.get(step, ()):
-                    by_step = by_kind.setdefault(kinds[i], {}).setdefault(rank, {})
-                    by_step.setdefault(step, []).append(i)
-        rows = []
-        for kind, by_rank in by_kind.items():
-            alike: dict[int, CallIndices] = defaultdict(dict)
-            for rank, by_step in by_rank.items():
-                alike[sum(map(len, by_step.values()))][rank] = by_step
-            rows += [self._row(kind, at) for at in alike.values()]
-        return rows
+def _row(ledger: Ledger, kind: Kind, at: CallIndices) -> TrafficRow:
+    ranks = list(at)
+    pairs = [(rank, i) for rank in ranks for indices in at[rank].values() for i in indices]
+    calls = [ledger.call(rank, i) for rank, i in pairs]
+    joined_calls = list(dict.fromkeys(ledger.entries[rank][i].joined for rank, i in pairs))
+    times = [joined.completion_ns for joined in joined_calls]
+    known_times = [time for time in times if time is not None]
 
-    def _row(self, kind: Kind, at: CallIndices) -> TrafficRow:
-        ranks = list(at)
-        pairs = [(rank, i) for rank in ranks for indices in at[rank].values() for i in indices]
-        calls = [self.ledger.call(rank, i) for rank, i in pairs]
-        joined_calls = list(dict.fromkeys(self.ledger.entries[rank][i].joined for rank, i in pairs))
-        times = [joined.completion_ns for joined in joined_calls]
-        known_times = [time for time in times if time is not None]
+    def per_step(column: Column) -> float | None:
+        return ledger.steps.reduce(lambda step: ledger.slowest(at, step, column))
 
-        def per_step(column: Column) -> float | None:
-            return self.ledger.steps.reduce(lambda step: self.ledger.slowest(at, step, column))
-
-        time_ns = per_step(self.ledger.time_ns)
-        names = list(dict.fromkeys(call.group for call in calls))
-        groups = [self.ledger.traffic.groups.get(name) or Group(name) for name in names]
-        share = len(ranks) * len(self.ledger.steps.steady)
-        duration = self.ledger.steps.duration_ns
-        return TrafficRow(
-            kind.collective,
-            _single_value(call.bytes_in for call in calls),
-            _single_value(call.bytes_out for call in calls),
-            kind.dtype,
-            kind.op,
-            group_text(groups, kind.group[2]),
-            len(groups[0].ranks),
-            len(groups),
-            _join_distinct(group.backend for group in groups),
-            kind.asynchronous,
-            format_ranges(ranks),
-            len(calls) / share,
-            sum(call.bytes_in for call in calls) / share,
-            time_ns,
-            per_step(self.ledger.wait_ns),
-            per_step(self.ledger.transfer_ns),
-            median(known_times) if known_times else None,
-            _join_distinct(call.clock for call in calls if call.time_ns is not None) or None,
-            time_ns / duration if time_ns is not None and duration else None,
-            per_step(self.ledger.exposed_ns),
-            _join_distinct(call.algorithm for call in calls) or None,
-        )
-
-    def sizes(self) -> list[SizeBin]:
-        """Returns the calls by the bytes that a rank puts in, in bins from 2^k to below 2^(k+1)."""
-        alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)
-        for rank, at in self.ledger.steps.at.items():
-            bins: dict[int, list[int]] = defaultdict(list)
-            for i in (i for step in self.ledger.steps.steady for i in at.get(step, ())):
-                size_bytes = self.ledger.call(rank, i).bytes_in
-                bins[1 << (size_bytes.bit_length() - 1) if size_bytes else 0].append(size_bytes)
-            for low, sizes in bins.items():
-                alike[low, len(sizes), sum(sizes)].append(rank)
-        steps = len(self.ledger.steps.steady)
-        return [
-            SizeBin(format_ranges(ranks), low, 2 * low, count / steps, size_bytes / steps)
-            for (low, count, size_bytes), ranks in sorted(alike.items())
-        ]
-
-    def busy_ns(self) -> float | None:
-        """Returns how long a call was in flight in a step; None if a call has no host stamps.
-
-        A call that ends after its step counts in the next one from there on. A call whose end was
-        only stamped late does not (``cut_at_marks``).
-        """
-        in_flight = {
-            rank: Union(call.span for call in calls if call.clock == "host" and call.span)
-            for rank, calls in self.ledger.traffic.calls.items()
-        }
-
-        def of_step(step: int) -> float | None:
-            busy = []
-            for rank, by_step in self.ledger.steps.at.items():
-                calls = [self.ledger.call(rank, i) for i in by_step.get(step, ())]
-                if any(call.clock != "host" or call.span is None for call in calls):
-                    return None
-                marked = self.ledger.traffic.steps.get(rank, ())
-                within = in_flight[rank].within(*marked[step]) if step < len(marked) else None
-                busy.append(in_flight[rank].total if within is None else within)
-            return max(busy, default=None)
-
-        return self.ledger.steps.reduce(of_step)
+    time_ns = per_step(ledger.time_ns)
+    names = list(dict.fromkeys(call.group for call in calls))
+    groups = [ledger.traffic.groups.get(name) or Group(name) for name in names]
+    share = len(ranks) * len(ledger.steps.steady)
+    duration = ledger.steps.duration_ns
+    return TrafficRow(
+        kind.collective,
+        _single_value(call.bytes_in for call in calls),
+        _single_value(call.bytes_out for call in calls),
+        kind.dtype,
+        kind.op,
+        group_text(groups, kind.group[2]),
+        len(groups[0].ranks),
+        len(groups),
+        _join_distinct(group.backend for group in groups),
+        kind.asynchronous,
+        format_ranges(ranks),
+        len(calls) / share,
+        sum(call.bytes_in for call in calls) / share,
+        time_ns,
+        per_step(ledger.wait_ns),
+        per_step(ledger.transfer_ns),
+        median(known_times) if known_times else None,
+        _join_distinct(call.clock for call in calls if call.time_ns is not None) or None,
+        time_ns / duration if time_ns is not None and duration else None,
+        per_step(ledger.exposed_ns),
+        _join_distinct(call.algorithm for call in calls) or None,
+    )
 
 
 def _single_value(values: Iterable[int]) -> int | None:

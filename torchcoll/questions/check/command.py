@@ -35,8 +35,8 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help=(
             "judge by this instead of a fabric: the result file of one run; or good "
-            "runs, as a file of torchcoll baseline, a folder or a store. With good "
-            "runs, a slower run exits with 1"
+            "runs, as a file of --learn, a folder or a store. With good runs, a slower "
+            "run exits with 1"
         ),
     )
     add("--format", default="table", help="table (default), markdown or json")
@@ -139,7 +139,8 @@ COMMANDS = {
         examples=(
             "torchcoll check run.jsonl --fabric nvswitch-h200 --gate",
             "torchcoll check tonight.jsonl --baseline accepted.jsonl --gate --junit check.xml",
-            "torchcoll check tonight.jsonl --baseline baseline.toml",
+            "torchcoll check --learn nightly/ -o good.json",
+            "torchcoll check tonight.jsonl --baseline good.json",
             "torchcoll check tonight.jsonl --baseline accepted.jsonl --metrics torchcoll.prom",
         ),
         exit_1="with --gate: a verdict is FAIL; with good runs as --baseline: a run is slower",

@@ -105,7 +105,7 @@ def check(
 
     fabric: the reference, such as ``nvswitch-h200`` or ``ib-ndr:8``; by default the fabric that the
     run shows. rules: files with fabrics of your own (TOML). baseline: in place of a fabric, a run
-    or its file; or a file of torchcoll baseline, a folder or a store of good runs. Raises
+    or its file; or a file of check --learn, a folder or a store of good runs. Raises
     UsageError for an unknown fabric or one that cannot be the run's, and for a baseline that cannot
     judge it; UnreadableError for a file.
     """

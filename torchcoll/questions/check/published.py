@@ -187,8 +187,9 @@ def run_of(publication: Publication) -> Run:
     results = []
     for (collective, size_bytes), by_placement in publication.figures.items():
         for in_place, gbps in by_placement.items():
-            case = Case(collective, size_bytes, None, None, None, in_place, "unknown", backend,
-                        device)  # fmt: skip
+            case = Case(
+                collective, size_bytes, None, None, None, in_place, "unknown", backend, device
+            )
             # busbw is proportional to 1 / time.
             time_ns = (busbw_gbps(collective, size_bytes, ranks, 1.0) or 0.0) / gbps
             reported = Reported(time_ns, "mean", busbw_gbps=gbps, derived=True)
@@ -201,10 +202,14 @@ def run_of(publication: Publication) -> Run:
     if publication.host_gbit:
         labels["link_gbps"] = f"{publication.host_gbit / 8 / per_host:g}"
     members = [
-        {"rank": rank, "host": f"host{rank // per_host}", "device": device,
-         "device_name": publication.gpu}
+        {
+            "rank": rank,
+            "host": f"host{rank // per_host}",
+            "device": device,
+            "device_name": publication.gpu,
+        }
         for rank in range(ranks)
-    ]  # fmt: skip
+    ]
     header = {
         "run_id": f"published:{publication.id}",
         "ranks": ranks,

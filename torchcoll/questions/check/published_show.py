@@ -34,7 +34,7 @@ def show_published(runs: Sequence[Run], format: str = "table", file: TextIO | No
         titled.append((title, grids))
         records += records_of_run
     if not runs:
-        titled = [("", _known_grids())]
+        titled = [("", [_known_grid()])]
         records = [
             {**_record(publication), "collective": key[0], "size_bytes": key[1], "busbw_gbps": gbps}
             for publication in published.publications()
@@ -130,19 +130,8 @@ def _of_run(run: Run) -> tuple[list[Grid], list[dict[str, Any]]]:
 
 
 def _record(publication: published.Publication) -> dict[str, Any]:
-    names = (
-        "id",
-        "machine",
-        "gpu",
-        "hosts",
-        "ranks",
-        "network",
-        "library",
-        "versions",
-        "tool",
-        "date",
-    )
-    return {name: getattr(publication, name) for name in (*names, "who", "source", "note")}
+    left_out = ("type", "linked", "figures", "host_gbit")
+    return {name: value for name, value in vars(publication).items() if name not in left_out}
 
 
 def _by_source(publications_shown: Sequence[published.Publication]) -> list[published.Publication]:
@@ -162,73 +151,48 @@ def _sources(
     return texts
 
 
-_LARGE = 64 << 20  # bytes: the busbw of a smaller case is not a figure of the machine
-
-
-def _known_grids() -> list[Grid]:
-    """A line for each entry, with its largest all_reduce or what else it has; the entries without a
-    large case apart.
-    """
-    ordered = sorted(
-        published.publications(),
-        key=lambda publication: (publication.gpu, publication.hosts, publication.ranks),
+def _known_grid() -> Grid:
+    """A line for each entry, with its largest all_reduce or what else it has."""
+    entries = sorted(
+        published.publications(), key=lambda entry: (entry.gpu, entry.hosts, entry.ranks)
     )
-    origins = list(dict.fromkeys(map(_origin, ordered)))
+    origins = list(dict.fromkeys(map(_origin, entries)))
 
-    def largest(publication: published.Publication) -> tuple[str, int]:
-        first = next(iter(publication.figures))[0]
-        return max(key for key in publication.figures if key[0] == first)
+    def largest(entry: published.Publication) -> tuple[str, int]:
+        first = next(iter(entry.figures))[0]
+        return max(key for key in entry.figures if key[0] == first)
 
-    def largest_text(publication: published.Publication) -> str:
-        collective, size_bytes = largest(publication)
+    def largest_text(entry: published.Publication) -> str:
+        collective, size_bytes = largest(entry)
         return f"{collective} {format_size(size_bytes)}"
 
-    def busbw(publication: published.Publication) -> str:
-        return format_bandwidth(next(iter(publication.figures[largest(publication)].values())))
+    def busbw(entry: published.Publication) -> str:
+        return format_bandwidth(next(iter(entry.figures[largest(entry)].values())))
 
-    def name(publication: published.Publication) -> str:
-        return f"{publication.id} [{origins.index(_origin(publication)) + 1}]"
-
-    def grid(entries: Sequence[published.Publication], above: str) -> Grid:
-        return make_grid(
-            [
-                (Head("kind", left=True, repeat=True), lambda p: p.kind),
-                (
-                    Head("entry", left=True, repeat=True),
-                    lambda p: f"{p.id} [{origins.index(_origin(p)) + 1}]",
-                ),
-                (Head("largest case", left=True), largest_text),
-                (Head("busbw", "GB/s"), busbw),
-                (Head("date", left=True, drop=1), lambda p: p.date),
-                (Head("machine", left=True, drop=2), lambda p: p.machine),
-                (Head("network", left=True, drop=3), lambda p: p.network),
-                (Head("versions", left=True, drop=4), lambda p: p.versions),
-            ],
-            entries,
-            above=[above],
-        )
-
-    kinds = len({publication.kind for publication in ordered})
-    return [
-        grid(
-            [entry for entry in ordered if largest(entry)[1] >= _LARGE],
-            f"published: {counted(len(ordered), 'run')} of {kinds} kinds of machine",
-        ),
-        grid(
-            [entry for entry in ordered if largest(entry)[1] < _LARGE],
-            f"smaller than {format_size(_LARGE)}: not what the machine can reach",
-        ),
-        Grid(
-            [],
-            [],
-            below=[
-                *(f"[{number}] {origin}" for number, origin in enumerate(origins, 1)),
-                "full address, note, plausibility and command of an entry: torchcoll again ENTRY "
-                "--dry-run; all addresses: --format json",
-                _CAVEAT,
-            ],
-        ),
-    ]
+    kinds = len({entry.kind for entry in entries})
+    return make_grid(
+        [
+            (Head("kind", left=True, repeat=True), lambda entry: entry.kind),
+            (
+                Head("entry", left=True, repeat=True),
+                lambda entry: f"{entry.id} [{origins.index(_origin(entry)) + 1}]",
+            ),
+            (Head("largest case", left=True), largest_text),
+            (Head("busbw", "GB/s"), busbw),
+            (Head("date", left=True, drop=1), lambda entry: entry.date),
+            (Head("machine", left=True, drop=2), lambda entry: entry.machine),
+            (Head("network", left=True, drop=3), lambda entry: entry.network),
+            (Head("versions", left=True, drop=4), lambda entry: entry.versions),
+        ],
+        entries,
+        above=[f"published: {counted(len(entries), 'run')} of {kinds} kinds of machine"],
+        below=[
+            *(f"[{number}] {origin}" for number, origin in enumerate(origins, 1)),
+            "full address, note, plausibility and command of an entry: torchcoll again ENTRY "
+            "--dry-run; all addresses: --format json",
+            _CAVEAT,
+        ],
+    )
 
 
 def _origin(publication: published.Publication) -> str:

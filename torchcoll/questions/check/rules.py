@@ -7,7 +7,7 @@ fabrics. Users add files of their own. An unknown key or a missing source is an 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import resources
@@ -28,7 +28,12 @@ _LIMIT = (
     *("algorithm", "collectives", "busbw_gbps", "busbw_gbps_each", "from", "from_per_rank"),
     *("only", "source"),
 )
-_ONLY = ("ranks", "dtype", "op")  # fields of a Row
+# Fields of a Row, and whether it may have a value.
+_ONLY: dict[str, Callable[[Any], bool]] = {
+    "ranks": lambda value: type(value) is int and value > 0,
+    "dtype": lambda value: value in DTYPES,
+    "op": lambda value: value in OPS,
+}
 _MOST_BYTES = 1 << 16  # of a file of rules; ours have 1 KB
 _MOST_GBPS = 1e9  # beyond, a figure is a slip
 _LINKS = {"nvlinks", "to_switch"}  # a fabric is never known by the name of a GPU alone
@@ -99,7 +104,7 @@ class Rule:
         return str(self.table["name"])
 
     def fabric(self, number: float | None = None) -> Fabric:
-        limits = [_limit(limit, number, self.path) for limit in self.table["limit"]]
+        limits = [_limit(limit, number) for limit in self.table["limit"]]
         return Fabric(
             self.name if number is None else f"{self.name}:{number:g}",
             self.table.get("what", ""),
@@ -220,99 +225,51 @@ def _rule(file: Any) -> Rule:
     except (ValueError, RecursionError) as error:  # not UTF-8, not TOML
         raise errors.UnreadableError("rules", f"{file} ({error})", "a TOML file") from None
     rule = Rule(table, str(file))
-    _check(table, rule.path)
-    rule.fabric(1.0 if table.get("parameter") else None)
+    try:
+        _check_keys(table, _FABRIC)
+        fabric = rule.fabric(1.0 if table.get("parameter") else None)
+        if ":" in rule.name or type(fabric.several_hosts) is not bool:
+            raise ValueError("name has a colon, or several_hosts is not true or false")
+        if fabric.devices and not (_LINKS.issubset(table) and isinstance(table["devices"], list)):
+            raise ValueError("devices is a list, and needs nvlinks and to_switch too")
+    except (KeyError, TypeError, ValueError, AttributeError, errors.TorchcollError) as error:
+        why = f"no {error}" if isinstance(error, KeyError) else str(error)
+        expected = "a fabric, as docs/healthy.md shows one"
+        raise errors.UnreadableError("rules", f"{file} ({why})", expected) from None
     return rule
 
 
-def _refuse(what: str, path: str, expected: str, action: str = "") -> errors.UnreadableError:
-    return errors.UnreadableError("rules", f"{what} in {path}", expected, action)
-
-
-def _check(table: Mapping[str, Any], path: str) -> None:
-    """Raises UnreadableError for a key or a value that a fabric does not have."""
-    _check_keys(table, _FABRIC, path)
-    texts = [table.get(key, "") for key in ("what", "parameter")]
-    devices = table.get("devices", [])
-    links, switch = table.get("nvlinks", 0), table.get("to_switch", False)
-    for wrong, what, expected in (
-        (not _is_text(table.get("name")), "no name", "name = TEXT"),
-        (":" in str(table.get("name")), f"name {table.get('name')}", "a name without a colon"),
-        (type(table.get("several_hosts")) is not bool, "no several_hosts", "true or false"),
-        (not all(isinstance(text, str) for text in texts), "what or parameter", "texts"),
-        (not _is_list(devices, str), f"devices {devices}", "a list of names of GPUs"),
-        (type(links) is not int or type(switch) is not bool, "nvlinks", "a number, and to_switch"),
-        (devices and not _LINKS.issubset(table), "devices alone", "nvlinks and to_switch too"),
-        (not _is_list(table.get("limit"), dict) or not table["limit"], "no limit", "a [[limit]]"),
-    ):
-        if wrong:
-            raise _refuse(what, path, expected)
-
-
-def _limit(limit: Mapping[str, Any], number: float | None, path: str) -> Limit:
-    _check_keys(limit, _LIMIT, path)
-    for key, expected in (
-        ("source", "source = where the number comes from"),
-        ("algorithm", "algorithm = TEXT, such as ring"),
-    ):
-        if not _is_text(limit.get(key)):
-            raise _refuse(f"a limit without {key}", path, expected)
-    keys = [key for key in ("busbw_gbps", "busbw_gbps_each") if key in limit]
-    figure = limit[keys[0]] if len(keys) == 1 else None
-    if not isinstance(figure, (int, float)) or figure is True or not 0 < figure < _MOST_GBPS:
-        value = " and ".join(keys) if len(keys) > 1 else f"{(*keys, 'busbw_gbps')[0]} {figure}"
-        raise _refuse(value, path, "one of busbw_gbps and busbw_gbps_each, above 0")
-    if keys[0] == "busbw_gbps_each":
-        if number is None:
-            raise _refuse(keys[0], path, "parameter = TEXT with it: what it is for each of")
-        figure *= number
-    names = limit.get("collectives")
-    if not _is_list(names, str) or not names:
-        raise _refuse(f"collectives {names}", path, "a list of names")
-    only = limit.get("only", {})
-    if not isinstance(only, dict) or not all(isinstance(v, list) for v in only.values()):
-        raise _refuse(f"only {only}", path, f"lists by name: {', '.join(_ONLY)}")
-    _check_keys(only, _ONLY, path)
-    _check_values(only, path)
-    try:
-        return Limit(
-            limit["algorithm"],
-            tuple(find_collective(name).name for name in names),
-            float(figure),
-            limit["source"],
-            parse_size(limit.get("from", 1), "from"),
-            parse_size(limit.get("from_per_rank", 0), "from_per_rank"),
-            {key: tuple(values) for key, values in only.items()},
-        )
-    except errors.TorchcollError as error:
-        raise errors.UnreadableError("rules", path, f"a file of rules ({error})") from None
-
-
-def _check_values(only: Mapping[str, Sequence[Any]], path: str) -> None:
-    """What no case has would make a limit that never holds."""
-    choices: dict[str, Collection[str]] = {"dtype": DTYPES, "op": OPS}
+def _limit(limit: Mapping[str, Any], number: float | None) -> Limit:
+    """Raises KeyError, TypeError, ValueError or UsageError for what cannot be a limit."""
+    _check_keys(limit, _LIMIT)
+    only = {name: tuple(values) for name, values in limit.get("only", {}).items()}
+    _check_keys(only, tuple(_ONLY))
     for name, values in only.items():
-        if name in choices:
-            wrong = [v for v in values if not (isinstance(v, str) and v in choices[name])]
-        else:
-            wrong = [v for v in values if not (type(v) is int and v > 0)]
-        if wrong or not values:
-            value = f"only {name} {wrong[0] if wrong else '[]'}"
-            expected = (
-                f"some of {', '.join(choices[name])}" if name in choices else "numbers above 0"
-            )
-            raise _refuse(value, path, expected)
+        # What no case has would make a limit that never holds.
+        if not values or not all(map(_ONLY[name], values)):
+            raise ValueError(f"only {name} {list(values)}")
+    if ("busbw_gbps" in limit) == ("busbw_gbps_each" in limit):
+        raise ValueError("one of busbw_gbps and busbw_gbps_each is needed")
+    if "busbw_gbps_each" in limit and number is None:
+        raise ValueError("busbw_gbps_each without parameter = TEXT: what it is for each of")
+    gbps = limit["busbw_gbps"] if "busbw_gbps" in limit else limit["busbw_gbps_each"] * number
+    if not 0 < gbps < _MOST_GBPS or isinstance(gbps, bool):
+        raise ValueError(f"busbw_gbps {gbps}")
+    if not (limit["source"].strip() and limit["algorithm"].strip() and limit["collectives"]):
+        raise ValueError("source, algorithm and collectives may not be empty")
+    if not isinstance(limit["collectives"], list):
+        raise TypeError("collectives is no list")
+    return Limit(
+        limit["algorithm"],
+        tuple(find_collective(name).name for name in limit["collectives"]),
+        float(gbps),
+        limit["source"],
+        parse_size(limit.get("from", 1), "from"),
+        parse_size(limit.get("from_per_rank", 0), "from_per_rank"),
+        only,
+    )
 
 
-def _check_keys(table: Mapping[str, Any], names: Sequence[str], path: str) -> None:
+def _check_keys(table: Mapping[str, Any], names: Sequence[str]) -> None:
     if wrong := sorted(set(table) - set(names)):
-        expected = f"some of {', '.join(names)}"
-        raise _refuse(f"key {wrong[0]}", path, expected, errors.did_you_mean(wrong[0], names))
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
-def _is_list(value: object, kind: type) -> bool:
-    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
+        raise ValueError(f"key {wrong[0]}. {errors.did_you_mean(wrong[0], names)}".rstrip(". "))

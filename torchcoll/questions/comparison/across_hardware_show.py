@@ -213,7 +213,7 @@ def _floor_text(profile: Profile) -> str:
 def shares_grid(
     comparison: Comparison, table: Sequence[Compared], base: Profile, new: Profile
 ) -> Grid:
-    """The figures of each side, as a share of its own best, and its algorithm if it is known."""
+    """The figures of each side, and their share of its own best."""
     sides = (
         (comparison.base, [(row.base, row.pair.base) for row in table], base.best_gbps),
         (comparison.new, [(row.new, row.pair.new) for row in table], new.best_gbps),
@@ -232,12 +232,6 @@ def shares_grid(
                 [format_share(share_of(items, best_gbps)) for _, items in figures],
             ),
         ]
-        algorithms = [
-            one_line(", ".join(dict.fromkeys(m.row.algorithm for m in items if m.row.algorithm)))
-            for _, items in figures
-        ]
-        if any(algorithms):
-            columns.append((Head("algorithm", left=True), [t or NOT_KNOWN for t in algorithms]))
     results = [f"{row.result} ({one_line(row.reason)})" for row in table]
     above = []
     if len(set(results)) > 1:  # what is the same for all sizes is said once
@@ -245,16 +239,3 @@ def shares_grid(
     else:
         above.append(f"all sizes: {results[0]}")
     return grid_of_columns(columns, above)
-
-
-def alone_line(comparison: Comparison) -> str:
-    """How many cases only one side has, and of which collectives."""
-    texts = []
-    for side, rows in (
-        (comparison.base, [row for row in comparison.rows if not row.pair.new]),
-        (comparison.new, [row for row in comparison.rows if not row.pair.base]),
-    ):
-        names = dict.fromkeys(row.row.collective for row in rows)
-        if rows:
-            texts.append(f"{len(rows)} in {one_line(side.name)} ({', '.join(names)})")
-    return f"cases on one side only (--all lists them): {', '.join(texts)}"

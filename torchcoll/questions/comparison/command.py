@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.commands import SubCommand
-from torchcoll.core.errors import ExitCode, UnusableError, UsageError, choice, nearest_file, tell
-from torchcoll.core.units import counted, parse_share
+from torchcoll.core.errors import ExitCode, UnusableError, choice, nearest_file, tell
+from torchcoll.core.units import parse_share
 from torchcoll.questions.comparison import fail_on
 from torchcoll.reading.inputs import IMPORT_OPTIONS, add_over_ranks, add_reading_options
 
@@ -52,30 +52,10 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
         help=("do not pool runs that differ in these: kernel, NCCL_ALGO, label=KEY, ..."),
     )
     add(
-        "--fit",
-        action="store_true",
-        help=("compare the fitted latency and bandwidth instead of each size"),
-    )
-    add(
-        "--view",
-        default="",
-        metavar="VIEW",
-        help="matrix (speed-ups by size and collective; the default for many cases) or cases",
-    )
-    add(
         "--all",
         dest="every",
         action="store_true",
-        help="list every case, in a table for each collective",
-    )
-    add(
-        "--only",
-        default="",
-        metavar="WHICH",
-        help=(
-            "show only cases that are slower, changed (slower or faster, or beyond "
-            "--threshold if not tested) or inconclusive"
-        ),
+        help="list every case with its times, in a table for each collective",
     )
     add(
         "--fail-on",
@@ -125,17 +105,14 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
             over_ranks=options.over_ranks,
             filter=options.filter,
             by=options.by,
-            fit=options.fit,
         )
         for new in others
     ]
     show_comparisons(
         comparisons,
         options.format,
-        only=options.only,
         every=options.every,
         verbose=options.verbose,
-        view=options.view,
     )
     for text in notes_of_sides(comparisons, options.format):
         tell(f"torchcoll: {text}")
@@ -144,20 +121,11 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
 
 def checked(options: argparse.Namespace) -> tuple[fail_on.Gate | None, float]:
     """The gate and the threshold. Raises UsageError for options that are not valid."""
-    from torchcoll.questions.comparison.show import ONLY, VIEWS
     from torchcoll.report.formats import FORMATS
 
     gate = fail_on.parse_gate(options.fail_on) if options.fail_on is not None else None
     threshold = parse_share(options.threshold, "threshold")
     choice(options.format, "format", FORMATS)
-    if options.view:
-        choice(options.view, "view", VIEWS)
-    if options.only:
-        choice(options.only, "only", ONLY)
-        if options.every or options.fit or options.format in ("csv", "json"):
-            chosen = "--all" if options.every else "--fit" if options.fit else ""
-            value = f"{options.only} with {chosen or f'--format {options.format}'}"
-            raise UsageError("only", value, "a table of cases", "csv and json have every case.")
     return gate, threshold
 
 
@@ -176,23 +144,15 @@ def gated(gate: fail_on.Gate | None, comparisons: Sequence[Comparison]) -> ExitC
         return ExitCode.FAILED
     if unseen := fail_on.untested(gate, comparisons):
         tell(f"torchcoll: warning: --fail-on {gate.text}: {unseen}")
-    if number := fail_on.undecided(gate, comparisons):
-        verb = "looks" if number == 1 else "look"
-        tell(f"{about} cannot tell: {counted(number, 'case')} {verb} 2x slower or more, undecided")
-        return ExitCode.USAGE
-    unclear = [
-        *fail_on.slow_runs(gate, comparisons),
-        *fail_on.hidden_slowdowns(gate, comparisons),
-    ]
-    if unclear:
-        tell(f"{about} cannot tell: {unclear[0]}")
+    if why := fail_on.cannot_tell(gate, comparisons):
+        tell(f"{about} cannot tell: {why}")
         return ExitCode.USAGE
     return ExitCode.OK
 
 
 # Options that would make another comparison of what a part compares, and what they are unasked.
-OTHERWISE = {"threshold": THRESHOLD_TEXT, "metric": "time", "filter": "", "by": "", "fit": False}
-OTHERWISE |= dict.fromkeys(("over_ranks", *IMPORT_OPTIONS)) | {"only": ""}
+OTHERWISE: dict[str, Any] = {"threshold": THRESHOLD_TEXT, "metric": "time", "filter": "", "by": ""}
+OTHERWISE |= dict.fromkeys(("over_ranks", *IMPORT_OPTIONS))
 
 
 def is_capture(path: str) -> bool:
@@ -238,8 +198,8 @@ COMMANDS = {
         exit_1="with --fail-on: a case has this result, or is wrong, failed or missing in NEW",
         option_groups={
             "what is read": "--collective --ranks --filter --by",
-            "how it is compared": "--threshold --metric --over-ranks --fit",
-            "output": "--view --format --all --only --verbose --fail-on",
+            "how it is compared": "--threshold --metric --over-ranks",
+            "output": "--format --all --verbose --fail-on",
         },
     ),
 }

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import PurePath
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 from torchcoll.core.answer import Answer
+from torchcoll.core.case import value_text
 from torchcoll.core.display import Displayed, as_one_line
 from torchcoll.core.errors import (
     UnavailableError,
@@ -27,10 +28,8 @@ from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_size
 from torchcoll.questions.comparison import prediction
 from torchcoll.questions.comparison.results import (
-    FIRST_CALLS,
     NO_STARTS,
     Compared,
-    ComparedPair,
     Judged,
     Orders,
     beyond,
@@ -54,7 +53,6 @@ from torchcoll.stats.differences import (
     settings_of,
     taken_of,
     unknown_of,
-    value_text,
     ways_of,
 )
 from torchcoll.stats.filters import Condition, conditions
@@ -75,9 +73,6 @@ from torchcoll.stats.sides import (
 from torchcoll.stats.start_modes import StartModes, start_modes
 from torchcoll.stats.statistics import FEWEST, Outlier, common_share, side_ratio
 
-if TYPE_CHECKING:
-    from torchcoll.questions.comparison.fits import Fitted
-
 THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
 _LONGEST_NAME = 40
 
@@ -87,7 +82,6 @@ class Comparison(Displayed):
     """The result of ``compare``.
 
     - looks: judged by ``versus``, after every round.
-    - fitted: latency and bandwidth of each table, with fit=True.
     - profiles: on different hardware, (first pair, base, new) of each table.
     - settings: if no case has a ratio, what differs or is known of one side only.
     - left_out: the files of the outliers. outliers: the same runs.
@@ -107,7 +101,6 @@ class Comparison(Displayed):
     notes: list[str] = field(default_factory=list)
     looks: bool = False
     by: tuple[str, ...] = ()
-    fitted: list[Fitted] = field(default_factory=list)
     profiles: list[tuple[Pair, Profile, Profile]] = field(default_factory=list)
     settings: list[Difference] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -148,14 +141,10 @@ class Comparison(Displayed):
 
     @cached_property
     def _item_names(self) -> dict[int, str]:
-        return {
-            id(item): name
-            for items in (self.rows, self.fitted)
-            for item, name in zip(items, names_of(items), strict=True)
-        }
+        return {id(row): name for row, name in zip(self.rows, names_of(self.rows), strict=True)}
 
-    def name_of(self, item: ComparedPair) -> str:
-        """The name of one of ``rows`` or ``fitted``: what varies among them."""
+    def name_of(self, item: Compared) -> str:
+        """The name of one of ``rows``: what varies among them."""
         return self._item_names[id(item)]
 
     @cached_property
@@ -167,10 +156,10 @@ class Comparison(Displayed):
         lacking = not self.errors and not self.across_hardware
         sides = []
         for number, side in enumerate((self.base, self.new)):
-            cases = []
-            missing = []
+            cases, missing, of_other = [], [], 0
             for row in self.rows:
                 mine, other = (row.pair.base, row.pair.new)[:: -1 if number else 1]
+                of_other += bool(other)
                 cases.append((self.name_of(row), mine))
                 has_none = not any(m.row.is_right for m in mine) and not fault_runs(mine)
                 if lacking and has_none and any(m.figure and m.row.is_right for m in other):
@@ -178,7 +167,8 @@ class Comparison(Displayed):
             factors = [each.factor for each in self.outliers if each.run[0] == number]
             speeds = [speed_up(factor, self.more_is_faster) for factor in factors]
             name = self.side_names[number]
-            sides.append(side_faults(name, len(side.runs), cases, missing, speeds, cut_runs(side)))
+            found = side_faults(name, len(side.runs), cases, missing, speeds, cut_runs(side))
+            sides.append(replace(found, cases=of_other))
         return sides[0], sides[1]
 
     @property
@@ -204,11 +194,11 @@ class Comparison(Displayed):
     def over_all(self) -> Ratio | None:
         """new / base of the mean over the tested cases, from the runs that have all of them.
 
-        None for a single case, for fewer than FEWEST runs, for fits, and for ``versus``, whose
-        looks its interval does not count.
+        None for a single case, for fewer than FEWEST runs, and for ``versus``, whose looks its
+        interval does not count.
         """
         tested = [row.pair for row in self.rows if row.judged.p_value is not None]
-        if len(tested) < 2 or self.looks or self.fitted:
+        if len(tested) < 2 or self.looks:
             return None
         orders, out = Orders([row.pair for row in self.rows]), [o.run for o in self.outliers]
         cases = [figures_of(pair, orders).without(out) for pair in tested]
@@ -229,8 +219,7 @@ class Comparison(Displayed):
 
     @property
     def judged(self) -> list[Judged]:
-        """The results of the fits if there are any, otherwise of the cases."""
-        return [item.judged for item in self.fitted or self.rows]
+        return [row.judged for row in self.rows]
 
     @property
     def one_after_the_other(self) -> bool:
@@ -258,7 +247,6 @@ def compare(
     over_ranks: str | None = None,
     filter: str | Sequence[str] = (),
     by: str | Sequence[str] = (),
-    fit: bool = False,
 ) -> Comparison: ...
 
 
@@ -271,7 +259,6 @@ def compare(
     over_ranks: str | None = None,
     filter: str | Sequence[str] = (),
     by: str | Sequence[str] = (),
-    fit: bool = False,
 ) -> Comparison | Displayed:
     """``new`` against ``base``: Runs, files, folders or globs; several are the runs of a side.
     As on the command line ``label=PATH`` names a side, and of ``backend:gloo=PATH`` only those
@@ -279,8 +266,7 @@ def compare(
 
     threshold: changes below it are the same (0.02 = 2 %). metric: time, algbw, busbw. over_ranks:
     max (the default), mean, min, rank0. filter: conditions such as ``collective=all_reduce`` and
-    ``size>=1M``. by: names that cases must agree in to be compared. fit: latency and bandwidth of
-    each collective in place of the cases.
+    ``size>=1M``. by: names that cases must agree in to be compared.
 
     Two Traffics, such as captures of a training, are compared step by step, as ``torchcoll compare
     FOLDER FOLDER`` does: what they send, how long it takes and which rank the others wait for. The
@@ -291,17 +277,8 @@ def compare(
     for a file.
     """
     if isinstance(base, Traffic) and isinstance(new, Traffic):
-        options = {
-            "threshold": (threshold, THRESHOLD),
-            "metric": (metric, "time"),
-            "over_ranks": (over_ranks, None),
-            "filter": (filter, ()),
-            "by": (by, ()),
-            "fit": (fit, False),
-        }
-        for name, (value, default) in options.items():
-            if value != default:
-                raise UsageError(name, value, "none with captures of a training")
+        if (threshold, metric, over_ranks, filter, by) != (THRESHOLD, "time", None, (), ()):
+            raise UsageError("compare", "options", "none with captures of a training")
         compared: Displayed | None = first_answer("answers", "compares", base, new)
         if compared is None:
             action = "This needs torchcoll's part training."
@@ -321,7 +298,7 @@ def compare(
     sides = matched(base, new, metric, over_ranks, filter, by)
     cases, separate = measured_cases(sides.pairs, sides.base, sides.new, metric)
     judged = judge(cases, threshold, metric != "time")
-    return comparison_of(sides, judged, separate, threshold, fit)
+    return comparison_of(sides, judged, separate, threshold)
 
 
 def _is_name(text: str) -> bool:
@@ -376,7 +353,6 @@ def comparison_of(
     judged: Sequence[Judged],
     outliers: Sequence[Outlier],
     threshold: float,
-    fit: bool = False,
     looks: bool = False,
 ) -> Comparison:
     """The comparison of judged cases, those of ``compare`` or, with looks, of ``versus``."""
@@ -386,12 +362,6 @@ def comparison_of(
         compared_row(pair, case, metric != "time", out)
         for pair, case in zip(pairs, judged, strict=True)
     ]
-    fitted: list[Fitted] = []
-    if fit:
-        from torchcoll.questions.comparison.fits import fit_pairs
-
-        steady = [row.pair for row in rows if row.reason != FIRST_CALLS]
-        fitted = fit_pairs(steady, base, new, threshold, metric, out)
     unlike = any(row.judged.unlike for row in rows)
     across = unlike and all(row.ratio is None for row in rows)
     settings = settings_of(base, new, pairs) if across else []
@@ -412,11 +382,10 @@ def comparison_of(
         differences=[*differences_of(base, new), *ways_of(pairs)],
         notes=[
             *map(outlier_text, paths, outliers),
-            *_notes(sides, rows, [item.judged for item in fitted or rows], bool(settings)),
+            *_notes(sides, rows, bool(settings)),
         ],
         looks=looks,
         by=sides.by,
-        fitted=fitted,
         profiles=_profiles(rows, base, new) if unlike else [],
         settings=settings,
         left_out=paths,
@@ -501,9 +470,7 @@ def _chosen_by(base: Side, new: Side) -> str:
     return names.pop() if len(names) == 1 else ""
 
 
-def _notes(
-    sides: Matched, rows: Sequence[Compared], judged: Sequence[Judged], in_settings: bool
-) -> list[str]:
+def _notes(sides: Matched, rows: Sequence[Compared], in_settings: bool) -> list[str]:
     """What a reader must know of the figures. in_settings: whether what differs is a table."""
     base, new, pairs = sides.base, sides.new, sides.pairs
     notes = taken_of(pairs)
@@ -529,6 +496,6 @@ def _notes(
     if new_checks == {"unchecked"} and base_checks - {"unchecked"}:
         notes.append(f"no result of {new.name} was verified; those of the base were")
     starts = {start_of(part) for side in (base, new) for part in side.parts}
-    if None in starts and any(case.p_value is not None for case in judged):
+    if None in starts and any(row.judged.p_value is not None for row in rows):
         notes.append(NO_STARTS)
     return notes

@@ -18,7 +18,7 @@ from torchcoll.stats.differences import differences_of
 from torchcoll.stats.distributions import two_sample_p
 from torchcoll.stats.ratios import LEVEL
 from torchcoll.stats.side_faults import SideFaults, entries_of
-from torchcoll.stats.sides import UNSET
+from torchcoll.stats.sides import ONECCL_BENCHMARK, TORCHCOLL, UNSET
 from torchcoll.stats.statistics import FEWEST
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def answer_of(comparison: Comparison) -> Answer:
     level = "doubt" if notes else answer.level
     # The base is what the new side was judged by.
     slow_run = any(speed <= 1 / NOTABLE for speed in new.outliers)
-    if level == "good" and (slow_run or slower_start(comparison) or base.level == "bad"):
+    slow_start = comparison.one_backend and (notable_start(comparison) or 0.0) > 1
+    if level == "good" and (slow_run or slow_start or base.level == "bad"):
         level = "doubt"
     link = ". " if answer.certainty == CANNOT_TELL else "; "
     return dataclasses.replace(
@@ -86,42 +87,35 @@ def notable_start(comparison: Comparison) -> float | None:
     return factor if is_large and two_sample_p(base, new) < LEVEL else None
 
 
-def slower_start(comparison: Comparison) -> bool:
-    """Whether one backend takes notably longer to its first result than before."""
-    return comparison.one_backend and (notable_start(comparison) or 0.0) > 1
-
-
 def first_calls_notes(comparison: Comparison) -> list[str]:
     """``first call: gloo 1.97 ms, ccl 705 ms`` of two backends, or of one if it changed.
 
     With connecting if both sides record it: one backend connects in its first call, another before.
     """
-    if not comparison.starts or (comparison.one_backend and not notable_start(comparison)):
+    starts = comparison.starts
+    if not starts or (comparison.one_backend and not notable_start(comparison)):
         return []
-    complete = all(side.first_result_ns is not None for side in comparison.starts)
-    what, name = ("first call", "first_call_ns")
-    if complete:
-        what, name = ("time to first result (connecting and first call)", "first_result_ns")
-    return [f"{what}: {start_times(comparison, name)}"]
-
-
-def start_times(comparison: Comparison, name: str) -> str:
-    """``gloo 1.97 ms, ccl 705 ms``: the backends, or the sides of one backend. name: of a field of
-    Start; a side without it is left out.
-    """
     names: Sequence[str] = comparison.side_names
     if not comparison.one_backend:
-        names = [one_line(start.backend) for start in comparison.starts]
-    times = [getattr(start, name) for start in comparison.starts]
-    sides = zip(names, times, strict=True)
-    return ", ".join(f"{side} {units.format_ns(ns, 3)}" for side, ns in sides if ns is not None)
+        names = [one_line(start.backend) for start in starts]
+    what = "first call"
+    times: list[float | None] = [start.first_call_ns for start in starts]
+    if all(start.first_result_ns is not None for start in starts):
+        what = "time to first result (connecting and first call)"
+        times = [start.first_result_ns for start in starts]
+    sides = [
+        f"{name} {units.format_ns(ns, 3)}"
+        for name, ns in zip(names, times, strict=True)
+        if ns is not None
+    ]
+    return [f"{what}: {', '.join(sides)}"]
 
 
 def direct_notes(comparison: Comparison) -> list[str]:
     """Says that oneCCL's own benchmark measured one side, and torchcoll the other."""
     sides = (comparison.base, comparison.new)
     for direct, through_torch in (sides, sides[::-1]):
-        if direct.from_library_benchmark and through_torch.through_torch:
+        if direct.tools == {ONECCL_BENCHMARK} and through_torch.tools == {TORCHCOLL}:
             return [
                 f"{one_line(direct.name)} calls oneCCL from C++, {one_line(through_torch.name)} "
                 "goes through torch.distributed, which added about 9 us a call to ccl on 2 cores"
@@ -147,10 +141,9 @@ def settings_notes(comparison: Comparison) -> list[str]:
 
 def _judged_answer(comparison: Comparison, faults: SideFaults) -> Answer:
     matched = [row for row in comparison.rows if row.matched]
-    items: wording.Items = comparison.fitted or matched
     if comparison.across_hardware:
         return across_answer(comparison)
-    if not items:
+    if not matched:
         cases = units.counted(len(comparison.rows), "case")
         return Answer(f"no case is on both sides: {cases} on one", "doubt")
     if comparison.errors:  # one side is a model
@@ -161,20 +154,20 @@ def _judged_answer(comparison: Comparison, faults: SideFaults) -> Answer:
             f"the model's {comparison.metric} has a mean error of {mean} ({geomean} geometric "
             f"mean) over {units.counted(every.count, 'case')}; worst {worst} ({where})"
         )
-    ratios = [item for item in items if item.judged.ratio]
+    ratios = [item for item in matched if item.judged.ratio]
     what = wording.metric_words(comparison)
     # What is wrong, failed or missing has a clause of its own.
     out = [
         item.reason
-        for item in items
+        for item in matched
         if item.result == "not comparable"
         and not item.pair.is_faulty
         and not (faults.missing and not any(m.row.is_right for m in item.pair.new))
     ]
     aside = f"; {len(out)} cannot be compared ({one_line(out[0])})" if out and ratios else ""
     if not ratios:
-        reasons = list(dict.fromkeys(one_line(item.reason) for item in items))
-        of = f"none of {units.counted(len(items), 'case')} can be compared"
+        reasons = list(dict.fromkeys(one_line(item.reason) for item in matched))
+        of = f"none of {units.counted(len(matched), 'case')} can be compared"
         return Answer(f"{of}: {units.shorten(reasons, 1, ', ...')}", "doubt")
     tested = [item for item in ratios if item.judged.p_value is not None]
     if not tested:

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.units import counted, parse_share
+from torchcoll.core.units import counted, parse_share, plural
 
 if TYPE_CHECKING:
     from torchcoll.questions.comparison.compare import Comparison
-    from torchcoll.questions.comparison.results import Judged
 
 
 _RESULTS = {"slower": "slower", "inconclusive": "inconclusive", "not-comparable": "not comparable"}
@@ -65,51 +64,40 @@ def tripped(gate: Gate, comparisons: Sequence[Comparison]) -> dict[str, int]:
     return dict(counts)
 
 
-def undecided(gate: Gate, comparisons: Iterable[Comparison]) -> int:
-    """How many cases look at least twice as slow, and are not shown to be: no gate passes them."""
+def cannot_tell(gate: Gate, comparisons: Iterable[Comparison]) -> str:
+    """Why a gate on ``slower`` cannot pass the new sides; '' if it can.
+
+    A case, or a run that is left out, looks at least twice as slow and is not shown to be; or more
+    than the gate allows may be hidden in the noise.
+    """
     from torchcoll.questions.comparison.results import FAR_SLOWER
-
-    if "slower" not in gate.results:
-        return 0
-    return sum(
-        item.result == "inconclusive"
-        and item.judged.ratio is not None
-        and item.speed <= 1 / FAR_SLOWER
-        for each in comparisons
-        for item in each.fitted or each.rows
-    )
-
-
-def hidden_slowdowns(gate: Gate, comparisons: Iterable[Comparison]) -> list[str]:
-    """What of each new side may be slower and would not have been found."""
     from torchcoll.questions.comparison.wording import hidden_slowdown
 
     if "slower" not in gate.results:
-        return []
-    texts = [hidden_slowdown(each, gate.results["slower"]) for each in comparisons]
-    return list(filter(None, texts))
-
-
-def slow_runs(gate: Gate, comparisons: Iterable[Comparison]) -> list[str]:
-    """What is said of each new side with an outlier that is at least twice as slow."""
-    from torchcoll.questions.comparison.results import FAR_SLOWER
-
-    if "slower" not in gate.results:
-        return []
+        return ""
+    comparisons = list(comparisons)
+    far = sum(
+        row.result == "inconclusive"
+        and row.judged.ratio is not None
+        and row.speed <= 1 / FAR_SLOWER
+        for each in comparisons
+        for row in each.rows
+    )
+    if far:
+        return f"{counted(far, 'case')} {plural(far, 'looks', 'look')} 2x slower or more, undecided"
     sides = [each.faults[1] for each in comparisons]
-    return [
+    texts = [
         side.outlier_text
         for side in sides
         if any(speed <= 1 / FAR_SLOWER for speed in side.outliers)
     ]
+    texts += [hidden_slowdown(each, gate.results["slower"]) for each in comparisons]
+    return next(filter(None, texts), "")
 
 
 def untested(gate: Gate, comparisons: Iterable[Comparison]) -> str:
     """What a gate on ``slower`` could not see, of the cases that both sides have; '' if nothing."""
-    cases: list[Judged] = []
-    for each in comparisons:
-        cases += [fit.judged for fit in each.fitted]
-        cases += [row.judged for row in each.rows if row.matched and not each.fitted]
+    cases = [row.judged for each in comparisons for row in each.rows if row.matched]
     unseen = sum(case.p_value is None for case in cases)
     if "slower" not in gate.results or not unseen:
         return ""

@@ -41,7 +41,7 @@ def matrix_grid(comparison: Comparison, tables: Sequence[Sequence[Compared]]) ->
         legend.append("~ inconclusive")
     if "same" in results:
         legend.append(f"= the same within {format_percent(comparison.threshold)}")
-    return Grid(heads, cells, ["; ".join(legend)], ["times and intervals: --view cases"], styles)
+    return Grid(heads, cells, ["; ".join(legend)], ["times and intervals: --all"], styles)
 
 
 def _cell(row: Compared | None, marked: bool) -> str:

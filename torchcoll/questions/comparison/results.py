@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torchcoll.core.case import value_text
 from torchcoll.core.display import OneLine, as_one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE, LIKELY
 from torchcoll.core.result import EXPECTED_STATUSES
@@ -21,13 +21,12 @@ from torchcoll.core.units import (
     format_ratio,
 )
 from torchcoll.stats.across_hardware import unlike, unlike_ranks
-from torchcoll.stats.differences import value_text
 from torchcoll.stats.holm import holm, holm_levels
 from torchcoll.stats.matching import NAMES, Pair
 from torchcoll.stats.needed import SEARCH_RUNS, Target, asked, least_difference, smallest_difference
 from torchcoll.stats.ratios import LEVEL, Ratio, exp, geometric
 from torchcoll.stats.side_faults import fault_runs
-from torchcoll.stats.sides import METRICS, Measured, Side
+from torchcoll.stats.sides import METRICS, PUBLISHED, Measured, Side
 from torchcoll.stats.statistics import (
     FEWEST,
     Figures,
@@ -245,20 +244,27 @@ def speed_interval(ratio: Ratio | None, more_is_faster: bool) -> tuple[float, fl
 
 
 @dataclass(frozen=True, repr=False)
-class ComparedPair(OneLine):
-    """A pair with its result: a case, or the latency or bandwidth of a table.
+class Compared(OneLine):
+    """One case on both sides, with its result.
 
-    more_is_faster: whether a larger figure is a faster one: of a bandwidth, not of a time.
+    - more_is_faster: whether a larger figure is a faster one: of a bandwidth, not of a time.
+    - row: of the new side, or of the base if the new side lacks the case. Figures are geometric
+      means over the runs, other numbers medians.
+    - base, new: the metric; of implausible figures if a side has no others.
     """
 
     pair: Pair
     judged: Judged
     more_is_faster: bool
+    row: Row
+    base: float | None
+    new: float | None
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         what = " ".join(filter(None, [self.pair.collective, self.pair.size_text]))
         speed = f", speed-up {self.speed:.3g}" if self.judged.ratio else ""
-        return as_one_line(f"{type(self).__name__}: {what} {self.result} ({self.reason}){speed}")
+        return as_one_line(f"Compared: {what} {self.result} ({self.reason}){speed}")
 
     @property
     def result(self) -> str:
@@ -289,21 +295,6 @@ class ComparedPair(OneLine):
         """Whether an undecided case looks so much slower or faster that it is named."""
         undecided = self.result == "inconclusive" and self.judged.ratio is not None
         return undecided and self.factor >= NOTABLE
-
-
-@dataclass(frozen=True, repr=False)
-class Compared(ComparedPair):
-    """One case on both sides.
-
-    - row: of the new side, or of the base if the new side lacks the case. Figures are geometric
-      means over the runs, other numbers medians.
-    - base, new: the metric; of implausible figures if a side has no others.
-    """
-
-    row: Row
-    base: float | None
-    new: float | None
-    notes: tuple[str, ...] = ()
 
     @property
     def matched(self) -> bool:
@@ -405,7 +396,7 @@ def case_of(
     pair: Pair, figures: Figures, base: Side, new: Side, share: float | None = None
 ) -> Judged:
     """Judge a comparable case before the test. share: as in ``side_ratio``."""
-    if base.reference != new.reference:
+    if (base.tools == {PUBLISHED}) != (new.tools == {PUBLISHED}):
         return ratio_alone(figures, "reference, a published figure")
     if how := _measured_separately(pair, base, new):
         return ratio_alone(figures, how)
@@ -549,23 +540,18 @@ def _one_row(rows: Sequence[Row]) -> Row:
     return dataclasses.replace(rows[0], calls=sum(row.calls for row in rows), **changed)
 
 
-def names_of(items: Sequence[ComparedPair]) -> list[str]:
-    """Name each case or fit by its collective and size, and by what else tells it from others of
-    this collective and size. What all have in common is in no name.
+def names_of(items: Sequence[Compared]) -> list[str]:
+    """Name each case by its collective and size, and by what else tells it from others of this
+    collective and size. What all have in common is in no name.
     """
     several = len({item.pair.collective for item in items}) > 1
-    shorts, figures = [], []
+    shorts = []
     for item in items:
-        figure = getattr(item, "figure", "")  # of a fit, which is over all sizes
-        size = "" if figure or not item.pair.size_bytes else item.pair.size_text
-        shorts.append(" ".join(filter(None, [item.pair.collective if several else "", size])))
-        figures.append(figure)
-    counts = Counter(shorts)
+        names = [item.pair.collective] if several else []
+        names += [item.pair.size_text] if item.pair.size_bytes else []
+        shorts.append(" ".join(names))
     further = _distinctions([item.pair for item in items], shorts)
-    return [
-        " ".join(filter(None, [short, more, figure if counts[short] > 1 else ""]))
-        for short, more, figure in zip(shorts, further, figures, strict=True)
-    ]
+    return [" ".join(filter(None, names)) for names in zip(shorts, further, strict=True)]
 
 
 def table_names(tables: Sequence[Sequence[Compared]]) -> list[tuple[str, str]]:
@@ -575,12 +561,21 @@ def table_names(tables: Sequence[Sequence[Compared]]) -> list[tuple[str, str]]:
     return list(zip(collectives, _distinctions(pairs, collectives), strict=True))
 
 
+def titles_of(pairs: Sequence[Pair]) -> list[str]:
+    """What tells each table, of which ``pairs`` has one case, from the others; '' of one table."""
+    several = len({pair.collective for pair in pairs}) > 1
+    collectives = [pair.collective if several else "" for pair in pairs]
+    further = _distinctions(pairs, collectives)
+    return [" ".join(filter(None, names)) for names in zip(collectives, further, strict=True)]
+
+
 def _distinctions(pairs: Sequence[Pair], shorts: Sequence[str]) -> list[str]:
     """The values in which each pair differs from others with the same short name."""
     groups: dict[str, list[Pair]] = {}
     for pair, short in zip(pairs, shorts, strict=True):
         groups.setdefault(short, []).append(pair)
-    names = [name for name in NAMES if name != "collective"]
+    names = list(dict.fromkeys([*NAMES, *(name for pair in pairs for name in pair.common)]))
+    names.remove("collective")
     differing = {
         short: [name for name in names if len({_stated(pair, name) for pair in group}) > 1]
         for short, group in groups.items()

@@ -1,10 +1,10 @@
-"""The tables of a comparison: what differs, the cases or the fits; and its JSON."""
+"""The tables of a comparison: what differs, and the cases; and its JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from torchcoll.core import units
 from torchcoll.core.case import DIMENSIONS
@@ -12,24 +12,20 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.summary import Row
 from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.across_hardware_show import (
-    alone_line,
     profile_grid,
     ranks_texts,
     settings_grid,
     shares_grid,
 )
 from torchcoll.questions.comparison.compare import Comparison
-from torchcoll.questions.comparison.conclusion_show import first_calls_notes, start_times
 from torchcoll.questions.comparison.matrix_show import MATRIX_FROM, matrix_grid
 from torchcoll.questions.comparison.prediction import error_of
 from torchcoll.questions.comparison.results import (
-    BUFFER_REUSE_TEXTS,
     FIRST_CALLS,
     Compared,
-    ComparedPair,
-    beyond,
     p_note,
     tables_of,
+    titles_of,
 )
 from torchcoll.report.columns import ROW_FIELDS
 from torchcoll.report.formats import Forms, print_results, select_fields
@@ -37,11 +33,7 @@ from torchcoll.report.grid import Grid, Head, grid_of_columns
 from torchcoll.report.header import common_text
 from torchcoll.report.notes import note_lines, run_problems
 from torchcoll.stats.differences import also_differ
-from torchcoll.stats.matching import Pair
 from torchcoll.stats.sides import Side
-
-if TYPE_CHECKING:
-    from torchcoll.questions.comparison.fits import Fitted
 
 _RAN = {
     "backend": "{}",
@@ -57,24 +49,12 @@ _WHAT = tuple(
 _STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow", "not comparable": "dim"}
 
 
-ONLY = ("slower", "changed", "inconclusive")
-
-
-VIEWS = ("matrix", "cases")
-
-
 def comparison_grids(
-    comparison: Comparison,
-    only: str = "",
-    every: bool = False,
-    verbose: bool = False,
-    view: str = "",
+    comparison: Comparison, every: bool = False, verbose: bool = False
 ) -> list[Grid]:
-    """The answer, a table of cases or of fits, and what one must know to read it.
+    """The answer, a table of cases, and what one must know to read it.
 
-    - view: ``matrix``, one table of the speed-ups, or ``cases``, a list of all; '' for a matrix if
-      there are many cases.
-    - only, every: a list of those of ONLY, or of all cases, a table for each collective.
+    - every: a table of the cases of each collective, where many are one table of speed-ups.
     - verbose: the statistics too.
     """
     tables = tables_of([r for r in comparison.rows if r.matched and r.reason != FIRST_CALLS])
@@ -82,12 +62,10 @@ def comparison_grids(
     last = Grid([], [], below=_below(comparison, verbose), answer=comparison.answer)
     across = comparison.across_hardware
     settings = [settings_grid(comparison)] if across else []
-    if comparison.fitted:
-        return [first, *settings, _fit_grid(comparison), last]
     titles = titles_of([table[0].pair for table in tables])
-    every = every or bool(comparison.errors and len(comparison.rows) <= _MOST_CASES and not only)
+    every = every or bool(comparison.errors and len(comparison.rows) <= _MOST_CASES)
     grids = [_errors_grid(comparison)] if comparison.errors else settings
-    if _is_matrix(comparison, tables, view, bool(only or every)):
+    if _is_matrix(comparison, tables, every):
         last.below += _unmatched(comparison, every)
         return [first, matrix_grid(comparison, tables), last]
     notes: dict[str, int] = {}
@@ -102,23 +80,19 @@ def comparison_grids(
         elif every or not has_ratio:
             grids.append(case_grid(comparison, table, title, notes))
         else:
-            changed += [(title, row) for row in table if _is_shown(comparison, row, only)]
+            changed += [(title, row) for row in table]
     if changed:
-        names = _short_titles(changed)
-        grids.append(case_grid(comparison, [row for _, row in changed], "", notes, names))
+        names, rows = zip(*changed, strict=True)
+        grids.append(case_grid(comparison, rows, "", notes, names))
     last.below[:0] = [f"[{number}] {text}" for text, number in notes.items()]
     last.below += _unmatched(comparison, every)
     return [first, *grids, last]
 
 
-def _is_matrix(
-    comparison: Comparison, tables: Sequence[Sequence[Compared]], view: str, listed: bool
-) -> bool:
-    """listed: whether some cases were asked for, or all."""
-    if listed or view == "cases" or comparison.errors or comparison.profiles or not tables:
+def _is_matrix(comparison: Comparison, tables: Sequence[Sequence[Compared]], every: bool) -> bool:
+    if every or comparison.errors or comparison.profiles:
         return False
-    many = len(tables) > 1 and sum(map(len, tables)) >= MATRIX_FROM
-    return many or view == "matrix"
+    return len(tables) > 1 and sum(map(len, tables)) >= MATRIX_FROM
 
 
 _MOST_CASES = 40  # of a model, of which the scenarios are the answer
@@ -147,47 +121,21 @@ def _errors_grid(comparison: Comparison) -> Grid:
     return Grid(heads, rows, above, below)
 
 
-def _is_shown(comparison: Comparison, row: Compared, only: str) -> bool:
-    """``only``: one of ONLY, or '' for every case."""
-    if not only:
-        return True
-    ratio = row.judged.ratio
-    untested = row.judged.p_value is None and ratio and beyond(ratio, comparison.threshold)
-    changed = row.result in wording.CHANGED or bool(untested)
-    if only == "slower":
-        slower = ratio is not None and (ratio.ratio > 1) != comparison.more_is_faster
-        return changed and slower
-    if only == "inconclusive":
-        return row.result == "inconclusive"
-    return changed
-
-
-def _sizes_text(rows: Sequence[Compared], with_count: bool = False) -> str:
-    """``1K, 4K, ..., 1G`` and for with_count ``(21)``, if there are many."""
-    sizes = [row.size_cell for row in rows]
-    count = [f"({len(sizes)})"] if with_count and len(sizes) > 5 else []
-    return ", ".join([*units.shorten_middle(sizes, 5), *count])
-
-
-_MOST_ALONE = 2  # tables of one side that have a line each
-
-
 def _unmatched(comparison: Comparison, every: bool) -> list[str]:
-    """What only one side has, in short: rows of it would hide the others."""
-    alone = [row for row in comparison.rows if not row.matched]
-    tables = [
-        t for has in ("base", "new") for t in tables_of([r for r in alone if getattr(r.pair, has)])
-    ]
-    if len(tables) > _MOST_ALONE and not every:
-        return [alone_line(comparison)]
+    """What only one side has: the collectives where the answer has no cases, ``every`` case if
+    asked for.
+    """
+    if not every and any(side.missing for side in comparison.faults):
+        return []
     lines = []
-    # What tells them from the cases that both have is a part of the answer.
-    pairs = [*(table[0].pair for table in tables), *(r.pair for r in comparison.rows if r.matched)]
-    for table, title in zip(tables, titles_of(pairs), strict=False):
-        side = comparison.base if table[0].pair.base else comparison.new
-        what = title or table[0].row.collective
-        sizes = _sizes_text(table, with_count=True)
-        lines.append(f"only in {one_line(side.name)}: {what}: {sizes}")
+    for side, other in ((comparison.base, "new"), (comparison.new, "base")):
+        rows = [row for row in comparison.rows if not getattr(row.pair, other)]
+        collectives = [row.row.collective for row in rows]
+        names = [comparison.name_of(row) or row.row.collective for row in rows]
+        shown = ", ".join(dict.fromkeys(names if every else collectives))
+        if rows:
+            cases = units.counted(len(rows), "case")
+            lines.append(f"{cases} only in {one_line(side.name)}: {shown}")
     return lines
 
 
@@ -215,11 +163,9 @@ def _above(comparison: Comparison, verbose: bool = False) -> list[str]:
             lines += [p if where in p else f"{where}: {p}" for p in run_problems(run)]
     metric = comparison.metric
     figures = metric if metric == "time" else f"{metric} in GB/s"
-    if comparison.fitted:
-        figures = f"latency and bandwidth ({comparison.fitted[0].metric})"
     many = len(comparison.base.runs) + len(comparison.new.runs) > 2
     several = "; geometric mean over the runs" if many else ""
-    has_ratios = (comparison.ranked or comparison.fitted) and not comparison.errors
+    has_ratios = comparison.ranked and not comparison.errors
     speed = "; speed-up: how many times as fast the new side is" if has_ratios else ""
     lines.append(f"{figures}: {comparison.reading}{several}{speed}")
     if verbose and any(r.judged.ratio and r.judged.ratio.design.in_order for r in comparison.rows):
@@ -263,54 +209,13 @@ def _side_text(role: str, name: str, side: Side) -> str:
     return f"{role} ({inside})" if name == role else f"{role}: {name} ({inside})"
 
 
-def titles_of(pairs: Sequence[Pair]) -> list[str]:
-    """What tells each table from the others; one table needs no title."""
-    names = list(dict.fromkeys(name for pair in pairs for name in pair.common))
-    varying = [n for n in names if len({repr(pair.common.get(n)) for pair in pairs}) > 1]
-    owns = [
-        n for n in DIMENSIONS if len({repr([o.get(n) for o in p.side_values]) for p in pairs}) > 1
-    ]
-    titles = []
-    for pair in pairs:
-        parts = [_word(n, v) for n in varying if (v := pair.common.get(n)) is not None]
-        for name in owns:
-            values = [each[name] for each in pair.side_values if each.get(name) is not None]
-            side_texts = [_word(name, value) for value in values]
-            parts += [" -> ".join(side_texts)] if side_texts else []
-        titles.append(", ".join(parts))
-    return titles
-
-
-def _word(name: str, value: Any) -> str:
-    if name == "in_place":
-        return "in place" if value else "out of place"
-    if name == "collective":
-        return str(value)
-    if name == "buffer_reuse":
-        return BUFFER_REUSE_TEXTS.get(value, f"{name} {value}")
-    if name in ("mode", "clock"):
-        return _RAN[name].format(one_line(value))
-    return one_line(value) if isinstance(value, str) else f"{name} {value}"
-
-
-def interval_text(item: ComparedPair) -> str:
+def interval_text(item: Compared) -> str:
     """The 95 % interval of the speed-up."""
     return " to ".join(map(wording.speed_cell, item.interval)) if item.interval else "-"
 
 
-def _speed_cell(item: ComparedPair) -> str:
+def _speed_cell(item: Compared) -> str:
     return wording.speed_cell(item.speed if item.judged.ratio else None)
-
-
-def _short_titles(changed: Sequence[tuple[str, Compared]]) -> list[str]:
-    """The title of each case's table, or the collective alone where that names one table."""
-    titles: dict[str, set[str]] = {}
-    for title, row in changed:
-        titles.setdefault(row.row.collective, set()).add(title)
-    return [
-        row.row.collective if title and len(titles[row.row.collective]) == 1 else title
-        for title, row in changed
-    ]
 
 
 def _points_aligned(cells: Sequence[str]) -> list[str]:
@@ -372,62 +277,10 @@ def _result_text(comparison: Comparison, row: Compared, notes: dict[str, int]) -
     return f"{row.result} ({one_line(row.reason)}){marks}"
 
 
-def _fit_grid(comparison: Comparison) -> Grid:
-    base, new = comparison.side_names
-    fits = comparison.fitted
-    titles = titles_of([fit.pair for fit in fits])
-    columns: list[tuple[Head, Sequence[str]]] = [
-        (
-            Head("case", left=True, repeat=True),
-            [title or fit.pair.collective for fit, title in zip(fits, titles, strict=True)],
-        ),
-        (Head("figure", left=True, repeat=True), [fit.figure for fit in fits]),
-        (Head(base), [_fit_cell(fit, fit.base) for fit in fits]),
-        (Head(new), [_fit_cell(fit, fit.new) for fit in fits]),
-    ]
-    if comparison.across_hardware:
-        misfits = [units.format_share(fit.misfit, 0) for fit in fits]
-        columns.append((Head("maximum", "error"), misfits))
-    else:
-        columns.append((Head("speed-up"), _points_aligned(list(map(_speed_cell, fits)))))
-        columns.append((Head("95 % interval"), list(map(interval_text, fits))))
-    results = [f"{fit.result} ({one_line(fit.reason)})" for fit in fits]
-    columns.append((Head("result", left=True), results))
-    return grid_of_columns(columns, styles=[_STYLES.get(fit.result, "") for fit in fits])
-
-
-def _fit_cell(fit: Fitted, value: float | None) -> str:
-    if fit.figure == "latency" or value is None:
-        return units.format_time(value)
-    return f"{units.format_bandwidth(value)} GB/s"
-
-
-def start_lines(comparison: Comparison) -> list[str]:
-    """``first call: gloo 14.9 ms, ccl 963 ms; time to first result: ... (geometric means ...)``"""
-    if not first_calls_notes(comparison):
-        return []
-    lines = []
-    for what, name in (
-        ("first call", "first_call_ns"),
-        ("time to first result", "first_result_ns"),
-    ):
-        if text := start_times(comparison, name):
-            lines.append(f"{what}: {text}")
-    return [f"{'; '.join(lines)} (geometric means over the runs)"] if lines else []
-
-
 def _below(comparison: Comparison, verbose: bool = False) -> list[str]:
     lines = []
     if cold := sum(row.reason == FIRST_CALLS for row in comparison.rows):
         lines.append(f"{units.counted(cold, 'case')} not shown: {FIRST_CALLS}")
-    lines += start_lines(comparison)
-    if comparison.fitted:
-        from torchcoll.questions.comparison.fits import misfit_note
-
-        metric = comparison.fitted[0].metric
-        factor = " (algbw x the bus factor of nccl-tests)" if metric == "busbw" else ""
-        lines.append(f"time = latency + size / bandwidth, as {metric}{factor}")
-        lines += misfit_note(comparison.fitted)
     # They are among the differences above the table, but not where hardware differs.
     above = [] if comparison.across_hardware else also_differ(comparison.case_differences)
     lines += [one_line(note) for note in comparison.notes if note not in above]
@@ -458,17 +311,15 @@ def show_comparisons(
     comparisons: Sequence[Comparison],
     format: str = "table",
     file: TextIO | None = None,
-    only: str = "",
     every: bool = False,
     verbose: bool = False,
-    view: str = "",
 ) -> None:
     """Print comparisons with one base; the options are those of ``comparison_grids``. Raises
     UsageError for an unknown format.
     """
     parts = [
         Forms(
-            comparison_grids(comparison, only, every, verbose, view),
+            comparison_grids(comparison, every, verbose),
             comparison_object(comparison),
             _records(comparison),
         )
@@ -496,14 +347,14 @@ _OF_ERRORS = (
 
 
 def comparison_object(comparison: Comparison) -> dict[str, Any]:
-    """What differs first, then the cases or the fits."""
-    fits = {"fits": [item.record for item in comparison.fitted]} if comparison.fitted else {}
+    """What differs first, then the cases."""
+    model: dict[str, Any] = {}
     errors = [
         {"error": error_of(row, comparison.new)} if comparison.errors else {}
         for row in comparison.rows
     ]
     if comparison.errors:
-        fits["errors"] = [
+        model["errors"] = [
             {
                 **(item.pair.common if item.pair else {"scenario": "all"}),
                 **select_fields(item, _OF_ERRORS),
@@ -534,7 +385,7 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
             {**_found(row), **error, "notes": list(row.notes)}
             for row, error in zip(comparison.rows, errors, strict=True)
         ],
-        **fits,
+        **model,
     }
 
 
@@ -549,8 +400,6 @@ def _side_object(side: Side) -> dict[str, Any]:
 
 
 def _records(comparison: Comparison) -> list[dict[str, Any]]:
-    """One object a case or fit, of csv; the first columns name the sides."""
+    """One object a case, of csv; the first columns name the sides."""
     names = {"base_name": comparison.base.name, "new_name": comparison.new.name}
-    if comparison.fitted:
-        return [{**names, **fit.record} for fit in comparison.fitted]
     return [{**names, **_found(row), "notes": "; ".join(row.notes)} for row in comparison.rows]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torchcoll.core.units import format_size
 from torchcoll.questions.comparison.compare import Comparison
-from torchcoll.questions.comparison.results import tables_of
-from torchcoll.questions.comparison.show import interval_text, titles_of
+from torchcoll.questions.comparison.results import tables_of, titles_of
+from torchcoll.questions.comparison.show import interval_text
 from torchcoll.questions.comparison.wording import speed_cell
 from torchcoll.report import chart
 

@@ -14,7 +14,7 @@ from torchcoll.questions.comparison.results import (
     FAR_SLOWER,
     NO_BOUND,
     NOTABLE,
-    ComparedPair,
+    Compared,
     Judged,
     speed_interval,
     targets_of,
@@ -34,7 +34,7 @@ _MOST_CHANGED = 2 / 3
 CHANGED = ("slower", "faster")
 _LARGEST = 10.0  # a share: of a larger one nothing is said but that nothing can be excluded
 
-Items = Sequence[ComparedPair]
+Items = Sequence[Compared]
 
 
 def change_text(speed: float) -> str:
@@ -62,13 +62,10 @@ def least_text(judged: Judged) -> str:
     """
     if judged.least is None:
         return NO_BOUND
-    return f"at least {format_factor(rounded_down(max(judged.least, 1 / judged.least)))}"
-
-
-def rounded_down(factor: float) -> float:
-    """A lower bound with the digits of ``format_factor``, never rounded up."""
+    factor = max(judged.least, 1 / judged.least)
+    # The digits of ``format_factor``; a lower bound is never rounded up.
     digits = 0 if factor >= 9.95 else 1 if factor >= 1.995 else 2 if factor > 1.0095 else 3
-    return float(math.floor(factor * 10**digits) / 10**digits)
+    return f"at least {format_factor(math.floor(factor * 10**digits) / 10**digits)}"
 
 
 def _possible(interval: tuple[float, float] | None) -> float:
@@ -80,8 +77,7 @@ def hidden_slowdown(comparison: Comparison, asked: float = 0.0) -> str:
     """``3 cases may be 1.50x slower or more (1K, 4K, 16K)``: what may be hidden in the inconclusive
     cases and is more than a user acts on, or than is asked for; '' if nothing.
     """
-    items = comparison.fitted or comparison.rows
-    undecided = [item for item in items if item.result == "inconclusive"]
+    undecided = [item for item in comparison.rows if item.result == "inconclusive"]
     least = 1 + max(ACT_ON_CASE, asked)
     hidden = [item for item in undecided if not item.interval or item.interval[0] < 1 / least]
     if hidden:
@@ -176,8 +172,6 @@ def _the_others(items: Items) -> str:
 
 def metric_words(comparison: Comparison) -> str:
     """The figures that were compared, where they are not times."""
-    if comparison.fitted:
-        return " in latency or bandwidth"
     return "" if comparison.metric == "time" else f" in {comparison.metric}"
 
 
@@ -190,10 +184,14 @@ def _runs_text(ratios: Items) -> str:
 
 
 def _unchanged(comparison: Comparison, ratios: Items) -> list[str]:
-    """``["31 the same", "1 inconclusive (broadcast 16M)"]``: few are named."""
+    """``["31 the same", "1 inconclusive (broadcast 16M)"]``: few are named. Those that ``_looks``
+    names are not counted again.
+    """
     texts = []
-    for result, text in (("same", "the same"), ("inconclusive", "inconclusive")):
-        names = [comparison.name_of(item) for item in ratios if item.result == result]
+    others = [item for item in ratios if not item.is_notable]
+    more = "" if len(others) == len(ratios) else "more "
+    for result, text in (("same", "the same"), ("inconclusive", f"{more}inconclusive")):
+        names = [comparison.name_of(item) for item in others if item.result == result]
         named = f" ({', '.join(names)})" if any(names) and len(names) <= _MOST_NAMED else ""
         if names:
             texts.append(f"{len(names)} {text}{named}")

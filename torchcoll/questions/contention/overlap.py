@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchcoll.core.case import Case
-from torchcoll.core.summary import bandwidths, median
+from torchcoll.core.summary import median
 
 if TYPE_CHECKING:
     from torchcoll.core.result import CaseResult, Matrix, Run
@@ -39,7 +39,6 @@ class Overlap:
     work began later. uncovered: blocks in which the work of some rank ended before the calls;
     covered: whether those are few. offset_ns: with ``--offset``, how much later than the call the
     work began (0: at once). Then work_ns is one repeat, and work_slowdown is of its whole time.
-    calls_gbps: busbw of the calls alone.
     """
 
     case: Case
@@ -58,18 +57,6 @@ class Overlap:
     covered: bool
     work_bus_bytes: int | None = None
     offset_ns: float | None = None
-    calls_gbps: float | None = None
-
-    @property
-    def busbw_gbps(self) -> tuple[float, float] | None:
-        """(faster of both collectives alone, both together) in 10^9 bytes/s.
-
-        None if the work is no collective, and for single calls: the longer one is partly alone.
-        """
-        if self.calls_gbps is None or not self.work_bus_bytes or self.offset_ns is not None:
-            return None
-        calls, work = self.calls_gbps, self.work_bus_bytes * self.repeats / self.work_ns
-        return max(calls, work), calls / self.slowdown.value + work / self.work_slowdown.value
 
 
 def overlaps(run: Run) -> list[Overlap]:
@@ -100,7 +87,6 @@ def overlap(result: CaseResult, later: bool = False) -> Overlap:
     else:  # one of each: how much longer it took is all there is
         work_slowdown = _ratio(both_work, work)
     turns = zip(alone, work, whole, strict=True)
-    calls_ns = median(alone) / blocks.calls
     return Overlap(
         result.case,
         result.ranks,
@@ -109,7 +95,7 @@ def overlap(result: CaseResult, later: bool = False) -> Overlap:
         blocks.calls,
         blocks.repeats,
         blocks.blocks,
-        calls_ns,
+        median(alone) / blocks.calls,
         median(work) / repeats,
         _ratio(both_calls, alone),
         work_slowdown,
@@ -118,7 +104,6 @@ def overlap(result: CaseResult, later: bool = False) -> Overlap:
         blocks.covered,
         blocks.work_bus_bytes,
         offset_ns,
-        bandwidths(result, calls_ns)[1],
     )
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.units import counted, format_bandwidth, format_size, format_time
+from torchcoll.core.units import counted, format_size, format_time
 from torchcoll.report.formats import select_fields
 from torchcoll.report.grid import Grid, Head, make_grid
 
@@ -26,7 +26,6 @@ _OVERLAP = (
 def concurrent_grid(overlaps: Sequence[Overlap], machine: Sequence[str] = ()) -> Grid:
     """A row per case, two with an offset. machine: warnings about the machine during the run."""
     begins: list[tuple[Head, Callable[[Overlap], str]]] = []
-    alone: list[tuple[Head, Callable[[Overlap], str]]] = []
     of_work = _WORK
     if overlaps[0].offset_ns is not None:  # all rows have it, or none
         begins.append(
@@ -36,9 +35,6 @@ def concurrent_grid(overlaps: Sequence[Overlap], machine: Sequence[str] = ()) ->
             )
         )
         of_work = _WORK_SINGLE
-    else:
-        alone.append((Head("busbw", "alone"), lambda o: _busbw(o, 0)))
-        alone.append((Head("sum", "at once", legend=_SUM), lambda o: _busbw(o, 1)))
     return make_grid(
         [
             (Head("collective", left=True, repeat=True), lambda o: o.case.collective),
@@ -50,7 +46,6 @@ def concurrent_grid(overlaps: Sequence[Overlap], machine: Sequence[str] = ()) ->
             (Head("work", "alone"), lambda o: format_time(o.work_ns)),
             (Head("work", "slowdown", legend=of_work), lambda o: _text(o.work_slowdown, "x")),
             (Head("overlap", legend=_OVERLAP), _overlap_text),
-            *alone,
             (Head("", left=True), lambda o: "" if o.covered else "too short"),
         ],
         overlaps,
@@ -114,10 +109,6 @@ def _overlap_text(overlap: Overlap) -> str:
     return "-" if wide else _text(value)
 
 
-def _busbw(overlap: Overlap, which: int) -> str:
-    return format_bandwidth(overlap.busbw_gbps[which]) if overlap.busbw_gbps else "-"
-
-
 def _text(value: Estimate, unit: str = "") -> str:
     text = f"{value.value:.2f}{unit}"
     if value.low is None or value.high is None:
@@ -131,7 +122,6 @@ _BEGINS = (
 )
 _WORK = "slowdown of the work: while the calls ran; what was left of it then ran alone"
 _WORK_SINGLE = "slowdown of the work: of its whole time"
-_SUM = "busbw in GB/s: alone, of the faster of both collectives; at once, of both together"
 _FIELDS = (
     "collective=case.collective size_bytes=case.size_bytes dtype=case.dtype "
     "backend=case.backend group=case.group ranks work threads calls repeats blocks offset_ns "

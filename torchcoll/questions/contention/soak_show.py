@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +15,7 @@ from torchcoll.report.header import case_text
 from torchcoll.stats.drift import drift_text
 
 if TYPE_CHECKING:
-    from torchcoll.questions.contention.soaked import Soaked, SoakedCase
-
-_BLOCKS = "▁▂▃▄▅▆▇█"
-_CURVE = 24  # characters
+    from torchcoll.questions.contention.soaked import Soaked
 
 
 def soak_grid(soak: Soaked) -> Grid:
@@ -33,8 +29,6 @@ def soak_grid(soak: Soaked) -> Grid:
             (Head("max"), lambda c: format_time(c.max_ns)),
             (Head("drift"), lambda c: drift_text(c.drift)),
             (Head("worst", "window"), lambda c: f"{c.worst_over_median:.2f}x {_clock(c.worst_us)}"),
-            (Head("most often", "last"), _slowest_text),
-            (Head("median over time", left=True, drop=1), lambda c: curve(c.over_time)),
         ],
         soak.cases,
         above=[
@@ -52,35 +46,13 @@ _ROUNDS = (
     "the first round alone, so its median is another one"
 )
 _SOAK = (
-    "most often last: a rank that was last more often than by chance (5 % over all cases), else "
-    "chance and the rank with the largest share; "
     "drift: geometric mean of the last quarter of the time over that of the first [90 %]; p99: at "
-    "most 9 % above; median over time: from the least to the largest of its row"
+    "most 9 % above"
 )
 
 
 def _clock(us: int) -> str:
     return datetime.fromtimestamp(us / 1e6, timezone.utc).strftime("%H:%M:%SZ")
-
-
-def _slowest_text(case: SoakedCase) -> str:
-    if case.slowest:
-        return f"rank {case.slowest[0]} {100 * case.slowest[1]:.0f} %"
-    most = case.most_last
-    return f"chance (rank {most.rank} {100 * most.share:.0f} %)" if most else "-"
-
-
-def curve(values: Sequence[float | None]) -> str:
-    """At most 24 characters of eight heights, each for its largest value; a blank for none."""
-    step = max(1, -(-len(values) // _CURVE))
-    parts = [
-        [v for v in values[i : i + step] if v is not None] for i in range(0, len(values), step)
-    ]
-    points = [max(part, default=None) for part in parts]
-    numbers = [point for point in points if point is not None]
-    low, high = min(numbers, default=0.0), max(numbers, default=0.0)
-    steps = 8 / (high - low) if high > low else 0.0
-    return "".join(" " if p is None else _BLOCKS[min(7, int(steps * (p - low)))] for p in points)
 
 
 _OF_CASE = (
@@ -91,20 +63,14 @@ _OF_CASE = (
 
 
 def soak_object(soak: Soaked) -> dict[str, Any]:
-    cases = []
-    for case in soak.cases:
-        rank, share = case.slowest or (None, None)
-        figures = {
-            "medians_ns": list(case.medians_ns),
-            "slowest_rank": rank,
-            "slowest_share": share,
-        }
-        cases.append({**select_fields(case, _OF_CASE), **figures})
     return {
         **select_fields(soak, "rounds windows seconds checked calls faulty"),
         "faults": list(soak.faults),
         "answer": soak.answer.to_json(),
-        "cases": cases,
+        "cases": [
+            {**select_fields(case, _OF_CASE), "medians_ns": list(case.medians_ns)}
+            for case in soak.cases
+        ],
     }
 
 

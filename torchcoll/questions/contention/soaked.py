@@ -1,17 +1,17 @@
-"""What a soak of hours shows: drift, the worst window, and which rank was last."""
+"""What a soak of hours shows: drift and the worst window."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torchcoll.core.answer import CERTAIN, Answer, format_quantity, nothing_found
 from torchcoll.core.case import Case
 from torchcoll.core.units import counted, format_size
-from torchcoll.stats.drift import LEAST, STRETCHES, SURE, TimeDrift, drift_of
+from torchcoll.stats.drift import LEAST, SURE, TimeDrift, drift_of
 from torchcoll.stats.power import ACT_ON_ALL, ACT_ON_CASE
 
 if TYPE_CHECKING:
@@ -20,39 +20,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class MostLast:
-    """The rank that was last most often.
-
-    share: of the calls. even: the share of each rank if all are equal. p: how often chance gives
-    some rank this share.
-    """
-
-    rank: int
-    share: float
-    even: float
-    p: float
-
-
-@dataclass(frozen=True)
 class SoakedCase:
     """One case over all windows.
 
-    medians_ns: of the windows in which it ran. over_time: of all windows; None where it did not
-    run. worst, worst_us: number and start (since 1970) of the worst window. most_last: None without
-    a barrier. slowest: that rank and its share, if significant at 5 % over all cases (Holm).
+    medians_ns: of the windows in which it ran. worst, worst_us: number and start (since 1970) of
+    the worst window.
     """
 
     case: Case
     calls: int
     medians_ns: tuple[float, ...]
-    over_time: tuple[float | None, ...]
     p99_ns: float
     max_ns: float
     drift: TimeDrift | None
     worst: int
     worst_us: int
-    most_last: MostLast | None
-    slowest: tuple[int, float] | None = None
 
     @property
     def worst_over_median(self) -> float:
@@ -167,14 +149,11 @@ def soaked(run: Run) -> Soaked | None:
         return None
     faults = [str(e.get("message")) for e in run.events if e.get("kind") == "soak"]
     order = dict.fromkeys(soaked_case.case for window in windows for soaked_case in window.cases)
-    ranks = Counter[Case]()  # of all sub-groups that ran it
-    for result in run.results:
-        ranks[result.case] += result.ranks
     return Soaked(
         windows[-1].last_round - windows[0].first_round + 1,
         len(windows),
         (windows[-1].end_wall_us - windows[0].start_wall_us) / 1e6,
-        _with_slowest([_case(case, windows, ranks[case]) for case in order]),
+        tuple(_case(case, windows) for case in order),
         tuple(faults),
         sum(window.checked for window in windows),
         sum(window.faults for window in windows),
@@ -182,10 +161,9 @@ def soaked(run: Run) -> Soaked | None:
     )
 
 
-def _case(case: Case, windows: Sequence[SoakWindow], ranks: int) -> SoakedCase:
+def _case(case: Case, windows: Sequence[SoakWindow]) -> SoakedCase:
     measured = [(window, c) for window in windows for c in window.cases if c.case == case]
     medians = tuple(soaked_case.median_ns for _, soaked_case in measured)
-    by_window = {id(window): soaked_case.median_ns for window, soaked_case in measured}
     bins = Counter[int]()
     for _, soaked_case in measured:
         bins.update({int(name): calls for name, calls in soaked_case.bins.items()})
@@ -196,64 +174,12 @@ def _case(case: Case, windows: Sequence[SoakWindow], ranks: int) -> SoakedCase:
         case,
         calls,
         medians,
-        tuple(by_window.get(id(window)) for window in windows),
         min(_quantile(bins, 0.99), most),
         most,
         drift_of(medians),
         worst,
         measured[worst][0].start_wall_us,
-        _most_last([soaked_case.slowest for _, soaked_case in measured], ranks),
     )
-
-
-_DRAWS = 2000
-_NOTABLE = 1.1  # times its share by chance: less is nothing to act on
-
-
-def _with_slowest(cases: Sequence[SoakedCase]) -> tuple[SoakedCase, ...]:
-    tests = sorted((case.most_last.p, n) for n, case in enumerate(cases) if case.most_last)
-    sure: set[int] = set()
-    for place, (p, n) in enumerate(tests):
-        if p > SURE / (len(tests) - place):
-            break
-        sure.add(n)
-    judged = []
-    for n, case in enumerate(cases):
-        most = case.most_last
-        if most and n in sure and most.share >= _NOTABLE * most.even:
-            case = replace(case, slowest=(most.rank, most.share))
-        judged.append(case)
-    return tuple(judged)
-
-
-def _most_last(windows: Sequence[Mapping[str, int]], ranks: int) -> MostLast | None:
-    """The rank that was last most often, and the chance of that.
-
-    windows: how often each rank was last. A rank that was last often stays last for a while, so
-    stretches of time are the replicates. If no rank is special, the ranks of a stretch can be
-    exchanged: each draw rotates those of every stretch at random, and compares the largest sum over
-    the stretches.
-    """
-    names = sorted({int(rank) for window in windows for rank in window})
-    ranks = max(ranks, len(names))
-    if ranks < 2 or not names:
-        return None
-    import numpy
-
-    counts = numpy.zeros((min(STRETCHES, len(windows)), ranks))
-    for index, window in enumerate(windows):
-        stretch = index * len(counts) // len(windows)
-        for rank, calls in window.items():
-            counts[stretch, names.index(int(rank))] += calls
-    sums = counts.sum(axis=0)
-    generator, places = numpy.random.default_rng(0), numpy.arange(ranks)
-    reached = 0
-    for _ in range(_DRAWS):
-        turned = (places + generator.integers(ranks, size=(len(counts), 1))) % ranks
-        drawn = numpy.take_along_axis(counts, turned, axis=1).sum(axis=0)
-        reached += bool(drawn.max() >= sums.max())
-    share = float(sums.max() / sums.sum())
-    return MostLast(names[int(sums.argmax())], share, 1 / ranks, (reached + 1) / (_DRAWS + 1))
 
 
 def _quantile(bins: Counter[int], share: float) -> float:

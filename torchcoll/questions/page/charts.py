@@ -30,8 +30,6 @@ from torchcoll.report.sample_views import calls_in_order, rank_of
 
 _BINS = 48  # of a histogram
 _CASES = 3  # of a run: the smallest size, a middle one, the largest
-_MOST_CALLS = 2000  # points of a picture
-_NAMED = 8  # ranks that have a line with a name each; of more the extremes
 
 
 def sampled(run: Run) -> list[CaseResult]:
@@ -54,43 +52,6 @@ def chosen(run: Run) -> list[CaseResult]:
     alike.sort(key=lambda r: r.case.size_bytes)
     places = dict.fromkeys((0, len(alike) // 2, len(alike) - 1))
     return [alike[place] for place in places][:_CASES]
-
-
-def calls_pictures(run: Run, results: Sequence[CaseResult]) -> list[chart.Chart]:
-    """Of each case how its steady calls are distributed on each rank, and its calls in order."""
-    charts = []
-    for result in results:
-        in_order = calls_chart(run, result, most_points=_MOST_CALLS, most_ranks=None)
-        charts.append(_distributions_chart(result))
-        charts.append(replace(in_order, title=f"{in_order.title}: calls in order"))
-    return charts
-
-
-def _distributions_chart(result: CaseResult) -> chart.Chart:
-    samples = steady_samples(result)
-    middles = [summary.median(times) if times else 0.0 for times in samples]
-    order = sorted(range(len(samples)), key=middles.__getitem__)
-    named = order if len(order) <= _NAMED else [order[0], order[len(order) // 2], order[-1]]
-    traces = []
-    for index in [*(index for index in order if index not in named), *named]:
-        times = sorted(samples[index])
-        shares = [(n + 1) / len(times) for n in range(len(times))]
-        number = named.index(index) if index in named else 0
-        name = f"rank {rank_of(result, index)}" if index in named else ""
-        trace = chart.line(name, number, list(map(chart.seconds, times)), shares, mode="lines")
-        trace["line"]["shape"] = "hv"
-        if not name:
-            trace["line"] |= {"color": "#cccccc", "width": 0.7, "dash": "solid"}
-        traces.append(trace)
-    period = summary.has_period(result, summary.default_clock(result))
-    what = "interval between calls" if period else "time of a call"
-    layout = {
-        "xaxis": chart.time_axis("at most so long"),
-        "yaxis": {"title": {"text": "share of the calls"}, "rangemode": "tozero"},
-        "showlegend": True,
-    }
-    title = f"{chart.plain(case_text(result.case))}: {what}, by rank"
-    return chart.Chart(title, traces, layout)
 
 
 def calls_chart(

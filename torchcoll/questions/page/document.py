@@ -7,26 +7,18 @@ The tables are those of the commands, and the page begins with the answers that 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torchcoll.core.answer import Answer
-from torchcoll.core.case import NATIVE
 from torchcoll.core.errors import TorchcollError, one_line
-from torchcoll.core.file import truncated_text
-from torchcoll.core.jsonl import CUT_OFF
 from torchcoll.core.parts import functions_of
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import facts_of
 from torchcoll.core.shell import Name
-from torchcoll.core.summary import COLD_CALL, Row
+from torchcoll.core.summary import Row
 from torchcoll.core.units import (
     counted,
     format_bandwidth,
-    format_digits,
-    format_ns,
-    format_size,
     plural,
     shorten,
 )
@@ -39,20 +31,19 @@ from torchcoll.questions.page.page_draft import PageDraft, answers_of, short_nam
 from torchcoll.questions.show.recipe import recipe_of
 from torchcoll.questions.show.show import has_pairs, table_grid, title_of
 from torchcoll.reading.inputs import Material, read_material
+from torchcoll.report.chart import check_installed
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.report.header import case_text
-from torchcoll.report.many import MOST_RUNS, median_rows, runs_grids, same_cases
+from torchcoll.report.many import MOST_RUNS, runs_grids, same_cases
 from torchcoll.report.notes import runs_lines
 from torchcoll.report.page import (
     Page,
     PageCase,
     Section,
     TitledGrids,
-    check_charts_available,
     shorten_repeated_caveats,
 )
-from torchcoll.report.pictures import check_pictures_available
 from torchcoll.stats.filters import keep_cases
 
 _OPEN = 3  # runs up to which their tables are open
@@ -64,32 +55,24 @@ def page_of(
     fabric: str | None = None,
     command: str = "",
     inline: bool = True,
-    progress: str = "",
     collective: str | None = None,
     ranks: int | None = None,
 ) -> Page:
     """The page on everything that these files, folders and ``label=PATH`` hold.
 
-    arguments may be stores of ``torchcoll collect`` too. filter: as of ``compare``; the cases of
-    results that it holds for. fabric: what the verdict is measured by. command: what makes the page
-    again. inline: HTML, with charts in the page; otherwise its pictures are files. progress: how
-    far the runs are, if they go on; then that is the first answer. collective, ranks: what the
-    output of other tools does not state. Raises UnreadableError where there is nothing to report,
-    UsageError for choices that do not exist, UnavailableError without plotly, or without matplotlib
-    if not inline.
+    arguments may be stores of ``torchcoll collect`` too. filter: as of ``compare``. fabric: what
+    the verdict is measured by. command: what makes the page again. inline: HTML, with charts in the
+    page; otherwise its pictures are files. collective, ranks: what the output of other tools does
+    not state. Raises UnreadableError where there is nothing to report, UsageError for choices that
+    do not exist, UnavailableError without plotly, or without matplotlib if not inline.
     """
-    if inline:
-        check_charts_available()
-    else:
-        check_pictures_available()
+    check_installed("plotly" if inline else "matplotlib.figure", "report", "report")
     recognise = [*functions_of("answers", "recognises")]
     others = [argument for argument in arguments if any(of(argument) for of in recognise)]
     files = [argument for argument in arguments if argument not in others]
     material = read_material(files, collective, ranks) if files else Material()
     material.runs = keep_cases(material.runs, filter)
-    if progress:
-        material.runs = list(map(_ended_so_far, material.runs))
-    document = PageDraft(material, fabric, inline, bool(progress), files, others)
+    document = PageDraft(material, fabric, inline, files, others)
     document.add_of_parts("nights")
     if material.runs:
         _about_runs(document)
@@ -103,21 +86,10 @@ def page_of(
         )
     _ending(document, command)
     document.answers.sort(key=lambda answer: answer.level != "bad")  # what failed comes first
-    if progress:
-        document.answers.insert(0, Answer(progress))
     printed = {*document.printed, *(answer.text for answer in document.answers)}
     sections = shorten_repeated_caveats(document.sections, printed)
     title = _title(material) if files else document.title
     return Page(title, document.answers, sections, *_page_cases(document))
-
-
-def _ended_so_far(run: Run) -> Run:
-    """The run as if it had ended after its last case: no end record is no failure yet, and a record
-    that is being written is no damage.
-    """
-    truncated = truncated_text(run)
-    problems = [text for text in run.problems if text != truncated and CUT_OFF not in text]
-    return replace(run, end={"status": "complete"}, problems=problems, in_flight=None)
 
 
 def _page_cases(document: PageDraft) -> tuple[dict[str, PageCase], list[str]]:
@@ -169,7 +141,7 @@ def _about_runs(document: PageDraft) -> None:
         judge(run, document.fabric, rows=rows)
         for run, rows in zip(runs, document.rows, strict=True)
     ]
-    tables, rows = _tables(document, verdicts), document.rows
+    tables = _tables(document, verdicts)
     answers = answers_of(tables) if len(runs) == 1 else []
     if len(runs) == 1 and has_pairs(runs[0]):  # the section of its pairs accuses in better words
         suspects = {str(e.get("message")) for e in runs[0].events if e.get("kind") == "suspect"}
@@ -182,12 +154,9 @@ def _about_runs(document: PageDraft) -> None:
         names = map(one_line, sides) if distinct else map(title_of, runs)
         pooled = len(same_cases(runs, document.rows)) == 1
         answers = [runs_answer(list(names), verdicts, document.rows, pooled)]
-        rows = [median_rows(document.rows)[0]] if pooled else rows
     _runs(document, verdicts)
     compared = add_comparisons(document)
     document.answers += answers
-    if any(answer.many for answer in answers) or document.sides:
-        _peak_answer(document, rows)
     if document.plain:
         question_sections.add_curves(document, compared)
         question_sections.add_calls(document)
@@ -204,73 +173,6 @@ def _about_runs(document: PageDraft) -> None:
     document.sections += [tables] if tables.tables else []
 
 
-def _good(rows: Iterable[Row]) -> list[Row]:
-    return [row for row in rows if row.is_right]
-
-
-def _peak_answer(document: PageDraft, rows_by_run: Sequence[Sequence[Row]]) -> None:
-    """The largest bus bandwidths, of three collectives, and the shortest time.
-
-    rows_by_run: the rows of each run, or medians over all of them.
-    """
-    # How long a call takes to issue is no bandwidth, and a barrier's time none of data.
-    # What a model predicts was reached by nobody.
-    measured = [
-        (run.labels.get("cell", ""), [row for row in rows if row.statistic != COLD_CALL])
-        for run, rows in zip(document.material.runs, rows_by_run, strict=False)
-        if run.labels.get("cell") != "model"
-    ]
-    sides = {side for side, _ in measured}
-    named = "" not in sides and 1 < len(sides) <= _MOST_PEAKS
-    places: dict[tuple[str, str, str, int, str], list[Row]] = {}
-    for side, rows in measured:
-        for row in _good(rows):
-            place = row.backend, row.implementation, row.device, row.ranks, side if named else ""
-            if row.size_bytes and row.clock != "issue":
-                places.setdefault(place, []).append(row)
-    order = sorted(
-        places, key=lambda place: (-max(r.busbw_gbps or 0.0 for r in places[place]), place[3])
-    )
-    for place in order[:_MOST_PEAKS]:
-        names = [name for name in place[:3] if name not in (NATIVE, "unknown")]
-        where = f" on {' '.join(names)}, {place[3] or 'unknown'} ranks" if len(order) > 1 else ""
-        where = f" in {one_line(place[4])}{where}" if place[4] else where
-        _peak_of(document, places[place], where)
-    if len(order) > _MOST_PEAKS:
-        document.answers.append(Answer(f"... and of {len(order) - _MOST_PEAKS} more, below."))
-
-
-_MOST_PEAKS = 4  # of backends, devices and numbers of ranks
-_MOST_PEAKS_OF_A_PLACE = 3  # collectives
-
-
-def _peak_of(document: PageDraft, rows: Sequence[Row], place: str) -> None:
-    """place: where, if there are several; what is measured in one is none of another's."""
-    wide = [row for row in rows if row.busbw_gbps]
-    best: dict[str, Row] = {}
-    for row in sorted(wide, key=lambda row: row.busbw_gbps or 0.0, reverse=True):
-        best.setdefault(row.collective, row)  # the largest first
-    texts = [
-        f"{name} {format_digits(row.busbw_gbps or 0.0, 4)} GB/s of busbw at "
-        + format_size(row.size_bytes)
-        + ("" if place else f" on {row.ranks} ranks")
-        for name, row in [*best.items()][:_MOST_PEAKS_OF_A_PLACE]
-    ]
-    texts += [f"... ({len(best)} collectives)"] if len(best) > len(texts) else []
-    timed = [row for row in rows if row.median_ns]
-    if texts:
-        clocks = " and ".join(dict.fromkeys(row.clock or "" for row in wide if row.clock))
-        clock = f"; {clocks} clock" if clocks.replace("unknown", "") else ""
-        document.answers.append(Answer(f"Peak{place}: {', '.join(texts)}{clock}."))
-    if timed:
-        least = min(timed, key=lambda row: row.median_ns or 0.0)
-        text = f"Shortest{place}: {format_ns(least.median_ns)}, {least.collective} of "
-        where = f" on {least.ranks} ranks" if least.ranks and not place else ""
-        size = least.size_bytes
-        size_text = format_size(size) if size >= 1024 else f"{size} bytes"
-        document.answers.append(Answer(f"{text}{size_text}{where}."))
-
-
 def _runs(document: PageDraft, verdicts: Sequence[Verdict]) -> None:
     """A line a run."""
     runs = document.material.runs
@@ -285,12 +187,10 @@ def _runs(document: PageDraft, verdicts: Sequence[Verdict]) -> None:
     def ended(item: Item) -> str:
         if item[0].source:
             return "imported"
-        if document.running:
-            return "running"
         return one_line((item[0].end or {}).get("status") or "truncated")
 
     def peak(item: Item) -> str:
-        bandwidths = [row.busbw_gbps for row in _good(item[1]) if row.busbw_gbps]
+        bandwidths = [row.busbw_gbps for row in item[1] if row.is_right and row.busbw_gbps]
         return format_bandwidth(max(bandwidths)) if bandwidths else "-"
 
     def text(name: str) -> Callable[[Item], str]:

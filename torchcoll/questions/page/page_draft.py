@@ -51,15 +51,13 @@ class PageDraft:
         material: Material,
         fabric: str | None,
         inline: bool,
-        running: bool = False,
         files: Sequence[str] = (),
         others: Sequence[str] = (),
     ) -> None:
-        """running: the runs go on. files: the arguments of the page; others: those that parts
+        """files: the arguments of the page; others: those that parts
         read, such as stores.
         """
         self.files, self.others = files, others
-        self.running = running
         self.material = material
         self.fabric = fabric
         self.inline = inline

@@ -53,7 +53,7 @@ def add_curves(document: PageDraft, compared: Sequence[Comparison]) -> None:
 
 
 def add_calls(document: PageDraft) -> None:
-    from torchcoll.questions.page.charts import calls_pictures, chosen, ranks_chart
+    from torchcoll.questions.page.charts import calls_chart, chosen, ranks_chart
 
     runs = document.plain
     run = next((result for result in runs if chosen(result)), None)
@@ -77,7 +77,9 @@ def add_calls(document: PageDraft) -> None:
             Drawing(
                 f"Time of each call, in order{which}",
                 lambda: (
-                    _calls_charts(document) if document.inline else calls_pictures(run, chosen(run))
+                    _calls_charts(document)
+                    if document.inline
+                    else [calls_chart(run, result, most_ranks=None) for result in chosen(run)]
                 ),
                 "case",
             ),

@@ -34,7 +34,6 @@ from torchcoll.core.units import format_size, parse_share, shorten, whole_number
 from torchcoll.machine.devices import nothing
 from torchcoll.machine.launcher import Launch
 from torchcoll.questions.pairs import schedule
-from torchcoll.questions.pairs.bisect import bisect
 
 if TYPE_CHECKING:
     from torchcoll.bench.output import Output
@@ -54,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         "round run at the same time, every pair meets once; the slow ones run again alone, then "
         "all ranks do all_reduce together. Exit code 1 where a suspect is left.",
         epilog="Further, as torchcoll.allreduce --help has them: --sizes "
-        f"({','.join(map(format_size, schedule.SIZES))}, on slow links less) "
+        f"({','.join(map(format_size, schedule.SIZES))}) "
         f"-n ({schedule.ITERS}) -d -c -T --backend --device --rehearse "
         "--rendezvous-file -J --no-output --label "
         "--library-log --format --quiet --dry-run --ranks.",
@@ -74,14 +73,6 @@ def _parser() -> argparse.ArgumentParser:
         default=str(schedule.THRESHOLD),
         help=f"a pair slower than the others by this share (and an outlier) is suspect "
         f"({100 * schedule.THRESHOLD:g}%%)",
-    )
-    p.add_argument(
-        "--bisect",
-        action="store_true",
-        help=(
-            "then halve the ranks (or nodes) with all_reduce until the slow group "
-            "is small, for faults that pairs do not show"
-        ),
     )
     p.add_argument("--ranks-per-node", help="for --dry-run --by node")
     return p
@@ -121,16 +112,12 @@ def parse_pairs(argv: Sequence[str]) -> tuple[Options, schedule.PairOptions]:
         per_node = whole_number(number(per_node, int), "ranks-per-node", 1)
         if not options.dry_run:
             raise errors.UsageError("ranks-per-node", per_node, "--dry-run with it")
-    pairs = schedule.PairOptions(
-        arguments.by, arguments.bisect, threshold, per_node, not spec.sizes
-    )
+    pairs = schedule.PairOptions(arguments.by, threshold, per_node)
     # The threshold goes into the file, so that ``torchcoll pairs`` judges as the run did.
     pairs_action = Other("pairs", pairs, {"threshold": threshold})
     return replace(options, spec=replace(spec, sizes=sizes, iters=iters), other=pairs_action), pairs
 
 
-# A longer call is measured with fewer bytes, down to these: time is the bytes' on such a link.
-_LONG_NS, _LEAST_BYTES = 200_000_000, 1 << 16
 _NAMED = 8  # pairs: messages name the pairs of a round up to so many
 
 
@@ -175,10 +162,7 @@ class PairsRun:
 
         Collective.
         """
-        session = self.session
         self._prepare()
-        if self.options.adapts:
-            self._adapt()
         count = len(self.units)
         for turn, round_pairs in enumerate(schedule.rounds(count), 1):
             self._round(
@@ -198,8 +182,6 @@ class PairsRun:
         self.local.device.release()
         self._on_progress("all ranks together")
         self._all.run()
-        if self.options.bisect:
-            bisect(session, self.units, self.options.threshold, self._on_progress)
         if self.local.rank == 0:
             self._events()
 
@@ -231,30 +213,6 @@ class PairsRun:
         failed = self.local.control.failed(failure)
         if failed:
             raise errors.TorchcollError("pairs: no memory on {}: {}".format(*failed))
-
-    def _adapt(self) -> None:
-        """Halve the size until a call of the slowest pair of the first round is short enough."""
-        case = next(case for case in self._cases if case.size_bytes > schedule.LATENCY_BYTES)
-        role = self._role(next(schedule.rounds(len(self.units))))
-        times: list[int] = []
-        self.local.progress.step("how slow the links are")
-        if role:
-            call = self._call(role, self._buffers[case.size_bytes], None)
-            self._first(lambda: self._timed(call, nothing, 2, times), case, role)  # one connects
-        else:
-            self._first(None, case)
-        longest_ns = self.local.control.largest(times[-1] if times else 0)
-        size_bytes = case.size_bytes
-        while longest_ns > _LONG_NS and size_bytes > _LEAST_BYTES:
-            size_bytes, longest_ns = size_bytes // 2, longest_ns / 2
-        if size_bytes == case.size_bytes:
-            return
-        spec = replace(self.session.spec, sizes=(size_bytes,))
-        self._cases = schedule.pair_cases(spec, self._rule, self.session.sizings[0].case)
-        self._allocate()
-        if self.local.rank == 0:
-            text = f"the links are slow: measured with {format_size(size_bytes)} in place of "
-            self._recorder.event("warning", f"{text}{format_size(case.size_bytes)} (--sizes)")
 
     def _or_abort(self, call: Callable[[], object], what: str) -> None:
         try:

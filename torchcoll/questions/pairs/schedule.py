@@ -31,8 +31,6 @@ THRESHOLD = 0.2
 _FILE_BYTES = 950  # measured size of a record without its samples
 _SAMPLE_BYTES = 9
 _HELD_BYTES, _HELD_SAMPLE_BYTES = 1800, 40  # the same in rank 0's memory (CPython 3.11)
-_MUCH_BYTES = 1 << 30  # of rank 0's memory: above it, --dry-run suggests --by node
-_USUAL_RANKS = 8  # ranks of a node, if --ranks-per-node is not given
 # The assumptions of --dry-run, because the network is not known in advance.
 _ASSUMED_GBPS, _AGREEMENT_US = 10.0, 40.0
 
@@ -42,17 +40,13 @@ class PairOptions:
     """The options of ``torchcoll.pairs`` that are not part of the Spec.
 
     by: ``rank`` or ``node``.
-    bisect: whether to halve the units with all_reduce afterwards.
     threshold: the share of the others' speed, 0 to 1, by which a suspect is slower.
     ranks_per_node: what --dry-run assumes.
-    adapts: whether no size was asked for, so that slow links are measured with a smaller one.
     """
 
     by: str = "rank"
-    bisect: bool = False
     threshold: float = THRESHOLD
     ranks_per_node: int | None = None
-    adapts: bool = False
 
     def __post_init__(self) -> None:
         choice(self.by, "by", BY)
@@ -168,20 +162,7 @@ def plan_lines(spec: Spec, options: PairOptions, ranks: int) -> list[str]:
         f"Memory: {format_bytes(need)} a rank, and on rank 0 about {format_bytes(held)} of host "
         f"memory for all results. Result file: about {format_bytes(file)}.",
     ]
-    if options.by == "rank" and held > _MUCH_BYTES:
-        each = options.ranks_per_node or _USUAL_RANKS
-        nodes = -(-ranks // each)
-        pairs = nodes * (nodes - 1) // 2
-        kept = format_bytes(_kept(spec, pairs, each)[1])
-        lines.append(
-            f"Pairs grow with the square of the ranks: --by node would measure {pairs} pairs of "
-            f"{nodes} nodes in {round_count(nodes)} rounds, with {each} ranks a node, and keep "
-            f"about {kept} on rank 0."
-        )
-    total = (
-        f"Total: {pairs} pairs, about {time} and the start; result file about {format_bytes(file)}."
-    )
-    return [*lines, total]
+    return lines
 
 
 def _kept(spec: Spec, pairs: int, at_once: int) -> tuple[int, int]:

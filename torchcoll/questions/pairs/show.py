@@ -32,7 +32,7 @@ from torchcoll.report.grid import Grid, Head
 from torchcoll.stats.power import ACT_ON_CASE
 
 _NUMBERS = 12  # units: up to so many the cells are numbers, above shades
-MOST_ROWS = 64  # units: of more, only the slowest are shown
+MOST_ROWS = 64  # units: of more there is no matrix, and only the slowest are shown
 _WORST = 16  # how many
 # The slower a pair, the darker its cell; a fast pair is blank.
 _SHADES, _ASCII = " ░▒▓█", " .:x#"
@@ -72,11 +72,10 @@ def matrix_grid(pairs: matches.Pairs, key: tuple[str, int], out: Destination) ->
     label = max(len(str(count - 1)), len(pairs.by))
     width = (out.width or 200) - label - 2
     each = 2 if 2 * count <= width else 1
-    merged = -(-count * each // width)
     encoding = getattr(out.file, "encoding", None) or "utf-8"
     shades = _SHADES if out.terminal and encoding.lower().startswith("utf") else _ASCII
     rows = []
-    for unit in slowest_units(pairs, key):
+    for unit in range(count):
         cells = []
         for peer in range(count):
             speed = relative.get((unit, peer)) or relative.get((peer, unit))
@@ -86,17 +85,9 @@ def matrix_grid(pairs: matches.Pairs, key: tuple[str, int], out: Destination) ->
                 cells.append(_NONE)
             else:
                 cells.append(shades[sum(speed < limit for limit in _LIMITS)])
-        if merged > 1:
-            order = [_SELF, *shades, _NONE]
-            starts = range(0, count, merged)
-            cells = [max(cells[first : first + merged], key=order.index) for first in starts]
         rows.append([str(unit), "|" + "".join(cell * each for cell in cells) + "|"])
     steps = ", ".join(f"{s} below {100 * x:g} %" for s, x in zip(shades[1:], _LIMITS, strict=True))
     lines = [above, f"of the median (within a node, between nodes): {steps}; {_SELF} itself"]
-    if merged > 1:
-        lines.append(f"each character: the slowest of {merged} {pairs.by}s")
-    if len(rows) < count:
-        lines.append(f"the slowest {len(rows)} of {count} {pairs.by}s; --format csv has all")
     return Grid([Head(pairs.by), Head("", left=True)], rows, lines)
 
 
@@ -163,7 +154,7 @@ def show_pairs(
     grids = pairs_grids(run, pairs, Destination(file), suspected, threshold, format)
     print_results([Forms(grids, document)], format, file)
     has_suspect = any(suspect.confirmed for suspect in suspected)
-    return has_suspect or bool(_bisect_texts(run) or pairs.failed)
+    return has_suspect or bool(pairs.failed)
 
 
 def pairs_grids(
@@ -174,11 +165,13 @@ def pairs_grids(
     threshold: float,
     format: str = "table",
 ) -> list[Grid]:
-    """The tables: the matrix, then a line for each unit with the suspects below it."""
+    """The tables: the matrix of up to MOST_ROWS units, then a line for each unit with the suspects
+    below it.
+    """
     kinds = (matches.EXCHANGE, matches.PRINTED)
-    grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] in kinds]
-    if not grids:
-        grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == matches.LATENCY]
+    keys = [key for key in pairs.times if key[0] in kinds]
+    keys = keys or [key for key in pairs.times if key[0] == matches.LATENCY]
+    grids = [matrix_grid(pairs, key, out) for key in keys if len(pairs.units) <= MOST_ROWS]
     units = _units(pairs, format)
     first = [*grids, units][0]
     first.above = [*_title(run, pairs), *first.above]
@@ -254,7 +247,10 @@ def _units(pairs: matches.Pairs, format: str) -> Grid:
         ]
         for unit in shown
     ]
-    return Grid(heads, rows, [f"each {pairs.by}: median over its pairs"])
+    above = f"each {pairs.by}: median over its pairs"
+    if len(rows) < len(pairs.units):
+        above += f"; the slowest {len(rows)} of {len(pairs.units)}, --format csv has all"
+    return Grid(heads, rows, [above])
 
 
 def _below(
@@ -280,12 +276,9 @@ def pairs_answer(
 ) -> Answer:
     """Which unit or link is slow, and by how much; or what would have been found."""
     confirmed = [suspect for suspect in suspected if suspect.confirmed]
-    bisected = _bisect_texts(run)
     names = [one_line(suspects.suspect_name(pairs, suspect)) for suspect in confirmed]
     if confirmed:
         return _suspect_answer(pairs, confirmed, names)
-    if bisected:
-        return Answer(shorten(bisected, 1, "; and {} more"), "bad", worst=tuple(bisected))
     if pairs.failed:
         failed = f"{len(pairs.failed)} failed, the first: {pairs.failed[0]}"
         return Answer(one_line(failed), "bad")
@@ -364,7 +357,6 @@ def _unjudged(pairs: matches.Pairs) -> str:
 
 
 def _sound_answer(pairs: matches.Pairs, threshold: float) -> Answer:
-    noises = suspects.find_noise(pairs, [], threshold)
     limits = suspects.find_detectable(pairs, threshold)
     units = [each.unit for each in limits]
     links = [each.link for each in limits if each.link is not None]
@@ -373,11 +365,11 @@ def _sound_answer(pairs: matches.Pairs, threshold: float) -> Answer:
     act_from = ACT_ON_CASE / (1 + ACT_ON_CASE)  # of the speed: 1.5 times the time
     links_too = detectable is not None and link <= act_from
     judged = sum(map(pairs.judged, pairs.pairs))
-    details = [suspects.noise_summary(pairs, noise) for noise in noises]
+    details = []
     if links and not links_too:
-        details.insert(0, f"a link only from a loss of {format_quantity(link, '%')} on")
+        details.append(f"a link only from a loss of {format_quantity(link, '%')} on")
     lonely = any(not each.within and each.unit is None for each in limits)
-    remedy = suspects.noise_remedy(noises)
+    remedy = suspects.scatter_remedy(pairs)
     if lonely:
         remedy = "measure a third node: two cannot be compared with each other"
     elif threshold > act_from:
@@ -396,13 +388,6 @@ def _sound_answer(pairs: matches.Pairs, threshold: float) -> Answer:
     if judged < pairs.pair_count or link > act_from:
         return replace(answer, level="doubt", next_step=answer.next_step or remedy)
     return answer
-
-
-def _bisect_texts(run: Run) -> list[str]:
-    """The suspects of --bisect, which were recorded during the run: pairs do not show them."""
-    suspect_events = [e for e in run.events if e.get("kind") == "suspect"]
-    texts = [one_line(event.get("message")) for event in suspect_events]
-    return [text for text in texts if text.startswith("bisect: ")]
 
 
 def _together(result: Any) -> str:
@@ -426,14 +411,13 @@ def _conclusion(
             "(start no more ranks than cores to judge them)"
         )
     if _unjudged(pairs):
-        return lines + [f"SUSPECT {text}" for text in _bisect_texts(run)]
+        return lines
     lines.append(
         f"slow: {100 * threshold:g} % below the pairs without it, and an outlier among them; a "
         f"{pairs.by} is slow where more than half of its pairs are"
     )
     confirmed = [suspect for suspect in suspected if suspect.confirmed]
     lines += [f"SUSPECT {one_line(suspects.suspect_text(pairs, suspect))}" for suspect in confirmed]
-    lines += [f"SUSPECT {text}" for text in _bisect_texts(run)]
     lines += [
         f"not alone: {one_line(suspects.suspect_text(pairs, suspect))}: not slow in every pass "
         "alone"
@@ -477,7 +461,6 @@ def _records(pairs: matches.Pairs) -> list[dict[str, Any]]:
 def _object(
     run: Run, pairs: matches.Pairs, suspected: Sequence[suspects.Suspect], threshold: float
 ) -> dict[str, Any]:
-    confirmed = [suspect for suspect in suspected if suspect.confirmed]
     return {
         "schema": SCHEMA,
         "file": str(run.path) if run.path else None,
@@ -490,11 +473,6 @@ def _object(
         "z_limit": suspects.Z_LIMIT,
         "rows": _records(pairs),
         "suspects": [_suspect_object(pairs, suspect) for suspect in suspected],
-        "too_noisy": [
-            suspects.noise_summary(pairs, noise)
-            for noise in suspects.find_noise(pairs, confirmed, threshold)
-        ],
-        "bisected": _bisect_texts(run),
         "largest_group": suspects.largest_sound_group(pairs, suspected),
         "failed": pairs.failed,
         "not_judged_hosts": sorted(pairs.crowded),

@@ -31,7 +31,7 @@ passes was not enough: gloo exchanges 8 MiB over TCP in 35 or in 70 ms, and all 
 the same one of the two, so 2 of 26 healthy runs accused a link.)
 
 The scatter limits what can be detected: a pair below the threshold that is no outlier accuses
-nobody. If this can happen, the run is too noisy for its threshold, and ``find_noise`` reports it.
+nobody. ``find_detectable`` returns which losses are found.
 """
 
 from __future__ import annotations
@@ -107,29 +107,6 @@ class Suspect:
     def confirmed(self) -> bool:
         """Whether some evidence was not cleared by a pass alone."""
         return any(evidence.confirmed is not False for evidence in self.evidence)
-
-
-@dataclass(frozen=True)
-class Noise:
-    """A kind of call whose scatter is too large for the threshold.
-
-    calls: how many calls a pair has.
-    spread: scale of the logarithms of the calls of a pair, the median over the pairs.
-    between: scale of the logarithms of the pairs' speeds.
-    """
-
-    what: str
-    size_bytes: int
-    within: bool
-    calls: int
-    spread: float
-    between: float
-    threshold: float
-
-    @property
-    def hides(self) -> bool:
-        """Whether a pair that is slower by the threshold is no outlier."""
-        return Z_LIMIT * max(self.spread, self.between) > -math.log1p(-self.threshold)
 
 
 @dataclass(frozen=True)
@@ -213,21 +190,6 @@ def find_suspects(
         for suspect in result
         if with_hidden or not suspect.is_link or not {*suspect.units} & confirmed_units
     ]
-
-
-def find_noise(
-    pairs: Pairs, suspected: Sequence[Suspect], threshold: float | None = None
-) -> list[Noise]:
-    """The kinds of calls that scatter too much to detect a pair that is slower by ``threshold``.
-
-    suspected: left out of the scatter, because a fault is not noise.
-    """
-    if pairs.rehearsal:
-        return []
-    units = {suspect.units[0] for suspect in suspected if not suspect.is_link}
-    links = {suspect.units for suspect in suspected if suspect.is_link}
-    noises = [table.noise(units, links) for table in _loud_tables(pairs, threshold)]
-    return [noise for noise in noises if noise]
 
 
 def find_detectable(pairs: Pairs, threshold: float | None = None) -> list[Detectable]:
@@ -344,19 +306,6 @@ class _Table:
                 evidence = self._evidence(what, [pair], 1, reference)
                 if evidence.z <= -Z_LIMIT:
                     yield undirected(pair), evidence
-
-    def noise(self, units: Collection[int], links: Collection[tuple[int, ...]]) -> Noise | None:
-        sound = [p for p in self._speeds if not {*p} & {*units} and undirected(p) not in links]
-        if len({undirected(pair) for pair in sound}) < _AGAIN:
-            return None  # too few pairs to judge the scatter
-        timings = [self._pairs.times[self._key][pair] for pair in sound]
-        _, between = robust([math.log(self._speeds[pair]) for pair in sound])
-        spread = median([timing.spread for timing in timings])
-        calls = round(median([timing.calls for timing in timings]))
-        what, size_bytes = self._key
-        what = "one way" if what == SEND else what
-        result = Noise(what, size_bytes, self._within, calls, spread, between, self._threshold)
-        return result if result.hides else None
 
     @property
     def is_latency(self) -> bool:
@@ -513,27 +462,16 @@ def evidence_text(pairs: Pairs, suspect: Suspect) -> str:
     return shorten(texts, _MOST_SHOWN, ", and {} more")
 
 
-def noise_remedy(several: Sequence[Noise]) -> str:
+def scatter_remedy(pairs: Pairs) -> str:
     """The options with which the calls scatter less."""
-    options = []
-    if any(noise.what != LATENCY and noise.size_bytes < SIZES[0] for noise in several):
-        options.append(f"--sizes {format_size(SIZES[0])}")
-    calls = min((noise.calls for noise in several), default=ITERS)
+    sizes = [size_bytes for kind, size_bytes in pairs.times if kind != LATENCY]
+    options = [f"--sizes {format_size(SIZES[0])}"] if sizes and max(sizes) < SIZES[0] else []
+    calls = min(timing.calls for times in pairs.times.values() for timing in times.values())
     options.append(f"-n {ITERS if calls < ITERS else 4 * calls}")
     return f"repeat with {' '.join(options)} while nothing else runs on the machine"
 
 
-def noise_summary(pairs: Pairs, noise: Noise) -> str:
-    """One kind of call, such as ``both ways 1M x 3 calls spread by 27 %``."""
-    scope = "" if len({*pairs.hosts}) in (1, len(pairs.units)) else _scope_text(noise)
-    scatter = f"spread by {100 * noise.spread:.0f} %"
-    if noise.between > noise.spread:
-        scatter = f"differ by {100 * noise.between:.0f} % from pair to pair"
-    calls = f"{noise.what}{scope} {format_size(noise.size_bytes)} x {noise.calls} calls"
-    return f"{calls} {scatter}"
-
-
-def _scope_text(finding: Evidence | Noise) -> str:
+def _scope_text(finding: Evidence) -> str:
     return " within the node" if finding.within else " between nodes"
 
 

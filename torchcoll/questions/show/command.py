@@ -14,8 +14,6 @@ from torchcoll.core.units import format_bytes
 from torchcoll.reading.inputs import IMPORT_OPTIONS, add_over_ranks, add_reading_options
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torchcoll.core.result import Run
     from torchcoll.report.page import Page
 
@@ -33,10 +31,7 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--reference",
         metavar="FILE",
-        help=(
-            "show the bandwidths of a file of points (results/points.json) or of "
-            "another run next to these"
-        ),
+        help="show the bandwidths of a file of points (results/points.json) next to these",
     )
     add("--format", default="table", help="table (default), markdown, csv or json")
     add(
@@ -83,9 +78,8 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help=(
-            "show the share of what the links allow, from NCCL's topology or graph file "
-            "(NCCL_TOPO_DUMP_FILE, NCCL_GRAPH_DUMP_FILE); once per host (see torchcoll "
-            "log)"
+            "show the share of what the links allow, from NCCL's topology file "
+            "(NCCL_TOPO_DUMP_FILE); once per host (see torchcoll log)"
         ),
     )
     add(
@@ -103,7 +97,7 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="WORD",
         help="show how the figures of one row were computed: a collective, a size, or both "
-        "(all_reduce 8M); time, first, low, high, p99, algbw, busbw, clock, mode or verdict",
+        "(all_reduce 8M)",
     )
     add(
         "--published",
@@ -118,62 +112,13 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show the phases of the start and the cost of measuring too",
     )
-    add(
-        "--follow",
-        action="store_true",
-        help=("print the rows of a run that is not finished, as its file grows"),
-    )
-    add("-o", "--output", metavar="FILE", help="with --follow: an HTML report, kept up to date")
-    add("--force", action="store_true", help="replace the report")
 
 
 def run_show(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.file import uncollected
 
-    if options.follow:
-        return _followed(options)
-    if options.output is not None:
-        action = (
-            "torchcoll convert FILE -o ROWS.csv and torchcoll report PATH -o PAGE.html write files."
-        )
-        raise UsageError("output", options.output, "--follow with it", action)
     with uncollected():
         return _shown(options)
-
-
-def _followed(options: argparse.Namespace) -> ExitCode:
-    from pathlib import Path
-
-    from torchcoll.questions.page.document import page_of
-    from torchcoll.questions.show.follow import follow
-    from torchcoll.report.destination import write_file
-    from torchcoll.report.page import check_charts_available, html_text
-
-    parser = argparse.ArgumentParser()
-    show_arguments(parser)
-    for name, default in vars(parser.parse_args([])).items():
-        if name not in ("files", "follow", "output", "force") and getattr(options, name) != default:
-            raise UsageError(name.replace("_", "-"), getattr(options, name), "none with --follow")
-    if len(options.files) != 1:
-        actual = f"{len(options.files)} files"
-        raise UsageError("follow", actual, "one result file of a run that goes on")
-    (path,) = options.files
-    if options.output is None:
-        follow(path)
-        return ExitCode.OK
-    output = Path(options.output)
-    _check_report(output, (".html",), options.force)
-    check_charts_available()
-    argv = shlex.join(["torchcoll", "show", "--follow", path, "-o", options.output])
-
-    def write_page(progress: str) -> None:
-        page = page_of([path], command=argv, progress=progress)
-        page.reloads = bool(progress)
-        write_file(output, html_text(page), "output", True)
-
-    follow(path, write_page)
-    print(printable(f"report: {output}"))
-    return ExitCode.OK
 
 
 def _shown(options: argparse.Namespace) -> ExitCode:
@@ -195,9 +140,8 @@ def _shown(options: argparse.Namespace) -> ExitCode:
     )
     if traffic and not files and not loaded:
         return _show_traffic(options, traffic)
-    if traffic and not _fits_both(options):
+    if traffic:
         note_traffic(traffic)
-        traffic = []
     runs = load_all([*loaded, *files])
     if options.filter:
         runs = keep_cases(runs, options.filter)
@@ -216,56 +160,28 @@ def _shown(options: argparse.Namespace) -> ExitCode:
         show_published(runs, options.format)
         return ExitCode.OK
     if options.reference and runs:
-        from torchcoll.report.reference import (
-            figures_of_run,
-            is_points,
-            load_points,
-            show_reference,
-        )
+        from torchcoll.report.reference import load_points, show_reference
 
         if options.format not in ("table", "markdown"):
             expected = "one of table, markdown with --reference"
             raise UsageError("format", options.format, expected)
-        if is_points(options.reference):
-            points = load_points(options.reference)
-        else:
-            points = [
-                point for run in load_all([options.reference]) for point in figures_of_run(run)
-            ]
-        show_reference(runs, points, options.format)
+        show_reference(runs, load_points(options.reference), options.format)
         return ExitCode.OK
     show(*runs, **_choices(options))
     for text in note_lines(options.format, runs):
         tell(f"torchcoll: {text}")
-    if traffic:
-        print()
-        _show_traffic(options, traffic)
     return ExitCode.OK
 
 
 def _explain(runs: Sequence[Run], requested: Sequence[str]) -> None:
-    from torchcoll.questions.check.judging import judge
     from torchcoll.questions.show.explain import asked, explained
     from torchcoll.report.destination import Destination
     from torchcoll.report.grid import print_grids
 
-    question = asked(requested)
+    row = asked(requested)
     out = Destination()
-    print_grids([("", [explained(run, question, judge(run))]) for run in runs], "table", out)
+    print_grids([("", [explained(run, *row)]) for run in runs], "table", out)
     out.flush()
-
-
-def _fits_both(options: argparse.Namespace) -> bool:
-    """Whether tables of traffic can stand below those of results, under the same options."""
-    choices = {**_choices(options), "over_ranks": options.over_ranks != "max"}
-    choices |= {
-        "format": None,
-        "every": None,
-        "verbose": None,
-        "view": options.view not in (None, "cases"),
-    }
-    asked = [*choices.values(), options.reference, options.filter]
-    return options.format in ("table", "markdown") and not any(asked)
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Any]:
@@ -275,9 +191,6 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
         "reference",
         "explain",
         "published",
-        "follow",
-        "output",
-        "force",
         "filter",
     )
     left_out = (*names, *IMPORT_OPTIONS)
@@ -395,16 +308,6 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     add("--fabric", metavar="NAME", help="the fabric to judge by: nvswitch-h200, ib-ndr:8, ...")
 
 
-def _check_report(path: Path, suffixes: Sequence[str], force: bool) -> None:
-    from torchcoll.report.destination import check_new
-
-    if path.suffix.lower() not in suffixes:
-        raise UsageError("output", path, f"a file that ends in {' or '.join(suffixes)}")
-    if not path.parent.is_dir():
-        raise UsageError("output", path, "a folder that exists")
-    check_new(path, "output", force)
-
-
 def run_report(options: argparse.Namespace) -> ExitCode:
     from pathlib import Path
 
@@ -414,7 +317,11 @@ def run_report(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.page import html_text, page_markdown
 
     path = Path(options.output)
-    _check_report(path, (".html", ".md"), options.force)
+    if path.suffix.lower() not in (".html", ".md"):
+        raise UsageError("output", path, "a file that ends in .html or .md")
+    if not path.parent.is_dir():
+        raise UsageError("output", path, "a folder that exists")
+    check_new(path, "output", options.force)
     argv = ["torchcoll", "report", *options.files, "-o", options.output]
     for name in ("filter", "fabric", *IMPORT_OPTIONS):
         if value := getattr(options, name):
@@ -471,13 +378,13 @@ COMMANDS = {
             "torchcoll show run.jsonl --columns size_bytes,median_ns,busbw_gbps --format csv",
         ),
         option_groups={
-            "what is read": "--collective --ranks --filter --follow",
+            "what is read": "--collective --ranks --filter",
             "what is shown": (
                 "--view --columns --percentiles --over-ranks --clock --metric --all "
                 "--verbose --explain"
             ),
             "what is shown next to it": "--reference --published --topology --nccl-log",
-            "output": "--format --output --force",
+            "output": "--format",
         },
     ),
     "plot": SubCommand(

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from torchcoll.core.answer import Answer
 from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, find_collective
 from torchcoll.core.errors import UnusableError, UsageError, one_line, unknown
-from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
+from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import PERIOD, Row
 from torchcoll.core.units import format_bandwidth, format_ns, format_size, parse_size, shorten
-from torchcoll.questions.check.judging import Verdict
-from torchcoll.questions.check.limits import fabric_of, limit_of
 from torchcoll.report.grid import Grid
 from torchcoll.report.header import reading, reported_text
 
-METRICS = ("time", "first", "low", "high", "p99", "algbw", "busbw", "clock", "mode", "verdict")
 _MODES = {
     "synchronized": "a barrier before every call, outside the stamps: a call is timed by itself",
     "back-to-back": "calls are queued with no barrier between them: the time is their period, and "
@@ -36,64 +31,52 @@ _CLOCKS = {
 }
 
 
-@dataclass
-class Question:
-    """What the words of a command line name. metric: one of METRICS, or '' for all of them."""
-
-    metric: str = ""
-    collective: str | None = None
-    size_bytes: int | None = None
-
-
-def asked(terms: Sequence[str]) -> Question:
-    """A metric, a collective and a size, in any order. Raises UsageError for other words."""
-    question = Question()
+def asked(terms: Sequence[str]) -> tuple[str | None, int | None]:
+    """A collective and a size, in any order; None where one is not named. Raises UsageError for
+    other words.
+    """
+    collective, size_bytes = None, None
     for term in " ".join(terms).split():  # "all_reduce 8M" may be quoted
-        if term in METRICS:
-            question.metric = term
-        elif term[:1].isdigit():
-            question.size_bytes = parse_size(term)
-        else:
-            try:
-                question.collective = find_collective(term).name
-            except UsageError:
-                names = (*METRICS, *COLLECTIVES)
-                raise unknown("explain", term, names, "a size, or one of {}") from None
-    return question
+        if term[:1].isdigit():
+            size_bytes = parse_size(term)
+            continue
+        try:
+            collective = find_collective(term).name
+        except UsageError:
+            raise unknown("explain", term, COLLECTIVES, "a size, or one of {}") from None
+    return collective, size_bytes
 
 
 # Metrics that need samples, which a source may lack.
 _SAMPLED = {"first": "first_call_ns", "low": "low_ns", "high": "high_ns", "p99": "p99_ns"}
 
 
-def explained(run: Run, what: Question, verdict: Verdict) -> Grid:
+def explained(run: Run, collective: str | None, size_bytes: int | None) -> Grid:
     """One row of a run. Raises UsageError where no case is like that."""
     rows = list(zip(summarise_run(run), run.results, strict=True))
     fitting = [
         (row, result)
         for row, result in rows
-        if what.collective in (None, row.collective)
-        and what.size_bytes in (None, row.size_bytes, row.size_bytes_requested)
+        if collective in (None, row.collective)
+        and size_bytes in (None, row.size_bytes, row.size_bytes_requested)
     ]
     if not rows:
         raise UnusableError("file", f"{run.path or 'a run'} without cases", "at least one case")
     if not fitting:
         cases = [f"{row.collective} {format_size(row.size_bytes_requested)}" for row, _ in rows]
         some = shorten(list(dict.fromkeys(cases)), 8, ", ...")
-        size = format_size(what.size_bytes) if what.size_bytes else ""
-        asked_for = " ".join(filter(None, (what.collective, size)))
+        size = format_size(size_bytes) if size_bytes else ""
+        asked_for = " ".join(filter(None, (collective, size)))
         raise UsageError("case", asked_for or "none", f"one of the file's: {some}")
     timed = [pair for pair in fitting if pair[0].median_ns] or fitting
-    if not what.collective and not what.size_bytes:  # the row that the verdict is about
+    if not collective and not size_bytes:
         timed = [pair for pair in timed if pair[0].collective == DEFAULT_COLLECTIVE] or timed
     row, result = max(timed, key=lambda pair: pair[0].size_bytes)
-    parts = _parts(run, row, result, verdict)
+    parts = _parts(run, row, result)
     unknown = [n for n, field in _SAMPLED.items() if result.reported and not getattr(row, field)]
     unknown += [n for n in ("clock", "mode") if getattr(row, n) in (None, "unknown")]
-    kept = {name: texts_of_part for name, texts_of_part in parts.items() if name not in unknown}
-    chosen = kept if not what.metric else {what.metric: parts[what.metric]}
-    lines = [f"{name}: {line}" for name, texts_of_part in chosen.items() for line in texts_of_part]
-    if unknown and not what.metric:
+    lines = [f"{name}: {line}" for name in parts if name not in unknown for line in parts[name]]
+    if unknown:
         lines.append(f"not recorded by the source: {', '.join(unknown)}")
     more = len(fitting) - 1
     head = one_line(f"{result.case.describe()}, {row.ranks or 'unknown'} ranks, {row.device}")
@@ -147,8 +130,8 @@ def _bytes(row: Row, size_bytes: int | None) -> str:
     return f"{row.coalesce} x {size_bytes} B" if row.coalesce > 1 else f"{size_bytes} B"
 
 
-def _parts(run: Run, row: Row, result: CaseResult, verdict: Verdict) -> dict[str, list[str]]:
-    """The lines of each of METRICS."""
+def _parts(run: Run, row: Row, result: CaseResult) -> dict[str, list[str]]:
+    """The lines about each figure of the row."""
     entry = COLLECTIVES[row.collective]
     time = format_ns(row.median_ns)
     how = reported_text(run) or reading([row], "max")
@@ -178,7 +161,6 @@ def _parts(run: Run, row: Row, result: CaseResult, verdict: Verdict) -> dict[str
         lines["busbw"] = _busbw(row, result)
     lines["clock"] = [_CLOCKS.get(row.clock or "", one_line(row.clock or "not recorded"))]
     lines["mode"] = [f"{one_line(row.mode)}: {_MODES.get(row.mode, 'not recorded')}"]
-    lines["verdict"] = [*_compared(run, row, verdict), verdict.line]
     return lines
 
 
@@ -201,20 +183,4 @@ def _busbw(row: Row, result: CaseResult) -> list[str]:
     return [
         f"{busbw} GB/s = {format_bandwidth(row.algbw_gbps)} x {factor:.4g}{numbers}",
         f"bus factor: {why}",
-    ]
-
-
-def _compared(run: Run, row: Row, verdict: Verdict) -> list[str]:
-    """What this row would be measured by."""
-    if verdict.fabric is None or not row.busbw_gbps or row.status == IMPLAUSIBLE:
-        return []
-    fabric = fabric_of(run, verdict.fabric, {})
-    limit: Any = fabric and limit_of(row, fabric, run)
-    if limit is None:
-        return [f"{verdict.fabric} has no limit for this collective at this size: not judged"]
-    share = 100 * row.busbw_gbps / limit.busbw_gbps
-    return [
-        f"busbw {format_bandwidth(row.busbw_gbps)} of {limit.busbw_gbps:g} GB/s, the "
-        f"{limit.algorithm} limit of {verdict.fabric} ({limit.source}): {share:.1f} %; the verdict "
-        "reads the largest size of each collective"
     ]

@@ -40,13 +40,6 @@ def table(
     unknown is NaN or None. over_ranks: max (the slowest rank of a call), mean, min, rank0. clock:
     None for each case's default.
 
-    By night, where a night begins at 12:00 UTC, and by node:
-
-        frame = torchcoll.table([torchcoll.load(path) for path in glob.glob("nightly/*.jsonl")])
-        start = pandas.to_datetime(frame["start_utc"], utc=True)
-        night = (start - pandas.Timedelta(hours=12)).dt.date.rename("night")
-        frame.groupby([night, "node", "collective", "size_bytes"])["busbw_gbps"].median()
-
     Of a Traffic one row a collective and size, with the fields of TrafficRow. Of what ``compare``,
     ``cold``, ``scaling``, ``transitions`` or ``cost`` found the ``rows`` of its JSON.
     Raises UsageError for other readings of these, and for anything else.

@@ -77,11 +77,13 @@ def table_grid(
     how, clocks = view.over_ranks, distinct_values(rows, "clock")
     verdict = verdict or judge(run, rows=rows if view.usual else None)
     above = header_lines(run, rows or requested_cases(run), how, clocks, view.verbose)
-    below = notes.lines(footnotes, view.verbose) if "verified" in keys else reason_lines(rows)
+    below = reason_lines(rows)
+    if "verified" in keys:
+        below = notes.lines() if footnotes else []
     below += [] if rows else ["no case has ended"]
     below += limit_lines(entries)
     below += published_lines(run, rows) if view.usual else []
-    below += run_lines(run, rows, footnotes and "first_call_ns" in keys, view.verbose)
+    below += run_lines(run, rows, footnotes and "first_call_ns" in keys)
     ran = [entry for entry in entries if entry.result.time_ns]
     if view.clock and (without := sum(view.clock not in e.result.time_ns for e in ran)):
         below.append(f"{without} of {len(ran)} cases have no {view.clock} clock")
@@ -150,21 +152,15 @@ def show(
 ) -> None:
     """Print runs, the result files at these paths, or what torchcoll found, to stdout.
 
-    format: table, markdown, csv, json. columns: names of Row fields, or ``all``.
-    percentiles: further columns, such as ``50,90,99.9``. over_ranks: max (the slowest rank of a
-    call), mean, min, rank0. clock: host, device, issue; None: each case's default. view: ``cases``,
-    a row each (the default; on a terminal, several collectives over three sizes or more are a table
-    of busbw by size and collective); ``ranks``, each rank's own times; ``calls``, every call in
-    order (both are long tables in csv and json); ``pivot:KEY``, sizes down and one column for each
-    value of KEY (collective, ranks, backend, ... or ``label=NAME``), showing metric (busbw, algbw,
-    time). The table of cases ends with the verdict by the fabric that the run is known to be of;
-    ``check`` judges by another one. topology: files of NCCL_TOPO_DUMP_FILE, and one of
-    NCCL_GRAPH_DUMP_FILE; each row then has its share of what they allow. nccl_log: logs of NCCL,
-    whose tuning table says what it expected. every: all tables of more than 20 runs, all ranks of
-    more than 64, and all cases of a comparison, which are shown in short without it. verbose: the
-    phases of the start and the cost of measuring in the header. Of traffic: format, and columns,
-    which are names of TrafficRow fields. Raises UsageError for choices that do not exist or do not
-    go together, UnreadableError for a file.
+    The options are those of ``torchcoll show``. format: table, markdown, csv, json. columns: names
+    of Row fields, or ``all``. percentiles: further columns. over_ranks: max (the slowest rank of a
+    call), mean, min, rank0. clock: host, device, issue; None: each case's default. view: cases,
+    ranks, calls, or ``pivot:KEY`` with metric (busbw, algbw, time); None: cases, or on a terminal a
+    table of busbw where there are several collectives. topology, nccl_log: files whose limits and
+    expected times are shown beside each row. every: nothing is shortened. verbose: the phases of
+    the start and the cost of measuring too. Traffic and findings take format, and columns or every
+    where they have them. Raises UsageError for choices that do not exist or do not go together,
+    UnreadableError for a file.
     """
     sources = tuple(map(_loaded, sources))
     others: list[Any] = [source for source in sources if not isinstance(source, _RUNS)]
@@ -326,18 +322,11 @@ def _titled_grids(
 
     if view.startswith(_PIVOT):
         return [("", pivot_grids(runs, readings, view.removeprefix(_PIVOT), metric))], None
-    from torchcoll.report.many import (
-        MOST_RANKS,
-        MOST_RUNS,
-        many_ranks_grids,
-        runs_grids,
-        same_cases,
-    )
+    from torchcoll.report.many import MOST_RUNS, runs_grids, same_cases
 
     def make(run: Run) -> list[Grid]:
         if view == "ranks":
-            short = run.ranks > MOST_RANKS and not every
-            return many_ranks_grids(run, readings) if short else ranks_grids(run, readings, every)
+            return ranks_grids(run, readings, every)
         if view == "calls":
             return calls_grids(run, readings)
         if by_collective and _compares_collectives(run):

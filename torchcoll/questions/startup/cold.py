@@ -28,15 +28,7 @@ from torchcoll.core.summary import (
     over_ranks,
 )
 from torchcoll.core.units import counted
-from torchcoll.questions.startup.repeats import (
-    FIRST_TWO,
-    Placed,
-    RunPairs,
-    in_job,
-    later_of,
-    pairs_of,
-    places_of,
-)
+from torchcoll.questions.startup.repeats import Placed, RunPairs, in_job, pairs_of, places_of
 from torchcoll.reading.inputs import Source
 from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.stats.matching import kind_of
@@ -44,7 +36,6 @@ from torchcoll.stats.ratios import geometric
 from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
 
 PHASES = ("import_torch", "rendezvous", "device", "init_process_group", "communicator")
-_INIT = "nccl_init"  # of NCCL's own log (--library-log): the whole, and _INIT_name for each part
 
 
 @dataclass(frozen=True)
@@ -74,24 +65,12 @@ def slowest(durations: Mapping[int, float], run: Run) -> Slowest | None:
     return Slowest(ns, rank, member.get("host"), ns - median(others))
 
 
-def _set_up_of(run: Run) -> tuple[dict[str, Slowest], dict[str, float]]:
-    """The set-up phases in order, without the cost of measuring; and NCCL's 'Init timings' by part
-    in ns, on the rank that took longest, {} without its log.
-    """
-    names = [n for n in run.phases if not n.startswith(("cost_", f"{_INIT}_"))]
+def _set_up_of(run: Run) -> dict[str, Slowest]:
+    """The set-up phases in order, without the cost of measuring and the parts of NCCL's init."""
+    names = [name for name in run.phases if not name.startswith(("cost_", "nccl_init_"))]
     names.sort(key=lambda name: PHASES.index(name) if name in PHASES else len(PHASES))
     slowest_ranks = {name: slowest(dict(enumerate(run.phases[name])), run) for name in names}
-    phases = {name: longest for name, longest in slowest_ranks.items() if longest}
-    whole = run.phases.get(_INIT) or []
-    if not whole:
-        return phases, {}
-    rank = whole.index(max(whole))
-    parts: dict[str, float] = {
-        name.removeprefix(f"{_INIT}_"): ns[rank]
-        for name, ns in run.phases.items()
-        if name.startswith(f"{_INIT}_") and rank < len(ns)
-    }
-    return phases, parts
+    return {name: longest for name, longest in slowest_ranks.items() if longest}
 
 
 @dataclass(frozen=True)
@@ -204,8 +183,7 @@ class ColdRow:
     job. in_job: its position among the runs of its kind, if it matters. calls_ns: its first calls
     in order; sizes: S of each, in bytes. fresh: whether nobody had used the communicator before.
     steady_ns: the figure (median, or period) of the steady calls of the same case, on ``clock``.
-    first: the first call on the slowest rank. parts_ns: NCCL's 'Init timings' on the rank that took
-    longest.
+    first: the first call on the slowest rank.
     """
 
     name: str
@@ -223,13 +201,20 @@ class ColdRow:
     first: Slowest | None
     first_result_ns: float | None
     phases: Mapping[str, Slowest]
-    parts_ns: Mapping[str, float]
     facts: Mapping[str, str] = field(repr=False, default_factory=dict)
     in_job: str = ""
 
-    def call_ns(self, number: int) -> float | None:
-        """The call with this number, counted from 1."""
-        return self.calls_ns[number - 1] if len(self.calls_ns) >= number else None
+    @property
+    def first_ns(self) -> float | None:
+        return self.calls_ns[0] if self.calls_ns else None
+
+    @property
+    def second_ns(self) -> float | None:
+        return self.calls_ns[1] if len(self.calls_ns) > 1 else None
+
+    @property
+    def third_ns(self) -> float | None:
+        return self.calls_ns[2] if len(self.calls_ns) > 2 else None
 
     @property
     def last_ns(self) -> float | None:
@@ -241,15 +226,10 @@ class ColdRow:
         """How much longer the first result took than a steady call; None if the communicator was
         not new, or has one rank.
         """
-        first = self.first_result_ns or self.call_ns(1)
+        first = self.first_result_ns or self.first_ns
         if not (self.fresh and first and self.steady_ns) or self.ranks == 1:
             return None
         return first - self.steady_ns if first > self.steady_ns else None
-
-    @property
-    def largest_part(self) -> tuple[str, float] | None:
-        """Name and ns of the longest part of NCCL's initialisation."""
-        return max(self.parts_ns.items(), key=lambda part: part[1], default=None)
 
 
 @dataclass(frozen=True)
@@ -310,24 +290,20 @@ def cold(sources: Source | Sequence[Source]) -> Cold:
         )
     rows.sort(key=lambda row: row.placed.order)
     # A wrong case keeps its row, but is in no mean and no comparison.
-    usable = [i for i, row in enumerate(rows) if row.status == "ok" and row.call_ns(1)]
+    usable = [i for i, row in enumerate(rows) if row.status == "ok" and row.first_ns]
     likes = []
     groups: dict[tuple[str, int], list[int]] = {}
     for i in usable:
         row = rows[i]
-        ns, figure = row.call_ns(1) or 0.0, "1st call"
+        ns, figure = row.first_ns or 0.0, "1st call"
         if row.first_result_ns:
             ns, figure = row.first_result_ns, "time to first result"
         likes.append((repr(row.kind), row.ranks, row.placed, ns, figure))
         groups.setdefault((repr(row.kind), row.ranks), []).append(i)
     pairs, pooled = pairs_of(likes)
-    later, later_pooled = later_of(likes)
     for key, members in groups.items():
-        again, after = (
-            [pair for pair in (each.get(key), *whole) if pair and pair.kind == key[0]]
-            for each, whole in ((pairs, pooled), (later, later_pooled))
-        )
-        texts = in_job([rows[i].placed for i in members], again, after)
+        again = [pair for pair in (pairs.get(key), *pooled) if pair and pair.kind == key[0]]
+        texts = in_job([rows[i].placed for i in members], again)
         for i, text in zip(members, texts, strict=True):
             rows[i] = replace(rows[i], in_job=text)
     scales = _scales([rows[i] for i in usable], pairs)
@@ -340,7 +316,7 @@ def _rows(
 ) -> Iterable[ColdRow]:
     """Yields a row for each backend of the run whose first calls are known."""
     results = [item.result for item in items]
-    phases, parts_ns = _set_up_of(run)
+    phases = _set_up_of(run)
     for backend in backends_of(results):
         mine = [r for r in results if r.case.backend == backend]
         # The results that hold the first calls, and whether the communicator was new to them.
@@ -385,7 +361,6 @@ def _rows(
             first=slowest({r: row[0] for r, row in by_rank.items()}, run),
             first_result_ns=result if result and result > 0 else None,
             phases=phases,
-            parts_ns=parts_ns,
             facts=item.facts,
         )
 
@@ -407,7 +382,7 @@ def _scales(rows: Sequence[ColdRow], pairs: Mapping[tuple[str, int], RunPairs]) 
     scales = []
     for key in sorted(groups, key=lambda key: (kinds.index(key[0]), *key[1:])):
         alike = groups[key]
-        firsts = [ns for row in alike if (ns := row.call_ns(1))]
+        firsts = [ns for row in alike if (ns := row.first_ns)]
         scale = Scale(
             kind=alike[0].kind,
             ranks=alike[0].ranks,
@@ -417,13 +392,13 @@ def _scales(rows: Sequence[ColdRow], pairs: Mapping[tuple[str, int], RunPairs]) 
             first_ns=geometric(firsts),
             low_ns=min(firsts),
             high_ns=max(firsts),
-            second_ns=geometric(row.call_ns(2) for row in alike),
-            third_ns=geometric(row.call_ns(3) for row in alike),
+            second_ns=geometric(row.second_ns for row in alike),
+            third_ns=geometric(row.third_ns for row in alike),
             steady_ns=geometric(row.steady_ns for row in alike),
             first_result_ns=geometric(row.first_result_ns for row in alike),
             connect_ns=geometric(row.connect_ns for row in alike),
             # If second runs have a line of their own, it is there.
-            again=pairs.get(key[:2]) if key[2] in ("", "2", FIRST_TWO) else None,
+            again=pairs.get(key[:2]) if key[2] in ("", "2") else None,
         )
         scales.append(scale)
     return scales

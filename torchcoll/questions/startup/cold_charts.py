@@ -71,10 +71,8 @@ def _cold_over_ranks(scales: Sequence[Scale]) -> chart.Chart:
 def _cold_runs(rows: Sequence[ColdRow]) -> chart.Chart:
     drawn = rows[: chart.MOST_POINTS]
     traces, means = [], []
-    for number, name in enumerate(_STEPS.values()):
-        times = [
-            (row, row.steady_ns if name == "steady" else row.call_ns(number + 1)) for row in drawn
-        ]
+    for number, (step, name) in enumerate(_STEPS.items()):
+        times = [(row, getattr(row, f"{step}_ns")) for row in drawn]
         points = [(n, row, ns) for n, (row, ns) in enumerate(times) if ns]
         traces.append(
             chart.line(

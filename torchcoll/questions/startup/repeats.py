@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 
 from torchcoll.core.result import Run
 from torchcoll.questions.comparison.results import Judged, judge
-from torchcoll.stats.ratios import geometric, paired_ratio
+from torchcoll.stats.ratios import paired_ratio
 
 THRESHOLD = 0.1  # nobody would act on a smaller difference of two starts
-FIRST_TWO = "1 to 2"  # positions in a job that are shown to be the same
 
 
 @dataclass(frozen=True)
@@ -34,15 +33,13 @@ class Placed:
 class RunPairs:
     """Second runs compared with the first runs of their jobs, one pair per job.
 
-    figure: what is compared. judged: ``base`` has the first runs. others: pairs whose first run was
-    not the first run of the job, which may have been warmed up by earlier runs.
+    figure: what is compared. judged: ``base`` has the first runs.
     """
 
     kind: str
     ranks: tuple[int, ...]
     figure: str
     judged: Judged
-    others: int
 
 
 def places_of(runs: Sequence[Run]) -> list[Placed]:
@@ -83,22 +80,21 @@ def places_of(runs: Sequence[Run]) -> list[Placed]:
     return [places[number] for number in range(len(runs))]
 
 
-def in_job(
-    runs: Sequence[Placed], again: Sequence[RunPairs], later: Sequence[RunPairs] = ()
-) -> list[str]:
+def in_job(runs: Sequence[Placed], again: Sequence[RunPairs]) -> list[str]:
     """The position in its job of each run of one kind and number of ranks.
 
-    It is ``1``, ``2``, ``3 to 5`` for all later ones, or ``-`` without a job. It is ``1 to 2`` if
-    ``again`` shows that second runs are as fast as first ones, and '' for all runs if ``later``
-    shows the same of the third and later ones, or no job has several runs.
+    It is ``1``, ``2``, ``3 to 5`` for all later ones, or ``-`` without a job. It is '' for all runs
+    if no job has several runs, or if ``again`` shows that second runs, of jobs of two, are as fast
+    as first ones.
     """
     numbers: dict[tuple[str, int], list[int]] = {}
     for placed in runs:
         if placed.job is not None:
             numbers.setdefault((placed.job, placed.order - placed.place), []).append(placed.place)
     most = max(map(len, numbers.values()), default=0)
-    same = _same(again)
-    if most < 2 or (same and (most == 2 or _same(later))):
+    results = {pair.judged.result for pair in again}
+    same = "same" in results and not results & {"faster", "slower"}
+    if most < 2 or (same and most == 2):
         return ["" for _ in runs]
     rest = "3" if most == 3 else f"3 to {most}"
     texts = []
@@ -108,17 +104,12 @@ def in_job(
             continue
         places = sorted(numbers[placed.job, placed.order - placed.place])
         number = places.index(placed.place) + 1
-        texts.append(rest if number > 2 else FIRST_TWO if same else str(number))
+        texts.append(rest if number > 2 else str(number))
     return texts
 
 
-def _same(pairs: Sequence[RunPairs]) -> bool:
-    results = {pair.judged.result for pair in pairs}
-    return "same" in results and not results & {"faster", "slower"}
-
-
 Likes = Sequence[tuple[str, int, Placed, float, str]]
-_Found = dict[tuple[str, int], list[tuple[float, float, str, bool]]]
+_Found = dict[tuple[str, int], list[tuple[float, float, str]]]
 
 
 def pairs_of(runs: Likes) -> tuple[dict[tuple[str, int], RunPairs], list[RunPairs]]:
@@ -130,22 +121,7 @@ def pairs_of(runs: Likes) -> tuple[dict[tuple[str, int], RunPairs], list[RunPair
     by_kind: _Found = {}
     for key, firsts in _jobs(runs):
         if len(firsts) > 1 and firsts[0][2] == firsts[1][2]:
-            pair = (firsts[0][1], firsts[1][1], firsts[0][2], firsts[0][0].place > 1)
-            by_kind.setdefault(key, []).append(pair)
-    return _pairs(by_kind)
-
-
-def later_of(runs: Likes) -> tuple[dict[tuple[str, int], RunPairs], list[RunPairs]]:
-    """As ``pairs_of``, with the geometric mean of the third and later runs of each job compared
-    with that of the first two.
-    """
-    by_kind: _Found = {}
-    for key, firsts in _jobs(runs):
-        if len(firsts) > 2 and len({name for *_, name in firsts}) == 1:
-            first, rest = (geometric(ns for _, ns, _ in part) for part in (firsts[:2], firsts[2:]))
-            if first and rest:
-                pair = (first, rest, firsts[0][2], firsts[0][0].place > 1)
-                by_kind.setdefault(key, []).append(pair)
+            by_kind.setdefault(key, []).append((firsts[0][1], firsts[1][1], firsts[0][2]))
     return _pairs(by_kind)
 
 
@@ -164,7 +140,7 @@ def _jobs(runs: Likes) -> list[tuple[tuple[str, int], list[tuple[Placed, float, 
 
 
 def _pairs(by_kind: _Found) -> tuple[dict[tuple[str, int], RunPairs], list[RunPairs]]:
-    groups: list[tuple[str, tuple[int, ...], list[tuple[float, float, str, bool]]]] = [
+    groups: list[tuple[str, tuple[int, ...], list[tuple[float, float, str]]]] = [
         (kind, (ranks,), pairs_of_ranks) for (kind, ranks), pairs_of_ranks in by_kind.items()
     ]
     for kind in dict.fromkeys(kind for kind, _ in by_kind):
@@ -184,7 +160,6 @@ def _pairs(by_kind: _Found) -> tuple[dict[tuple[str, int], RunPairs], list[RunPa
     judged = judge(measures, THRESHOLD, more_is_faster=False)
     for (kind, ranks, pairs_of_ranks), result in zip(groups, judged, strict=True):
         of_jobs = replace(result, reason=result.reason.replace(" runs", " jobs"))
-        others = sum(other for *_, other in pairs_of_ranks)
-        run_pairs.append(RunPairs(kind, ranks, pairs_of_ranks[0][2], of_jobs, others))
+        run_pairs.append(RunPairs(kind, ranks, pairs_of_ranks[0][2], of_jobs))
     each = {(pair.kind, pair.ranks[0]): pair for pair in run_pairs if len(pair.ranks) == 1}
     return each, [pair for pair in run_pairs if len(pair.ranks) > 1]

@@ -5,8 +5,7 @@ later; and the same as JSON.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.answer import Answer
@@ -47,9 +46,8 @@ _ROWS_OF_CALLS = (
 _BEYOND = "excess over other ranks: the slowest rank's 1st call minus the median of the others"
 _IN_JOB = "position: first, second, ... run within one job, where they differ"
 _LONGEST = (
-    "(rank, +): the rank with that time, and how much longer it took than the median of the "
-    "others. In rendezvous, init and communicator ranks wait for each other, so that may be the "
-    "rank that arrived first"
+    "(+): longer than the median of the other ranks. In rendezvous, init and communicator ranks "
+    "wait for each other: the slowest may be the rank that arrived first"
 )
 
 
@@ -138,7 +136,6 @@ def _runs(rows: Sequence[ColdRow], above: Sequence[str]) -> Grid:
     def rank(row: ColdRow) -> str:
         return "-" if row.first is None or row.first.rank is None else str(row.first.rank)
 
-    head = Head("steady") if steady else Head("last", "cold")
     return make_grid(
         [
             (Head("run", left=True, repeat=True, numbered=True), name),
@@ -147,19 +144,8 @@ def _runs(rows: Sequence[ColdRow], above: Sequence[str]) -> Grid:
             (Head("position", "in job"), lambda r: str(r.placed.place) if r.placed.job else "-"),
             (Head("cell", left=True), lambda r: one_line(r.run.labels.get("cell", "-"))),
             (Head("ranks", repeat=True), lambda r: str(r.ranks or "-")),
-            (Head("hosts", drop=4), lambda r: str(r.hosts or "-")),
-            (Head("1st", "call"), lambda r: format_time(r.call_ns(1))),
-            (Head("2nd", "call"), lambda r: format_time(r.call_ns(2))),
-            (Head("3rd", "call"), lambda r: format_time(r.call_ns(3))),
-            (head, lambda r: format_time(steady_ns(r))),
-            (Head("2nd /", "1st", drop=3), lambda r: _ratio(r.call_ns(2), r.call_ns(1))),
-            (Head("2nd /", "3rd", drop=3), lambda r: _ratio(r.call_ns(2), r.call_ns(3))),
-            (Head("1st /", head.text.split()[0]), lambda r: _ratio(r.call_ns(1), steady_ns(r))),
-            (Head("to first", "result", legend=_RESULT), lambda r: format_time(r.first_result_ns)),
-            (
-                Head("library", "setup", drop=1, legend=_CONNECT),
-                lambda r: format_time(r.connect_ns),
-            ),
+            (Head("hosts", drop=3), lambda r: str(r.hosts or "-")),
+            *_call_columns(Head("steady") if steady else Head("last", "cold"), steady_ns),
             (Head("slowest", "rank", drop=2), rank),
             (
                 Head("excess over", "other ranks", drop=2, legend=_BEYOND),
@@ -169,6 +155,25 @@ def _runs(rows: Sequence[ColdRow], above: Sequence[str]) -> Grid:
         rows,
         above=above,
     )
+
+
+def _call_columns(
+    steady: Head, steady_ns: Callable[[Any], float | None]
+) -> list[tuple[Head, Callable[[Any], str]]]:
+    """The columns that a table of ColdRow and one of Scale share. On a narrow terminal both leave
+    out the same ones.
+    """
+    return [
+        (Head("1st", "call"), lambda r: format_time(r.first_ns)),
+        (Head("2nd", "call"), lambda r: format_time(r.second_ns)),
+        (Head("3rd", "call"), lambda r: format_time(r.third_ns)),
+        (steady, lambda r: format_time(steady_ns(r))),
+        (Head("2nd /", "1st", drop=3), lambda r: _ratio(r.second_ns, r.first_ns)),
+        (Head("2nd /", "3rd", drop=3), lambda r: _ratio(r.second_ns, r.third_ns)),
+        (Head("1st /", steady.text.split()[0]), lambda r: _ratio(r.first_ns, steady_ns(r))),
+        (Head("to first", "result", legend=_RESULT), lambda r: format_time(r.first_result_ns)),
+        (Head("library", "setup", drop=1, legend=_CONNECT), lambda r: format_time(r.connect_ns)),
+    ]
 
 
 def calls_line(rows: Sequence[ColdRow]) -> str:
@@ -195,25 +200,15 @@ def _by_ranks(scales: Sequence[Scale], again: Sequence[RunPairs], above: Sequenc
         low, high = (format_ns(ns, 3) for ns in (scale.low_ns, scale.high_ns))
         return f"{low} to {high}" if scale.runs > 1 else "-"
 
+    calls = _call_columns(Head("steady"), lambda s: s.steady_ns)
+    calls.insert(1, (Head("range", "over runs", left=True, drop=2), spread))
     return make_grid(
         [
             (Head("ranks", repeat=True), lambda s: str(s.ranks or "-")),
             (Head("position", "in job", repeat=True, legend=_IN_JOB), lambda s: s.in_job or "-"),
-            (Head("hosts", drop=4), lambda s: ", ".join(map(str, s.hosts)) or "-"),
+            (Head("hosts", drop=3), lambda s: ", ".join(map(str, s.hosts)) or "-"),
             (Head("runs"), lambda s: str(s.runs)),
-            (Head("1st", "call"), lambda s: format_time(s.first_ns)),
-            (Head("range", "over runs", left=True, drop=2), spread),
-            (Head("2nd", "call"), lambda s: format_time(s.second_ns)),
-            (Head("3rd", "call"), lambda s: format_time(s.third_ns)),
-            (Head("steady"), lambda s: format_time(s.steady_ns)),
-            (Head("2nd /", "1st", drop=3), lambda s: _ratio(s.second_ns, s.first_ns)),
-            (Head("2nd /", "3rd", drop=3), lambda s: _ratio(s.second_ns, s.third_ns)),
-            (Head("1st /", "steady"), lambda s: _ratio(s.first_ns, s.steady_ns)),
-            (Head("to first", "result", legend=_RESULT), lambda s: format_time(s.first_result_ns)),
-            (
-                Head("library", "setup", drop=1, legend=_CONNECT),
-                lambda s: format_time(s.connect_ns),
-            ),
+            *calls,
             (Head("2nd run", "/ 1st"), lambda s: _again_cells(s.again)[0]),
             (Head("95 %"), lambda s: _again_cells(s.again)[1]),
             (Head("result", left=True), lambda s: _again_cells(s.again)[2]),
@@ -256,10 +251,7 @@ def _below_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> list[str
                 continue
             first, last = (format_ratio(ratio) for _, ratio in (ratios[0], ratios[-1]))
             ends = f"{first} on {ratios[0][0]} ranks to {last} on {ratios[-1][0]} ranks"
-            extremes = [format_ratio(pick(ratio for _, ratio in ratios)) for pick in (min, max)]
-            beyond = {*extremes} - {first, last}
-            between = f" (between {' and '.join(extremes)})" if beyond else ""
-            lines.append(f"{text}{which}: {ends}{between}")
+            lines.append(f"{text}{which}: {ends}")
     for pair in again:
         pooled, interval, result = _again_cells(pair)
         jobs = f"{len(pair.judged.base)} jobs of {pair.ranks[0]} to {pair.ranks[-1]} ranks"
@@ -272,67 +264,35 @@ def _below_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> list[str
             f"2nd run of a job / 1st: {figures}; each job gives one ratio (t on their "
             "logarithms, Holm over all); within 10 % is the same"
         )
-    others = sum(scale.again.others for scale in scales if scale.again)
-    if others:
-        lines.append(f"{others} of the 1st runs are not the first of their job")
     return lines
 
 
 def _set_up(rows: Sequence[ColdRow]) -> Grid:
-    """The phases of each run before its first call."""
-    names = dict.fromkeys(name for row in rows for name in row.phases)
-    if not names:
-        return Grid([], [])
-    titles = {name: _WORDS.get(name, one_line(name).replace("_", " ")) for name in names}
-    if len(rows) > _MOST_RUNS:
-        return _phases(rows, titles)
+    """A line for each phase before the first call."""
+    names = list(dict.fromkeys(name for row in rows for name in row.phases))
+    slowest = {
+        name: max((row for row in rows if name in row.phases), key=lambda r: r.phases[name].ns)
+        for name in names
+    }
+
+    def middle(name: str) -> str:
+        return format_ns(median([row.phases[name].ns for row in rows if name in row.phases]), 3)
+
+    def rank(name: str) -> str:
+        phase = slowest[name].phases[name]
+        return "-" if phase.rank is None else f"{phase.rank} (+{format_ns(phase.beyond_ns, 3)})"
+
+    columns: list[tuple[Head, Callable[[str], str]]] = [
+        (Head("longest"), lambda name: format_ns(slowest[name].phases[name].ns, 3)),
+        (Head("slowest", "rank", left=True, legend=_LONGEST), rank),
+    ]
+    if len(rows) > 1:
+        columns.insert(0, (Head("median", "of the runs"), middle))
+        columns.append((Head("run", left=True), lambda name: one_line(slowest[name].name)))
+    phase = Head("set-up phase", left=True)
     return make_grid(
-        [
-            (Head("run", left=True, repeat=True, numbered=True), lambda r: one_line(r.name)),
-            (Head("ranks", repeat=True), lambda r: str(r.ranks or "-")),
-            *((Head(titles[name], left=True), partial(_phase_cell, name=name)) for name in names),
-            (Head("largest part", "of NCCL init", left=True), _part_cell),
-        ],
-        rows,
-        above=["set-up: the longest time of any rank", _LONGEST],
+        [(phase, lambda n: _WORDS.get(n, one_line(n).replace("_", " "))), *columns], names
     )
-
-
-def _phases(rows: Sequence[ColdRow], titles: Mapping[str, str]) -> Grid:
-    """A line for each phase, over many runs."""
-
-    def longest(name: str) -> list[float]:
-        return [row.phases[name].ns for row in rows if name in row.phases]
-
-    def slowest_run(name: str) -> ColdRow:
-        return max((row for row in rows if name in row.phases), key=lambda row: row.phases[name].ns)
-
-    return make_grid(
-        [
-            (Head("phase", left=True), titles.__getitem__),
-            (Head("median"), lambda name: format_ns(median(longest(name)), 3)),
-            (Head("slowest run"), lambda name: format_ns(max(longest(name)), 3)),
-            (Head("which", left=True), lambda name: one_line(slowest_run(name).name)),
-        ],
-        list(titles),
-        above=[f"set-up of {len(rows)} runs: the longest time of any rank"],
-    )
-
-
-def _phase_cell(row: ColdRow, name: str) -> str:
-    phase = row.phases.get(name)
-    if phase is None:
-        return "-"
-    beyond = f" (rank {phase.rank}, +{format_ns(phase.beyond_ns, 3)})"
-    return format_ns(phase.ns, 3) + (beyond if phase.rank is not None else "")
-
-
-def _part_cell(row: ColdRow) -> str:
-    part, whole = row.largest_part, row.phases.get("nccl_init")
-    if not part or not whole:
-        return "-"
-    share = f", {100 * part[1] / whole.ns:.0f} %" if whole.ns else ""
-    return f"{one_line(part[0])} {format_ns(part[1], 3)}{share}"
 
 
 def _late(late: Sequence[Late]) -> Grid:
@@ -409,7 +369,6 @@ _OF_ROW = (
 
 def _row_record(row: ColdRow) -> dict[str, Any]:
     """One run, flat: durations in ns, unknown is null."""
-    part = row.largest_part
     return {
         "run": row.name,
         "cell": row.run.labels.get("cell"),
@@ -418,23 +377,21 @@ def _row_record(row: ColdRow) -> dict[str, Any]:
         "start_utc": row.run.header.get("start_utc"),
         **without_none(row.kind),
         **select_fields(row, "ranks hosts"),
-        "first_call_ns": row.call_ns(1),
-        "second_call_ns": row.call_ns(2),
-        "third_call_ns": row.call_ns(3),
+        "first_call_ns": row.first_ns,
+        "second_call_ns": row.second_ns,
+        "third_call_ns": row.third_ns,
         "last_cold_call_ns": row.last_ns,
         "steady_ns": row.steady_ns,
         "steady_clock": row.clock,
-        "second_over_first": over(row.call_ns(2), row.call_ns(1)),
-        "second_over_third": over(row.call_ns(2), row.call_ns(3)),
-        "first_over_steady": over(row.call_ns(1), row.steady_ns),
+        "second_over_first": over(row.second_ns, row.first_ns),
+        "second_over_third": over(row.second_ns, row.third_ns),
+        "first_over_steady": over(row.first_ns, row.steady_ns),
         **select_fields(row, _OF_ROW),
         **{
             f"{name}_{field}": value
             for name, phase in row.phases.items()
             for field, value in select_fields(phase, "ns slowest_rank=rank beyond_ns").items()
         },
-        **{f"nccl_init_{name}_ns": ns for name, ns in row.parts_ns.items()},
-        "nccl_init_largest_part": part[0] if part else None,
     }
 
 

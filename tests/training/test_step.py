@@ -1,4 +1,4 @@
-"""One step of a training on all ranks: worked out by hand, drawn, as a trace, and bad input."""
+"""The times of ranks in a step, their clocks, and the trace for Perfetto: worked out by hand."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pytest
 import torch
 from error_form import error_tail, error_text, expecting
 from foreign_traces import INFO, event, kernel, param, step
-from sent import MS, call, traffic, world
+from sent import MS, call, traffic
 
 from torchcoll.cli import main
-from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic, join
-from torchcoll.parts.training import step_show
+from torchcoll.parts.training.arrivals import find_arrivals
 from torchcoll.parts.training.joined import join_ranks, measure_offsets
 from torchcoll.parts.training.ledger import Ledger
-from torchcoll.parts.training.whole_step import whole_step
+from torchcoll.parts.training.perfetto import traffic_trace
+from torchcoll.parts.training.traffic_table import summarise_traffic
 from torchcoll.reading.traces import read_traffic
 
 AHEAD = 1000 * MS  # rank 1's clock
@@ -53,23 +53,15 @@ def made(clocks=True):
     return recorded
 
 
+def ranks_of(recorded):
+    return summarise_traffic(Ledger(recorded)).ranks
+
+
 def test_what_a_step_is_made_of():
-    zero, rank_step = whole_step(Ledger(made())).ranks
-    names = ("computing_ns", "communicating_ns", "hidden_ns", "exposed_ns", "idle_ns", "wait_ns")
-    assert [getattr(zero, name) / MS for name in names] == [60, 50, 10, 40, 0, 30]
-    assert [getattr(rank_step, name) / MS for name in names] == [60, 20, 0, 20, 20, 0]
-    assert (zero.last, rank_step.last, rank_step.even) == (0, 1, 0.5)
-
-
-def test_the_critical_path_goes_to_the_rank_that_came_last():
-    """From 100 on rank 0: 30 ms computing, 20 of the call; on rank 1 10 idle, 40 computing."""
-    whole = whole_step(Ledger(made()))
-    assert whole.path == pytest.approx({"computing": 0.7, "exposed": 0.2, "idle": 0.1})
-    assert [rank_step.path for rank_step in whole.ranks] == [0.5, 0.5]
-    assert step_show.answer_lines(whole) == [
-        "60 % computing, 30 % exposed communication, 10 % idle (of all ranks' time)",
-        "critical path: 70 % computing, 20 % communication, 10 % idle; 50 % of it on rank 0",
-    ]
+    zero, one = ranks_of(made())
+    names = ("computing_ns", "in_flight_ns", "exposed_ns", "idle_ns", "wait_ns")
+    assert [getattr(zero, name) / MS for name in names] == [60, 50, 40, 0, 30]
+    assert [getattr(one, name) / MS for name in names] == [60, 20, 20, 20, 0]
 
 
 def test_a_rank_is_called_late_beyond_chance_alone():
@@ -87,15 +79,15 @@ def test_a_rank_is_called_late_beyond_chance_alone():
         marks = [(90 * number, 90 * number + 90) for number in range(count)]
         recorded.steps = {0: spans(*marks), 1: spans(*marks, ahead=AHEAD)}
         recorded.source = "kineto"
-        return whole_step(Ledger(recorded))
+        return find_arrivals(Ledger(recorded))
 
     for count in (1, 5):
-        assert in_steps(count).arrivals.late == []
-        assert [rank_step.last for rank_step in in_steps(count).ranks] == [0, 1]
-    captured = in_steps(6)
-    assert [row.rank for row in captured.arrivals.late] == [1]
-    assert [rank_step.caused_ns for rank_step in captured.ranks] == [0, 9 * 2 * MS]
-    assert any(line.startswith("rank 1 is late: ") for line in step_show.answer_lines(captured))
+        assert in_steps(count).late == []
+        assert [row.share for row in in_steps(count).ranks] == [1, 0]
+    arrivals = in_steps(6)
+    assert [row.rank for row in arrivals.late] == [1]
+    assert [row.caused_ns for row in arrivals.ranks] == [6 * 9 * 2 * MS, 0]
+    assert arrivals.answer.headline.startswith("rank 1 is late: ")
 
 
 def test_a_group_that_calls_more_often_makes_none_of_its_ranks_late():
@@ -116,67 +108,9 @@ def test_a_group_that_calls_more_often_makes_none_of_its_ranks_late():
 
     recorded = traffic(calls_of, ranks=4, steps=40, groups=groups)
     recorded.source = "kineto"
-    step = whole_step(Ledger(recorded))
-    assert [rank_step.last for rank_step in step.ranks] == [0.5] * 4
-    assert step.arrivals.late == []
-
-
-@pytest.mark.parametrize(("clocks", "shares"), [("hh", ([0.58, 0.42],)), ("ab", ([1, 0], [0, 1]))])
-def test_a_wait_is_a_way_to_another_rank_if_the_clocks_tell_it(clocks, shares):
-    """Asynchronous on a CPU: Python stamps the end, 5 ms late at times. Rank 1 came 1 ms later."""
-
-    def calls_of(rank):
-        start = 20 + rank
-        fields = {"start_ns": start * MS, "time_ns": (50 - start) * MS, "asynchronous": True}
-        return [call(step=0, **fields)]
-
-    recorded = traffic(calls_of)
-    recorded.steps = dict.fromkeys((0, 1), spans((0, 50)))
-    recorded.clocks = {rank: (clocks[rank], 0) for rank in (0, 1)}
-    recorded.source = "capture"
-    step = whole_step(Ledger(recorded))
-    assert [rank_step.path for rank_step in step.ranks] in shares
-    assert any("stamped up to 5.00 ms late: waits follow" in n for n in step.notes)
-
-
-@pytest.mark.parametrize(
-    ("begun", "waited_ms"),
-    [
-        ((0, 10, 20), 0),  # each of rank 0 is behind another one, which moves
-        ((5, 10, 25), 10),  # 0 to 5 for the first, 20 to 25 for the last
-        ((5, 5, 5), 5),
-    ],
-)
-def test_a_call_behind_another_one_is_queued_and_does_not_wait(begun, waited_ms):
-    """Rank 0 issues three calls at once, which end at 10, 20 and 30 ms; rank 1 at ``begun``."""
-
-    def calls_of(rank):
-        starts = begun if rank else (0, 0, 0)
-        return [
-            call(
-                step=0,
-                sequence=number,
-                start_ns=start * MS,
-                time_ns=(10 * (number + 1) - start) * MS,
-            )
-            for number, start in enumerate(starts)
-        ]
-
-    recorded = traffic(calls_of)
-    recorded.steps = dict.fromkeys((0, 1), spans((0, 30)))
-    recorded.clocks = dict.fromkeys((0, 1), ("here", 0))
-    zero, rank_step = whole_step(Ledger(recorded)).ranks
-    assert (zero.wait_ns, rank_step.wait_ns) == (waited_ms * MS, 0)
-    (together,) = step_show._group_overlapping(zero.calls)
-    assert step_show._label(together) == "3 all_reduce, together 3M"  # one bar has one label
-    assert step_show._label(together[:1]) == "all_reduce 1M"
-
-
-def test_a_call_that_ends_later_held_nothing_up():
-    """Rank 0 computes again from 60 on, beside the call: what came before that is idle."""
-    recorded = made()
-    recorded.computing[0] = spans((0, 30), (60, 100))
-    assert whole_step(Ledger(recorded)).path == pytest.approx({"computing": 0.7, "idle": 0.3})
+    arrivals = find_arrivals(Ledger(recorded))
+    assert [row.share for row in arrivals.ranks] == [0.5] * 4
+    assert arrivals.late == []
 
 
 def by_calls(result):
@@ -208,8 +142,8 @@ def test_calls_that_contradict_each_other_align_nothing():
     recorded.calls[0].append(ran(80, 82, sequence=1))
     recorded.calls[1].append(ran(380, 382, AHEAD, sequence=1))
     assert by_calls(recorded).added_ns == {0: 0}
-    assert "no one offset fits all calls" in whole_step(Ledger(recorded)).notes[0]
-    (message,) = step_show.traffic_trace(Ledger(recorded))[1]
+    (message,) = traffic_trace(Ledger(recorded))[1]
+    assert "no one offset fits all calls" in message
     assert message.endswith("their events are right among themselves only")
 
 
@@ -217,9 +151,9 @@ def test_a_rooted_call_aligns_nothing():
     recorded = made(clocks=False)
     for rank, (rank_call,) in recorded.calls.items():
         recorded.calls[rank] = [dataclasses.replace(rank_call, collective="broadcast", root=0)]
-    whole = whole_step(Ledger(recorded))
-    assert whole.offsets.problem.startswith("the clocks of rank 1 cannot be aligned with rank 0")
-    assert [rank_step.wait_ns for rank_step in whole.ranks] == [None, None]
+    problem = Ledger(recorded).offsets.problem
+    assert problem.startswith("the clocks of rank 1 cannot be aligned with rank 0")
+    assert [rank.wait_ns for rank in ranks_of(recorded)] == [None, None]
 
 
 def _captured(folder):
@@ -245,15 +179,12 @@ def test_the_clock_of_a_host_lies_within_what_calls_tell(jobs, tmp_path):
     recorded.clocks = {}
     measured = by_calls(recorded)
     assert abs(measured.added_ns[1] - same_clock.added_ns[1]) <= measured.error_ns[1]
-    whole = whole_step(Ledger(recorded))
-    assert [(rank_step.computing_ns, rank_step.idle_ns) for rank_step in whole.ranks] == [
-        (None, None)
-    ] * 2
-    exposed = [rank_step.communicating_ns for rank_step in whole.ranks]
+    ranks = ranks_of(recorded)
+    assert [(rank.computing_ns, rank.idle_ns) for rank in ranks] == [(None, None)] * 2
+    exposed = [rank.in_flight_ns for rank in ranks]
     if torch.__version__.startswith("2.6."):  # does not tell that the program waits for each call
         exposed = [None, None]
-    assert [rank_step.exposed_ns for rank_step in whole.ranks] == exposed
-    assert any("may be computation or idle" in note for note in whole.notes)
+    assert [rank.exposed_ns for rank in ranks] == exposed
 
 
 def kineto(folder, rank, *events):
@@ -280,9 +211,9 @@ def profiled(folder, ranks=(0, 1)):
 
 def test_a_profiler_trace_tells_computation_and_communication_of_no_call(tmp_path):
     recorded = read_traffic([profiled(tmp_path / "run")])
-    rank_step = whole_step(Ledger(recorded)).ranks[0]
-    assert (rank_step.computing_ns, rank_step.communicating_ns) == (250_000, 300_000)
-    assert (rank_step.exposed_ns, rank_step.idle_ns) == (200_000, 1_000_000 - 250_000 - 200_000)
+    rank = ranks_of(recorded)[0]
+    assert (rank.computing_ns, rank.in_flight_ns) == (250_000, 300_000)
+    assert (rank.exposed_ns, rank.idle_ns) == (200_000, 1_000_000 - 250_000 - 200_000)
     # ... and so does the file of it.
     recorded.save(tmp_path / "all.jsonl")
     reloaded = Traffic.load(tmp_path / "all.jsonl")
@@ -299,18 +230,23 @@ def command(capsys, *arguments):
 
 
 def test_the_command(tmp_path, capsys):
-    folder, picture, trace = profiled(tmp_path / "run"), tmp_path / "s.png", tmp_path / "t.json"
-    code, out, err = command(capsys, folder, "--plot", picture, "--perfetto", trace)
-    assert (code, err.splitlines()[-1]) == (0, f"torchcoll: picture: {picture}")
-    assert out.splitlines()[:2] == [
-        f"{folder}: kineto, 2 ranks, step 0 of 1, 1.00 ms (slowest rank)",
-        "25 % computing, 20 % exposed communication, 55 % idle (of all ranks' time)",
+    folder, trace = profiled(tmp_path / "run"), tmp_path / "t.json"
+    code, out, err = command(capsys, folder, "--perfetto", trace)
+    assert (code, err.splitlines()[0]) == (0, f"torchcoll: trace: {trace}")
+    table = [line.split()[:3] for line in out.split("most of it")[1].splitlines()[1:6]]
+    assert table == [
+        ["step", "1.000", "ms"],
+        ["computing", "250.0", "us"],
+        ["in", "flight", "300.0"],
+        ["exposed", "200.0", "us"],
+        ["waiting", "0", "ns"],
     ]
-    assert picture.read_bytes().startswith(b"\x89PNG")
     code, out, _ = command(capsys, folder, "--step", "0", "--format", "json")
-    row = json.loads(out)["rows"][0]
-    assert (row["step_ns"], row["idle_ns"], row["hidden_ns"]) == (1_000_000, 550_000, 100_000)
-    code, _, err = command(capsys, folder, "--plot", picture)
+    rank = json.loads(out)["ranks"][0]
+    assert (rank["step_ns"], rank["idle_ns"]) == (1_000_000, 550_000)
+    code, out, _ = command(capsys, folder, "--view", "ranks,calls")
+    assert "by rank: computing + exposed + idle = the step" in out and "all_reduce" in out
+    code, _, err = command(capsys, folder, "--perfetto", trace)
     assert (code, expecting("a file that does not exist") in err) == (2, True)
 
 
@@ -318,7 +254,7 @@ def test_perfetto_shows_ranks_on_one_clock_and_no_two_events_on_a_thread(tmp_pat
     recorded = made(clocks=False)
     recorded.calls[0].append(ran(60, 65, sequence=1))
     recorded.calls[1].append(ran(60, 65, AHEAD, sequence=1))
-    text, (message,) = step_show.traffic_trace(Ledger(recorded))
+    text, (message,) = traffic_trace(Ledger(recorded))
     document = json.loads(text)
     assert document["otherData"]["clocks"] == [message] and "at most 5.00 ms off" in message
     tracks = {}
@@ -343,7 +279,7 @@ def test_perfetto_shows_ranks_on_one_clock_and_no_two_events_on_a_thread(tmp_pat
 def test_the_trace_has_communication_of_no_known_call_and_no_empty_note():
     recorded = made()
     recorded.apart = {1: spans((92, 98), ahead=AHEAD)}
-    text, _ = step_show.traffic_trace(Ledger(recorded))
+    text, _ = traffic_trace(Ledger(recorded))
     (untold,) = (
         event_value
         for event_value in json.loads(text)["traceEvents"]
@@ -351,27 +287,18 @@ def test_the_trace_has_communication_of_no_known_call_and_no_empty_note():
     )
     assert (untold["pid"], untold["dur"]) == (1, 6000)  # us
     alone = traffic(lambda rank: [ran(20, 70)], 1)
-    assert step_show.traffic_trace(Ledger(alone))[1] == []
-
-
-def test_many_ranks_are_not_all_drawn_but_the_late_one_is():
-    groups = world(40)
-    recorded = traffic(lambda rank: [ran(10 + rank % 39, 60)], 40, groups=groups)
-    recorded.steps = {rank: spans((0, 100)) for rank in range(40)}
-    recorded.clocks = {rank: ("here", 0) for rank in range(40)}
-    drawn = step_show._ranks_to_draw(whole_step(Ledger(recorded)))
-    assert (len(drawn), drawn[-1].rank) == (step_show.MAX_RANKS_DRAWN, 38)
+    assert traffic_trace(Ledger(alone))[1] == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (["--step", "1"], error_text("step", "1", "0 to 0, as were marked")),
-        (["--step", "x"], error_text("step", "x", "a number from 0 on, or typical")),
-        (["--step", "-1"], error_text("step", "-1", "a number from 0 on, or typical")),
-        (["--step", "²"], error_text("step", "²", "a number from 0 on, or typical")),
-        (["--step", "9" * 5000], error_tail("", "a number from 0 on, or typical")),
-        (["--plot", "s.txt"], error_text("picture", "s.txt", "a name that ends in")),
+        (["--step", "x"], error_text("step", "x", "a number from 0 on")),
+        (["--step", "-1"], error_text("step", "-1", "a number from 0 on")),
+        (["--step", "²"], error_text("step", "²", "a number from 0 on")),
+        (["--step", "9" * 5000], error_tail("", "a number from 0 on")),
+        (["--view", "sizes"], error_text("view", "sizes", "one of calls")),
     ],
 )
 def test_bad_options_are_one_line(tmp_path, capsys, arguments, text):
@@ -382,34 +309,9 @@ def test_bad_options_are_one_line(tmp_path, capsys, arguments, text):
 
 def test_calls_without_times_are_one_line(tmp_path, capsys):
     traffic(lambda rank: [call(step=0)]).save(tmp_path / "all.jsonl")
-    for option in (["--step", "typical"], ["--perfetto", str(tmp_path / "t.json")]):
-        code, _, err = command(capsys, tmp_path / "all.jsonl", *option)
-        assert (code, err.count("\n")) == (2, 1)
-        assert "with times" in err
-
-
-def test_one_rank_no_step_and_no_computation(tmp_path):
-    """What is not told is said, and never idle."""
-    kineto(tmp_path / "run", 0, param("allreduce", 100, 7),
-           kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 300, 200, 7))  # fmt: skip
-    whole = whole_step(Ledger(read_traffic([tmp_path / "run"])))
-    (rank_step,) = whole.ranks
-    assert (rank_step.computing_ns, rank_step.idle_ns, rank_step.exposed_ns) == (None, None, None)
-    assert (rank_step.step_ns, rank_step.communicating_ns) == (200_000, 200_000)
-    text = " ".join(whole.notes)
-    assert "no source records what rank 0 computed" in text
-    assert "no step is marked" in text and "1 of 2 ranks" in text
-    step_show.draw_step(whole, tmp_path / "s.svg")
-    assert "unknown whether hidden" in (tmp_path / "s.svg").read_text()
-
-
-def test_a_step_without_a_call():
-    recorded = made()
-    recorded.steps = {
-        rank: [*calls, (calls[0][1], calls[0][1] + MS)] for rank, calls in recorded.steps.items()
-    }
-    with pytest.raises(UsageError, match="in which no call ran"):
-        whole_step(Ledger(recorded), 1)
+    code, _, err = command(capsys, tmp_path / "all.jsonl", "--perfetto", tmp_path / "t.json")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "with times" in err
 
 
 def test_ranks_of_different_sources_keep_their_own_clocks():
