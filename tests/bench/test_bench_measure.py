@@ -106,7 +106,7 @@ def test_time_stamps(launch, monkeypatch):
 
 
 def test_where_the_time_went(launch):
-    """Ramp-up calls, barriers and gathers are parts of the case's wall time, as the table says."""
+    """Ramp-up calls, barriers and gathers are parts of the case's wall time."""
     measured = launch("all_reduce", "--sizes 8,1K -n 50 --verbose", 2).ended(0)
     for result in measured.run.results:
         spent = result.spent_ns
@@ -115,7 +115,6 @@ def test_where_the_time_went(launch):
         assert min(spent.values()) > 0
         parts = spent["ramp_up"] + spent["barriers"] + spent["gathers"]
         assert parts + sum(result.time_ns["host"][0]) <= spent["case"]
-    assert "; of the time of all cases: ramp-up calls " in measured.stdout()
 
 
 def noting(event, real):

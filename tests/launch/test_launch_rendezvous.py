@@ -148,9 +148,8 @@ def test_ranks_below_one_launcher_process(monkeypatch):
             error_text(
                 "MASTER_ADDR and MASTER_PORT of 8 ranks from Open MPI",
                 "neither",
-                "the host of rank 0 and a free port there. Give all ranks -x MASTER_ADDR=HOST "
-                "-x MASTER_PORT=29500, or --rendezvous-file PATH in a folder that all hosts "
-                "share.",
+                "the host of rank 0 and a free port there. Give all ranks MASTER_ADDR and "
+                "MASTER_PORT, or --rendezvous-file PATH in a folder that all hosts share.",
             ),
         ),
         (
@@ -159,8 +158,8 @@ def test_ranks_below_one_launcher_process(monkeypatch):
             error_text(
                 "MASTER_ADDR of 8 ranks from Open MPI",
                 "none",
-                "the host of rank 0 and a free port there. Give all ranks -x MASTER_ADDR=HOST, "
-                "or --rendezvous-file PATH in a folder that all hosts share.",
+                "the host of rank 0 and a free port there. Give all ranks MASTER_ADDR, or "
+                "--rendezvous-file PATH in a folder that all hosts share.",
             ),
         ),
         (
@@ -169,8 +168,8 @@ def test_ranks_below_one_launcher_process(monkeypatch):
             error_text(
                 "MASTER_PORT of 8 ranks from Intel MPI",
                 "none",
-                "the host of rank 0 and a free port there. Give all ranks -genv MASTER_PORT "
-                "29500, or --rendezvous-file PATH in a folder that all hosts share.",
+                "the host of rank 0 and a free port there. Give all ranks MASTER_PORT, or "
+                "--rendezvous-file PATH in a folder that all hosts share.",
             ),
         ),
         (
@@ -179,8 +178,8 @@ def test_ranks_below_one_launcher_process(monkeypatch):
             error_text(
                 "MASTER_ADDR and MASTER_PORT of 2 ranks from RANK and WORLD_SIZE",
                 "neither",
-                "the host of rank 0 and a free port there. Give all ranks MASTER_ADDR=HOST "
-                "MASTER_PORT=29500, or --rendezvous-file PATH in a folder that all hosts share.",
+                "the host of rank 0 and a free port there. Give all ranks MASTER_ADDR and "
+                "MASTER_PORT, or --rendezvous-file PATH in a folder that all hosts share.",
             ),
         ),
         (
