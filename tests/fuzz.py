@@ -48,7 +48,7 @@ from torchcoll.parts.postmortem import (
     log_evidence,
     stack_evidence,
 )
-from torchcoll.parts.training.traffic_show import show_traffic
+from torchcoll.parts.training.traffic_show import VIEWS, show_traffic
 from torchcoll.questions.show.show import show
 from torchcoll.reading.inputs import load
 from torchcoll.reading.registry import import_file
@@ -142,9 +142,9 @@ def _dumps(path: Path) -> None:
 
 
 def _arrived(path: Path) -> None:
-    """As ``torchcoll trace``, with who came last."""
+    """As ``torchcoll trace``, with all views."""
     for format in ("table", "csv", "json"):
-        show_traffic(read_jobs([path]), format, io.StringIO(), arrivals=True)
+        show_traffic(read_jobs([path]), format, io.StringIO(), VIEWS)
 
 
 def _evidence(reader: ModuleType) -> Callable[[Path], None]:

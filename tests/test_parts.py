@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import torchcoll
-from torchcoll.core.parts import functions_of, missing_part, modules_of, parts
+from torchcoll.core.parts import missing_part, modules_of, parts
 from torchcoll.questions.page.page_draft import PLACES
 
 ROOT = Path(__file__).parent.parent
@@ -147,9 +147,6 @@ def test_a_part_names_places_and_commands_of_the_kernel():
 def test_tables_are_read_in_the_order_of_the_parts():
     assert next(modules_of("shows", "torchcoll.core.traffic")).endswith(".traffic_show")
     assert [*modules_of("shows", "torchcoll.core.result")] == []
-    recognise = next(functions_of("answers", "recognises"))
-    assert recognise("postgresql://user@host/name")
-    assert not recognise("runs/")
 
 
 def test_a_part_from_outside(tmp_path):

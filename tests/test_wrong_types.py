@@ -69,9 +69,7 @@ def test_the_error_says_what_to_do():
     ):
         torchcoll.run(traffic)
     for function in (torchcoll.plot, torchcoll.scaling):
-        with pytest.raises(
-            UsageError, match=r"got Traffic, .*torchcoll\.compare\(traffic, traffic\)"
-        ):
+        with pytest.raises(UsageError, match="got Traffic, expected a Run, a file, a folder"):
             function(traffic)
     with pytest.raises(UsageError, match=error_text("file", "Traffic", "a path")):
         torchcoll.load(traffic)

@@ -109,11 +109,11 @@ class Imported:
 
     def warnings_by_run(self) -> list[list[str]]:
         """The warnings of each run: its own, and those that are about all."""
-        own = self.own_warnings or [[]] * len(self.runs)
-        about_some = {text for texts in own for text in texts}
+        texts_by_run = self.own_warnings or [[]] * len(self.runs)
+        about_some = {text for texts in texts_by_run for text in texts}
         return [
             [text for text in self.warnings if text in texts or text not in about_some]
-            for texts in own
+            for texts in texts_by_run
         ]
 
     def refusals(self) -> list[tuple[str, str]]:

@@ -41,8 +41,8 @@ def quote_text(run: Run, answer: Answer, rows: Sequence[Row]) -> str:
         (Head("busbw GB/s"), lambda item: format_bandwidth(item[1].busbw_gbps)),
     ]
     below = header_lines(run, rows)[:2]
-    known = [f"{n} {one_line(run.environment[n])}" for n in _VERSIONS if run.environment.get(n)]
-    below += [f"versions: {', '.join(known)}"] if known else []
+    versions = [f"{n} {one_line(run.environment[n])}" for n in _VERSIONS if run.environment.get(n)]
+    below += [f"versions: {', '.join(versions)}"] if versions else []
     below += run_problems(run)
     if len(shown) < len(right):
         below.append(f"{counted(len(right) - len(shown), 'more case')} in the file")

@@ -71,8 +71,8 @@ def unknown_of(base: sides.Side, new: sides.Side) -> list[str]:
 def settings_of(base: sides.Side, new: sides.Side, pairs: Sequence[Pair]) -> list[Difference]:
     """Everything that differs: in the cases, in how they were measured, in the environments."""
     matched = [pair for pair in pairs if pair.matched]
-    both = ([m for p in matched for m in p.base], [m for p in matched for m in p.new])
-    names = [sorted({m.row.library for m in items if m.row.library}) for items in both]
+    side_cases = ([m for p in matched for m in p.base], [m for p in matched for m in p.new])
+    names = [sorted({m.row.library for m in items if m.row.library}) for items in side_cases]
     library = Difference("library", tuple(names[0]), tuple(names[1]))
     cases = [d for d in [*dimensions_of(pairs), library] if d.base != d.new]
     facts = [*differences_of(base, new), *_recorded_by_one(base, new)]
@@ -232,16 +232,16 @@ def ways_of(pairs: Sequence[Pair]) -> list[Difference]:
     matched = [pair for pair in pairs if pair.matched]
     differences = []
     for name in ("iterations (-n)", "stopped by", "ramp-up calls"):
-        ways = [
-            [{way for m in items if (way := _ways(m)[name])} for items in (pair.base, pair.new)]
+        values = [
+            [{text for m in items if (text := _ways(m)[name])} for items in (pair.base, pair.new)]
             for pair in matched
         ]
-        known = [of_sides for of_sides in ways if all(of_sides)]
-        differing = [of_sides for of_sides in known if of_sides[0].isdisjoint(of_sides[1])]
+        complete = [of_sides for of_sides in values if all(of_sides)]
+        differing = [of_sides for of_sides in complete if of_sides[0].isdisjoint(of_sides[1])]
         if differing:
             base, new = (sorted(set().union(*of_side)) for of_side in zip(*differing, strict=True))
-            where = f"in {len(differing)} of {len(known)} cases"
-            where = where if len(differing) < len(known) else ""
+            where = f"in {len(differing)} of {len(complete)} cases"
+            where = where if len(differing) < len(complete) else ""
             differences.append(Difference(name, tuple(base), tuple(new), where))
     return differences
 

@@ -163,8 +163,8 @@ def _pairs(
                 taken = [
                     each for each in alone.items() if any(_unstated(m, each[0]) for m in b + n)
                 ]
-                own = (dict(own_b), dict(own_n))
-                pairs.append(Pair(dict(common), size_bytes, b, n, own, tuple(taken)))
+                remaining = (dict(own_b), dict(own_n))
+                pairs.append(Pair(dict(common), size_bytes, b, n, remaining, tuple(taken)))
     return pairs
 
 
@@ -220,7 +220,11 @@ def _separate(base: Sequence[Measured], new: Sequence[Measured], names: Sequence
     )
     # Two lists of a hundred thousand sizes each need no exact answer.
     nearest = min(
-        ([n for n in one if one[n] != other[n]] for one in ours[:300] for other in theirs[:300]),
+        (
+            [name for name in our if our[name] != their[name]]
+            for our in ours[:300]
+            for their in theirs[:300]
+        ),
         key=len,
     )
     reasons = []

@@ -148,12 +148,12 @@ def side_faults(
             all_runs, names = by_kind.setdefault(kind, (set(), []))
             all_runs |= numbers
             names.append(name)
-    found = [
+    kinds = [
         Fault(kind, len(by_kind[kind][0]), tuple(dict.fromkeys(by_kind[kind][1])))
         for kind in dict.fromkeys([*_TEXTS, *by_kind])
         if kind in by_kind
     ]
-    return SideFaults(side, runs, tuple(found), tuple(missing), len(cases), tuple(outliers))
+    return SideFaults(side, runs, tuple(kinds), tuple(missing), len(cases), tuple(outliers))
 
 
 def cut_runs(side: Side) -> dict[int, set[str]]:

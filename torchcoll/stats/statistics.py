@@ -158,8 +158,8 @@ def noise_share(model: Model, rest: numpy.ndarray) -> numpy.ndarray:
         / max(float(model.free[model.sides == side].sum()), ratios.NO_SPREAD)
         for side in (0, 1)
     )
-    both = base + new
-    return numpy.where(both > 0, new / numpy.maximum(both, ratios.NO_SPREAD**3), 0.5)
+    total = base + new
+    return numpy.where(total > 0, new / numpy.maximum(total, ratios.NO_SPREAD**3), 0.5)
 
 
 def side_error(

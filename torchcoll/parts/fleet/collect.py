@@ -81,12 +81,12 @@ def collect(arguments: Sequence[str], address: StoreAddress) -> Collected:
 
 def _collect_some(files: Sequence[InputFile], writer: StoreWriter, collected: Collected) -> None:
     host = socket.gethostname()
-    known = writer.known_files(host, [clean_text(file.path) for file in files])
+    stored_files = writer.known_files(host, [clean_text(file.path) for file in files])
     runs: list[RunWithCases] = []
     records: list[dict[str, Any]] = []
     for file in files:
         path, label = clean_text(file.path), clean_text(file.label)
-        stored = known.get((path, label))
+        stored = stored_files.get((path, label))
         try:
             states = [os.stat(part) for part in files_of_run(file.path)]
             signature = ",".join(f"{each.st_size}:{each.st_mtime_ns}" for each in states)

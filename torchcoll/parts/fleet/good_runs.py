@@ -398,8 +398,8 @@ def limits_of(
     spreads, degrees = baseline.spreads[chosen], baseline.degrees[chosen]
     run_degrees, node_runs = baseline.run_degrees, baseline.node_runs
     count = len(baseline.nodes)
-    known = node in baseline.nodes
-    if node is not None and not known and (baseline.by_node or count < FEWEST_NODES):
+    is_baseline_node = node in baseline.nodes
+    if node is not None and not is_baseline_node and (baseline.by_node or count < FEWEST_NODES):
         names = shorten([name or "several hosts" for name in baseline.nodes], 2)
         raise CannotJudge(
             f"a run of {node or 'several hosts'} and a baseline of {names}",
@@ -407,7 +407,7 @@ def limits_of(
         )
     centres = np.zeros(len(chosen))
     centre_variance = _MEDIAN_VARIANCE / count
-    if baseline.by_node and known:
+    if baseline.by_node and is_baseline_node:
         index = baseline.nodes.index(node or "")
         centres = baseline.effects[index, chosen]
         centre_variance = _centre_variance(float(node_runs[index]))
@@ -451,10 +451,10 @@ def limits_of(
 def judge_new_run(baseline: Baseline, node: str, times_ns: Mapping[CaseKey, float]) -> RunJudged:
     """Raises CannotJudge without a common case, and for a node that the baseline cannot judge."""
     # Not a case whose usual time on this node, or whose difference between nodes, is not known.
-    known = np.isfinite(baseline.effects)
-    judgeable = known.sum(axis=0) >= min(FEWEST_NODES, len(known))
+    has_effect = np.isfinite(baseline.effects)
+    judgeable = has_effect.sum(axis=0) >= min(FEWEST_NODES, len(has_effect))
     if node in baseline.nodes:
-        judgeable = known[baseline.nodes.index(node)]
+        judgeable = has_effect[baseline.nodes.index(node)]
     columns = [c for c, key in enumerate(baseline.keys) if key in times_ns and judgeable[c]]
     if not columns:
         raise CannotJudge("no case in common", "a run with cases of the baseline")

@@ -211,9 +211,9 @@ def evidence(
     """
     sums, counts = windows(values, noise, limits, reference_nights, reach)
     with np.errstate(invalid="ignore", divide="ignore"):
-        found = sums / np.sqrt(noise.sum_variances(counts, reference_nights))[:, :, None]
-    found = np.where((counts >= 2)[:, :, None], found, 0.0)
-    return StepEvidence(found.max(axis=0), found.min(axis=0))
+        scores = sums / np.sqrt(noise.sum_variances(counts, reference_nights))[:, :, None]
+    scores = np.where((counts >= 2)[:, :, None], scores, 0.0)
+    return StepEvidence(scores.max(axis=0), scores.min(axis=0))
 
 
 def windows(

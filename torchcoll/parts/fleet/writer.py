@@ -159,8 +159,8 @@ def key_columns(key: CaseKey) -> dict[str, Any]:
     """The row of a case in CASE_KEYS, but for its id and hash."""
     case = key.case
     placed = {True: "in place", False: "out of place", None: ""}[case.in_place]
-    words = (case.collective, format_size(case.size_bytes), case.dtype, case.op, placed)
-    name = " ".join(word for word in words if word)
+    fields = (case.collective, format_size(case.size_bytes), case.dtype, case.op, placed)
+    name = " ".join(field for field in fields if field)
     return {
         "key": key.to_json(),
         "name": f"{name}, {key.ranks} ranks, {case.backend} {case.mode}",

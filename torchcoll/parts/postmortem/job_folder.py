@@ -534,16 +534,16 @@ def _group_names(evidence: JobEvidence, variants: _Variants) -> dict[str, str]:
         groups.setdefault(name, GroupSeen(name))
     names = {}
     for name, group in groups.items():
-        known = variants[name]
+        group_variants = variants[name]
         fits = [
             index
-            for index, other in enumerate(known)
+            for index, other in enumerate(group_variants)
             if not other.ranks
             or (group.ranks == other.ranks if group.ranks else ranks & set(other.ranks))
         ]
-        if not fits and (group.ranks or not known):
-            fits = [len(known)]
-            known.append(group)
+        if not fits and (group.ranks or not group_variants):
+            fits = [len(group_variants)]
+            group_variants.append(group)
         names[name] = f"{name}@{fits[0] + 1}" if fits and fits[0] else name
     return names
 

@@ -72,16 +72,16 @@ def find_ranks() -> list[LiveRank]:
     pids = sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
     loaded = [pid for pid in pids if pid != os.getpid() and "libtorch" in _read(pid, "maps")]
     for name in _RANK_VARIABLES:  # below srun, torchrun itself has a number of srun
-        found: dict[tuple[tuple[str, ...], int], LiveRank] = {}
+        ranks: dict[tuple[tuple[str, ...], int], LiveRank] = {}
         for pid in loaded:
             pairs = (pair.partition("=") for pair in _read(pid, "environ").split("\0"))
             variables = {key: value for key, _, value in pairs}
             number = variables.get(name, "")
             if number.isdecimal() and int(number) < MOST_RANKS:
                 rank = LiveRank(int(number), pid, variables)
-                found.setdefault((rank.job, rank.rank), rank)
-        if found:
-            return sorted(found.values(), key=lambda rank: rank.rank)
+                ranks.setdefault((rank.job, rank.rank), rank)
+        if ranks:
+            return sorted(ranks.values(), key=lambda rank: rank.rank)
     return []
 
 
@@ -105,10 +105,10 @@ def _read(pid: int, name: str) -> str:
         return ""
 
 
-def _output(*words: str) -> str:
+def _output(*command: str) -> str:
     """What a program prints; '' if it is not installed, fails or takes too long."""
     try:
-        done = subprocess.run(words, capture_output=True, timeout=_LONGEST_S, check=True)
+        done = subprocess.run(command, capture_output=True, timeout=_LONGEST_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.decode(errors="replace")

@@ -440,8 +440,8 @@ def _cycle(edges: Mapping[int, frozenset[int]]) -> set[int]:
     components: dict[int, set[int]] = defaultdict(set)
     for rank, component in enumerate(connected_components(graph, connection="strong")[1]):
         components[component].add(rank)
-    found = [ranks for ranks in components.values() if len(ranks) > 1]
-    return min(found, key=lambda ranks: (len(ranks), min(ranks)), default=set())
+    circles = [ranks for ranks in components.values() if len(ranks) > 1]
+    return min(circles, key=lambda ranks: (len(ranks), min(ranks)), default=set())
 
 
 def _reaching(

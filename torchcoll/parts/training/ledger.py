@@ -183,19 +183,19 @@ class Ledger:
     def exposed_ns(self, rank: int, index: int) -> int | None:
         return call_exposed_ns(self.traffic, self.call(rank, index))
 
-    def slowest(self, at: Indices, step: int, column: Column, known: bool = False) -> int | None:
+    def slowest(self, at: Indices, step: int, column: Column, partial: bool = False) -> int | None:
         """Returns the largest of the ranks' sums over their calls of a step; None if a call has no
         figure, or none is in the step.
 
-        - known: of the calls that have the figure; None if none has.
+        - partial: of the calls that have the figure; None if none has.
         """
         sums = []
         for rank, by_step in at.items():
             values = [column(rank, index) for index in by_step.get(step, ())]
             figures = [value for value in values if value is not None]
-            if len(figures) < len(values) and not known:
+            if len(figures) < len(values) and not partial:
                 return None
-            sums += [sum(figures)] if figures or not known else []
+            sums += [sum(figures)] if figures or not partial else []
         return max(sums, default=None)
 
 

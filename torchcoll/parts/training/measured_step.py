@@ -180,8 +180,8 @@ def measure_step(
         of_ranks = [
             _figures(times[rank], step, by_kind(rank, step), rows, compute_ns) for rank in ranks
         ]
-        if known := [each for each in of_ranks if each is not None]:
-            figures.append(_mean(known))
+        if with_figures := [each for each in of_ranks if each is not None]:
+            figures.append(_mean(with_figures))
     if not figures:
         raise UsageError(f"measured {where}", "calls without a duration", "a capture that has them")
     unsplit = {

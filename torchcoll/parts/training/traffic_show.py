@@ -271,8 +271,8 @@ def _summary(table: TrafficTable, arrivals: Arrivals | None) -> Grid:
     """Returns the table of five rows: what a step consists of, and where most of it is."""
 
     def rank_with_most(figure: str) -> str:
-        known = [rank for rank in table.ranks if getattr(rank, figure)]
-        most = max(known, key=lambda rank: getattr(rank, figure), default=None)
+        candidates = [rank for rank in table.ranks if getattr(rank, figure)]
+        most = max(candidates, key=lambda rank: getattr(rank, figure), default=None)
         return f"on rank {most.rank}" if most and len(table.ranks) > 1 else ""
 
     exposed = table.exposed

@@ -83,7 +83,7 @@ def over_time(ledger: Ledger) -> OverTime | None:
 
     def stretch(index: int, steps: Sequence[int]) -> Stretch:
         def per_step(column: Column) -> float | None:
-            sums = [ledger.slowest(ledger.steps.at, k, column, known=True) for k in steps]
+            sums = [ledger.slowest(ledger.steps.at, k, column, partial=True) for k in steps]
             figures = [each for each in sums if each is not None]
             return median(figures) if figures else None
 
@@ -230,7 +230,7 @@ class RankSteps:
 
     def wait_ns(self, step: int) -> int | None:
         at = {self.rank: {step: self.indices.get(step, ())}}
-        return self.ledger.slowest(at, step, self.ledger.wait_ns, known=True)
+        return self.ledger.slowest(at, step, self.ledger.wait_ns, partial=True)
 
     def times(self) -> RankTimes:
         reduce = self.ledger.steps.reduce
@@ -416,7 +416,7 @@ def summarise_traffic(ledger: Ledger) -> TrafficTable:
         some = f"{len(traffic.calls)} of {traffic.ranks} ranks"
         notes.append(f"times are of {some}: the slowest may be another")
     ranks = [RankSteps(ledger, rank) for rank in traffic.calls]
-    told = all(rank.in_flight_ns(step) is not None for rank in ranks for step in steps.steady)
+    timed = all(rank.in_flight_ns(step) is not None for rank in ranks for step in steps.steady)
     return TrafficTable(
         rows,
         steps.steady,
@@ -425,7 +425,7 @@ def summarise_traffic(ledger: Ledger) -> TrafficTable:
         "mean" if steps.varying else "median",
         steps.duration_ns,
         steps.reduce(_most(RankSteps.computing_ns, ranks)),
-        steps.reduce(_most(RankSteps.in_flight_ns, ranks)) if told else None,
+        steps.reduce(_most(RankSteps.in_flight_ns, ranks)) if timed else None,
         steps.reduce(_most(RankSteps.wait_ns, ranks)),
         [rank.times() for rank in ranks],
         _find_exposed(ledger, ranks),

@@ -167,8 +167,8 @@ class Comparison(Displayed):
             factors = [each.factor for each in self.outliers if each.run[0] == number]
             speeds = [speed_up(factor, self.more_is_faster) for factor in factors]
             name = self.side_names[number]
-            found = side_faults(name, len(side.runs), cases, missing, speeds, cut_runs(side))
-            sides.append(replace(found, cases=of_other))
+            faults = side_faults(name, len(side.runs), cases, missing, speeds, cut_runs(side))
+            sides.append(replace(faults, cases=of_other))
         return sides[0], sides[1]
 
     @property
