@@ -128,7 +128,19 @@ TABLE = {
     "nothing listens": (
         "[E socket.cpp:957] [c10d] The client socket has timed out after 900s while trying to "
         "connect to (192.0.2.99, 29511).\n",
-        "the job never formed: nothing listened at 192.0.2.99:29511 for 900 s",
+        "the job never formed: nothing listened at 192.0.2.99:29511 for 900 s (15 min), or",
+        "MASTER_PORT",
+    ),
+    "nothing listens, in old torch": (
+        "RuntimeError: The client socket has timed out after 60s while trying to connect to "
+        "(node0, 1234).\n",
+        "nothing listened at node0:1234 for 60 s, or",
+        "MASTER_PORT",
+    ),
+    "nothing listens, in milliseconds": (
+        "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while "
+        "trying to connect to (10.0.0.1, 29500).\n",
+        "nothing listened at 10.0.0.1:29500 for 600 s (10 min), or",
         "MASTER_PORT",
     ),
     "port taken": (

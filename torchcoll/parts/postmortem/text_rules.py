@@ -14,7 +14,7 @@ from pathlib import Path
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.errors import one_line
 from torchcoll.core.opening import open_to_read
-from torchcoll.core.units import plural
+from torchcoll.core.units import format_digits, plural
 from torchcoll.parts.postmortem.diagnosis import Diagnosis, EvidenceLine, ranks_text, shortened
 from torchcoll.parts.postmortem.evidence import (
     ENDED_BY_ITSELF,
@@ -248,6 +248,10 @@ def sentences(first: TextMatch, same: Sequence[TextMatch]) -> tuple[str, str]:
         "rank_": first.names.get("rank", ""),
         **{name: group for name, group in first.names.items() if name != "rank"},
     }
+    if "after" in values:
+        values["after"] = _shown_time(
+            int(values["after"]) / (1000 if values["unit"] == "ms" else 1)
+        )
     if "op1" in values:
         values["op1"] = torch_collective(values["op1"].lower())
     says = one_line(first.text.says.format(*first.groups, **values))
@@ -261,6 +265,12 @@ def sentences(first: TextMatch, same: Sequence[TextMatch]) -> tuple[str, str]:
                 "MASTER_PORT or file, and start it once"
             )
     return says, remedy
+
+
+def _shown_time(seconds: float) -> str:
+    """``60 s``, ``600 s (10 min)``."""
+    text = f"{format_digits(seconds)} s"
+    return text if seconds < 120 else f"{text} ({format_digits(seconds / 60, 2)} min)"
 
 
 def _mismatch(finding: TextMatch) -> tuple[str, str]:

@@ -160,9 +160,9 @@ TEXTS = (
     ),
     _text(
         "never formed",
-        r"client socket has timed out after (\d+)\w* while trying to connect to "
-        r"\(?\[?([^\s,\])]+)\]?, (\d+)\)",
-        "the job never formed: nothing listened at {1}:{2} for {0} s, or it cannot be reached",
+        r"client socket has timed out after (?P<after>\d{1,12})\s*(?P<unit>m?s)?\w* while trying "
+        r"to connect to \(?\[?([^\s,\])]+)\]?, (\d+)\)",
+        "the job never formed: nothing listened at {2}:{3} for {after}, or it cannot be reached",
         "check MASTER_ADDR and MASTER_PORT, that rank 0 runs, and that no firewall is between",
     ),
     _text(
