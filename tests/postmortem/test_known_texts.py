@@ -59,12 +59,27 @@ TABLE = {
         watchdog(0, 91, "_ALLGATHER_BASE")
         + watchdog(1, 89, "BROADCAST")
         + watchdog(2, 89, "BROADCAST"),
-        "rank 0 is in another call: all_gather number 91, while ranks 1-2 wait in broadcast",
-        "same order",
+        "rank 0 is 2 calls ahead (all_gather 91, the others broadcast 89)",
+        "compare call 89 of all ranks",
     ),
     "one call behind": (
         watchdog(0, 90) + watchdog(1, 89) + watchdog(2, 90),
-        "rank 1 is behind: all_reduce number 89, while ranks 0 and 2 wait in all_reduce number 90",
+        "rank 1 is one call behind (call 89, the others 90)",
+        "look at its GPU, link and host; if call 89 was another collective on the other ranks",
+    ),
+    "one of two ranks behind": (
+        watchdog(0, 89) + watchdog(1, 90),
+        "rank 0 is one call behind (call 89, the other 90)",
+        "look at its GPU, link and host",
+    ),
+    "behind and ahead": (
+        "".join(watchdog(rank, number) for rank, number in enumerate((90, 88, 90, 90, 93, 90))),
+        "ranks 1 and 4 are behind or ahead (call 88 and 93, the others 90)",
+        "compare call 90 of all ranks",
+    ),
+    "another operation with the same number": (
+        watchdog(0) + watchdog(1, operation="BROADCAST") + watchdog(2),
+        "rank 1 is in another call: broadcast number 512, while ranks 0 and 2 wait in all_reduce",
         "same order",
     ),
     "another size": (
@@ -302,6 +317,16 @@ def test_no_innocent_is_named_where_ranks_of_the_paste_report_otherwise(tmp_path
     first = capsys.readouterr().out
     assert first.startswith("ranks 0 and 4-5 wait in all_reduce number 512")
     assert "Probably" not in first
+
+
+def test_the_line_of_the_rank_that_is_behind_is_evidence(tmp_path, capsys):
+    path = tmp_path / "paste.log"
+    path.write_text(watchdog(0, 90) + watchdog(1, 89) + watchdog(2, 90))
+    main(["postmortem", str(path)])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "evidence: rank 1: a call did not end in time" not in out
+    assert re.search(r"evidence: rank 1: Watchdog caught .{0,60}SeqNum=89.*\[paste\.log:2\]", out)
+    assert "the launcher itself printed" not in out
 
 
 def test_a_log_of_a_healthy_job_says_nothing(tmp_path, capsys):

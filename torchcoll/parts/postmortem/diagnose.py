@@ -68,7 +68,11 @@ def what_to_collect(job: JobEvidence, diagnosis: Diagnosis, standings: Standings
 
 
 def _has_endings(job: JobEvidence, diagnosis: Diagnosis) -> bool:
-    """Whether a file says how the ranks in question ended; of an unknown rank, how any ended."""
+    """Whether a file says how the ranks in question ended; of an unknown rank, how any ended. A
+    rank whose own call timed out ended because of that.
+    """
+    if set(diagnosis.culprits) & {event.rank for event in job.events_of("timeout")}:
+        return True
     ended = {event.rank for event in job.events_of("exit", "killed", "canceled", "ending")}
     return bool(ended & set(diagnosis.culprits or diagnosis.candidates or ended))
 

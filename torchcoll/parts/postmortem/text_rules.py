@@ -353,27 +353,55 @@ def _all_waited(facts: JobFacts, collect: str) -> Diagnosis:
 
 
 def _in_different_calls(facts: JobFacts, calls: dict[WaitedCall, list[int]]) -> Diagnosis:
-    """Ranks wait in different calls: the fewest are in another one, or are behind."""
-    most = max(calls, key=lambda call: (len(calls[call]), -call[0]))
+    """Ranks wait in different calls: the fewest are in another one, behind or ahead. Only the same
+    number with another operation or size proves that the ranks call in different orders.
+    """
+    most = max(calls, key=lambda call: (len(calls[call]), call[0]))
     odd = sorted(rank for call, ranks in calls.items() if call != most for rank in ranks)
-    of_odd = Counter(call for call, ranks in calls.items() if call != most for _ in ranks)
-    other = of_odd.most_common(1)[0][0]
-    is_behind = other[1] == most[1] and other[0] < most[0]
-    where = "behind" if is_behind else "in another call"
-    sizes = ["", ""]
-    if other[:2] == most[:2]:
-        where = "in a call of another size"
-        sizes = [f" of {call[2]} elements" for call in (other, most)]
+    others = sorted((call for call in calls if call != most), key=lambda call: -len(calls[call]))
+    other = others[0]
+    names, verb = ranks_text(odd), plural(len(odd), "is", "are")
+    gaps = {most[0] - call[0] for call in others if call[0] and most[0]}
     result = Diagnosis(facts.job, kind="mismatch", certainty="likely", culprits=tuple(odd))
     result.waiting = tuple(calls[most])
     result.number, result.collective = other[0] or None, other[1]
-    waits = plural(len(calls[most]), "waits", "wait")
-    verb = plural(len(odd), "is", "are")
-    result.says = (
-        f"{ranks_text(odd)} {verb} {where}: {_call(other)}{sizes[0]}, while "
-        f"{ranks_text(calls[most])} {waits} in {_call(most)}{sizes[1]}"
-    )
-    result.remedy = "make all ranks call the same collectives in the same order"
+    if gaps and 0 not in gaps:
+        behind, rest = min(gaps) > 0, ranks_text(calls[most])
+        where = "behind" if behind else "ahead" if max(gaps) < 0 else "behind or ahead"
+        if len(gaps) == 1:
+            gap = abs(min(gaps))
+            where = f"{'one call' if gap == 1 else f'{gap} calls'} {where}"
+        if behind:
+            result.kind = "stopped"
+            result.remedy = (
+                f"look at {'its' if len(odd) == 1 else 'their'} GPU, link and host; if call "
+                f"{other[0]} was another collective on the other "
+                f"{plural(len(calls[most]), 'rank')}, mend the order"
+            )
+        else:
+            result.remedy = (
+                f"compare call {most[0]} of all ranks: if it was another collective on {names}, "
+                f"mend the order; if not, look at GPU, link and host of {rest}"
+            )
+        alike = {call[1] for call in calls} == {most[1]}
+        numbers = " and ".join(map(str, sorted({call[0] for call in others})))
+        result.says = (
+            f"{names} {verb} {where} ({'call' if alike else other[1]} {numbers}, "
+            f"the {plural(len(calls[most]), 'other')} {'' if alike else f'{most[1]} '}{most[0]})"
+        )
+    else:
+        where, sizes = "in another call", ["", ""]
+        if other[:2] == most[:2]:
+            where = "in a call of another size"
+            sizes = [f" of {call[2]} elements" for call in (other, most)]
+        result.says = (
+            f"{names} {verb} {where}: {_call(other)}{sizes[0]}, while {ranks_text(calls[most])} "
+            f"{plural(len(calls[most]), 'waits', 'wait')} in {_call(most)}{sizes[1]}"
+        )
+        result.remedy = "make all ranks call the same collectives in the same order"
+    for rank in odd[:3]:
+        if event := facts.events.timeouts.get(rank):
+            result.evidence.append(EvidenceLine(event.text, event.place, rank))
     result.details += facts.job.texts.asides
     return result
 
