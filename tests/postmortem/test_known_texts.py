@@ -166,7 +166,7 @@ TABLE = {
     ),
     "desync report of torch": (
         "\t     [2, 5] finished collective #41, but didn't join collective #42 (count from 1)\n",
-        "ranks 2, 5 did not come to the call after number 41",
+        "ranks 2 and 5 did not come to the call after number 41",
         "py-spy",
     ),
     "mpirun, a signal": (
@@ -199,8 +199,13 @@ TABLE = {
     ),
     "monitored barrier": (
         "RuntimeError: [Rank 0]: Ranks 4, 5, 6, 7 failed to pass monitoredBarrier in 1800000 ms\n",
-        "ranks 4, 5, 6, 7 did not come to a barrier",
+        "ranks 4-7 did not come to a barrier",
         "look at what these ranks did",
+    ),
+    "monitored barrier, one rank": (
+        "RuntimeError: [Rank 0]: Rank 3 failed to pass monitoredBarrier in 30000 ms\n",
+        "rank 3 did not come to a barrier",
+        "look at what this rank did",
     ),
     "no transport": (
         "n3:47:49 [3] transport.cc:41 NCCL WARN No transport found for rank 3[3b000] -> rank "
@@ -327,6 +332,54 @@ def test_the_line_of_the_rank_that_is_behind_is_evidence(tmp_path, capsys):
     assert "evidence: rank 1: a call did not end in time" not in out
     assert re.search(r"evidence: rank 1: Watchdog caught .{0,60}SeqNum=89.*\[paste\.log:2\]", out)
     assert "the launcher itself printed" not in out
+
+
+def test_an_exception_that_repeats_a_line_is_not_quoted_again(tmp_path, capsys):
+    text = "Rank 3 failed to pass monitoredBarrier in 30000 ms"
+    (tmp_path / "paste.log").write_text(f"[rank0]:[E] {text}\nRuntimeError: {text}\n")
+    main(["postmortem", str(tmp_path)])
+    assert capsys.readouterr().out.count(text) == 1
+
+
+def table_of(rank, local):
+    """What torchrun prints where only this rank failed."""
+    return (
+        f"[rank{rank}]: Traceback (most recent call last):\n"
+        f'[rank{rank}]:   File "/home/u/train.py", line 301, in <module>\n'
+        f"[rank{rank}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+        "Failures:\n  <NO_OTHER_FAILURES>\n---\nRoot Cause (first observed failure):\n[0]:\n"
+        "  time      : 2026-11-28_14:00:11\n  host      : node03\n"
+        f"  rank      : {rank} (local_rank: {local})\n  exitcode  : 1 (pid: 4105)\n"
+        "  error_file: <N/A>\n  traceback : To enable traceback see: ...\n====\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("local", "certainty", "reason"),
+    [
+        (5, "(certain)", "torchrun on node03 reports no other failure"),
+        (1, "(likely)", "no file says anything about ranks 0-3, which may have failed before"),
+    ],
+)
+def test_torchrun_accounts_for_the_other_ranks_of_its_host(
+    local, certainty, reason, tmp_path, capsys
+):
+    (tmp_path / "torchrun.log").write_text(table_of(5, local))
+    main(["postmortem", str(tmp_path)])
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"ran out of device memory {certainty}" in out
+    assert reason in out
+    assert ("no file says" in out) == (local == 1)
+
+
+def test_an_xid_is_evidence_whatever_ended_the_job(tmp_path, capsys):
+    (tmp_path / "torchrun.log").write_text(table_of(5, 5))
+    xid = "NVRM: Xid (PCI:0000:52:00): 31, pid=3002, name=python, Ch 1, MMU Fault"
+    (tmp_path / "dmesg.txt").write_text(f"[1234.1] {xid}\n")
+    main(["postmortem", str(tmp_path)])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "rank 5 on node03 ran out of device memory" in out
+    assert f"evidence: [1234.1] {xid}" in out
 
 
 def test_a_log_of_a_healthy_job_says_nothing(tmp_path, capsys):

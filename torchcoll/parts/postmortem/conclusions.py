@@ -278,23 +278,31 @@ def ended_by_itself(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     for rank, cause in sorted(causes.items())[:_MOST_LINES]:
         result.evidence.append(diagnosis.EvidenceLine(cause.event.text, cause.event.place, rank))
     supported = bool(awaited & set(culprits)) or _all_blame(facts, culprits)
+    alone = next((e for e in facts.ends if e.alone_from is not None and e.rank in causes), None)
+    silent = [r for r in facts.silent if not alone or r < (alone.alone_from or 0)]
     known_world = facts.job.ranks is not None or len(facts.ranks) > len(culprits)
     accounted = known_world and all(
-        rank in culprits or rank in facts.events.complaining or rank in facts.graph.waiting
+        rank in culprits
+        or rank in facts.events.complaining
+        or rank in facts.graph.waiting
+        or (rank in facts.silent and rank not in silent)
         for rank in facts.ranks
     )
     if len(causes) == 1:
         result.certainty = "certain" if supported or accounted else "likely"
         if supported:
             result.reasons.append("the others wait for it, or name it")
+        elif accounted and alone:
+            where = f" on {one_line(alone.node)}" if alone.node else ""
+            result.reasons.append(f"torchrun{where} reports no other failure")
         elif accounted:
             result.reasons.append("all other ranks only report that another one was missing")
         else:
             result.reasons.append("it is the only rank with a failure of its own")
-            if facts.silent:
-                silent = diagnosis.rank_names(facts.job, facts.silent)
+            if silent:
+                names = diagnosis.rank_names(facts.job, silent)
                 result.reasons.append(
-                    f"no file says anything about {silent}, which may have failed before"
+                    f"no file says anything about {names}, which may have failed before"
                 )
     elif len(same) == len(facts.ranks):
         result.certainty = "likely"

@@ -181,12 +181,18 @@ def _add_complaints(facts: JobFacts, result: Diagnosis) -> None:
         complaints = {rank: event for rank, event in events.items() if rank not in result.culprits}
         if complaints:
             rank, event = min(complaints.items(), key=lambda item: (item[1].when_ns or 0, item[0]))
+            if len(complaints) == 1 and event.place in {line.place for line in result.evidence}:
+                continue
             if len(complaints) == 1:
                 line = EvidenceLine(f"{what}: {event.text}", event.place, rank)
             else:
                 names = rank_names(facts.job, sorted(complaints))
                 line = EvidenceLine(f"{names} report: {what}: {event.text}", event.place)
             result.evidence.append(line)
+    quoted = {line.place for line in result.evidence}
+    faults = [e for e in facts.job.events if "NVRM: Xid" in e.text and e.place not in quoted]
+    for event in faults[:_MOST_LINES]:
+        result.evidence.append(EvidenceLine(event.text, event.place, event.rank))
     for event in facts.events.canceled[:1]:
         if result.kind != "canceled":
             result.evidence.append(EvidenceLine(event.text, event.place, event.rank))

@@ -212,11 +212,18 @@ def _of_findings(facts: JobFacts, findings: Sequence[TextMatch]) -> Diagnosis | 
     if first.text.whose == "writer":
         result.culprits = tuple(sorted({f.rank for f in same if f.rank is not None}))
     elif first.text.whose == "named":
-        named = " ".join(f.names.get(name, "") for f in same for name in ("rank", "rank2"))
+        named = " ".join(f.names.get(name, "") for f in same for name in ("rank", "rank2", "ranks"))
         result.culprits = tuple(sorted({int(n) for n in re.findall(r"\b\d{1,6}\b", named)}))
     hosts = [finding.host or finding.names.get("host", "") for finding in same]
     result.nodes = tuple(dict.fromkeys(host for host in hosts if host))
-    for finding in same[:3]:
+    # An exception without a rank often repeats what a line of a rank says.
+    of_ranks = {(f.groups, f.place.path) for f in same if f.rank is not None and any(f.groups)}
+    lines: dict[object, TextMatch] = {}
+    for finding in same:
+        if finding.rank is not None or (finding.groups, finding.place.path) not in of_ranks:
+            what = finding.groups if any(finding.groups) else finding.excerpt
+            lines.setdefault((what, finding.rank, finding.place.path), finding)
+    for finding in [*lines.values()][:3]:
         result.evidence.append(EvidenceLine(finding.excerpt, finding.place, finding.rank))
     waits = facts.job.texts.waits
     if waits:
@@ -248,6 +255,10 @@ def sentences(first: TextMatch, same: Sequence[TextMatch]) -> tuple[str, str]:
         "rank_": first.names.get("rank", ""),
         **{name: group for name, group in first.names.items() if name != "rank"},
     }
+    if "ranks" in values:
+        named = [int(number) for number in re.findall(r"\b\d{1,6}\b", values["ranks"])]
+        values["ranks"] = ranks_text(named)
+        values["they"] = "this rank" if len(set(named)) == 1 else "these ranks"
     if "after" in values:
         values["after"] = _shown_time(
             int(values["after"]) / (1000 if values["unit"] == "ms" else 1)

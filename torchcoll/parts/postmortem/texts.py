@@ -48,7 +48,7 @@ class Text:
       empty, ``{host}`` the host that the line is of, or names.
     - remedy: what to do now, as an imperative.
     - whose: ``writer`` if the rank that writes the line is the culprit, ``named`` if the groups
-      ``rank``, ``rank2`` are, '' if no rank can be named.
+      ``rank``, ``rank2`` or ``ranks`` are, '' if no rank can be named.
     - weak: it is only said if nothing else tells what happened: it follows from a first failure, or
       leaves open whose it is.
     """
@@ -338,9 +338,9 @@ TEXTS = (
     ),
     _text(
         "rank missing",
-        r"Ranks? (\d+(?:, \d+)*) failed to pass monitoredBarrier",
-        "ranks {0} did not come to a barrier",
-        "look at what these ranks did instead",
+        r"Ranks? (?P<ranks>\d+(?:, \d+)*) failed to pass monitoredBarrier",
+        "{ranks} did not come to a barrier",
+        "look at what {they} did instead",
     ),
     _text(
         "rank missing",
@@ -359,9 +359,9 @@ TEXTS = (
     ),
     _text(
         "rank missing",
-        r"\[(?P<rank>\d+(?:, \d+)*)\] finished collective #(\d+), but didn't join collective",
-        "ranks {0} did not come to the call after number {1}, which other ranks had begun",
-        "look at what these ranks did instead: log, stack (py-spy dump) and node",
+        r"\[(?P<ranks>\d+(?:, \d+)*)\] finished collective #(\d+), but didn't join collective",
+        "{ranks} did not come to the call after number {1}, which other ranks had begun",
+        "look at what {they} did instead: log, stack (py-spy dump) and node",
         "named",
     ),
     _text(
