@@ -7,12 +7,14 @@ choice, all that it allows are candidates.
 
 from __future__ import annotations
 
+from torchcoll.core.units import counted
 from torchcoll.parts.postmortem import conclusions, text_rules
 from torchcoll.parts.postmortem.diagnosis import (
     Diagnosis,
     EvidenceLine,
     headline,
     rank_names,
+    ranks_text,
     remedy_of,
 )
 from torchcoll.parts.postmortem.evidence import LOGS, RAS_KINDS, JobEvidence
@@ -129,9 +131,20 @@ def diagnose(job: JobEvidence) -> Diagnosis:
     _add_complaints(facts, diagnosis)
     _add_ras(facts, diagnosis)
     diagnosis.collect_next = what_to_collect(job, diagnosis, facts.standings)
+    if _says_nothing(job):
+        diagnosis.says = f"no failure in {counted(len(job.files), 'log')}"
+        if logged := {rank for file in job.files for rank in file.ranks}:
+            diagnosis.says += f" ({ranks_text(logged)})"
+        del diagnosis.collect_next[1:]
     diagnosis.headline = headline(diagnosis, facts.standings)
     diagnosis.remedy = diagnosis.remedy or remedy_of(diagnosis)
     return diagnosis
+
+
+def _says_nothing(job: JobEvidence) -> bool:
+    """Whether the job left logs alone, and none of them has a line of a failure or an ending."""
+    has_logs_alone = bool(job.files) and all(file.what in LOGS for file in job.files)
+    return has_logs_alone and not (job.events or job.calls or job.last_number or job.texts)
 
 
 def _unknown(facts: JobFacts, result: Diagnosis) -> None:
