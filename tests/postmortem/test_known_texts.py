@@ -59,8 +59,8 @@ TABLE = {
         watchdog(0, 91, "_ALLGATHER_BASE")
         + watchdog(1, 89, "BROADCAST")
         + watchdog(2, 89, "BROADCAST"),
-        "rank 0 is 2 calls ahead (all_gather 91, the others broadcast 89)",
-        "compare call 89 of all ranks",
+        "rank 0 is 2 calls ahead (call 91, the others 89)",
+        "if call 89 was another collective on rank 0, mend the order",
     ),
     "one call behind": (
         watchdog(0, 90) + watchdog(1, 89) + watchdog(2, 90),
@@ -75,7 +75,7 @@ TABLE = {
     "behind and ahead": (
         "".join(watchdog(rank, number) for rank, number in enumerate((90, 88, 90, 90, 93, 90))),
         "ranks 1 and 4 are behind or ahead (call 88 and 93, the others 90)",
-        "compare call 90 of all ranks",
+        "if call 90 was another collective on ranks 1 and 4, mend",
     ),
     "another operation with the same number": (
         watchdog(0) + watchdog(1, operation="BROADCAST") + watchdog(2),
@@ -200,12 +200,12 @@ TABLE = {
     "monitored barrier": (
         "RuntimeError: [Rank 0]: Ranks 4, 5, 6, 7 failed to pass monitoredBarrier in 1800000 ms\n",
         "ranks 4-7 did not come to a barrier",
-        "look at what these ranks did",
+        "look at what ranks 4-7 did",
     ),
     "monitored barrier, one rank": (
         "RuntimeError: [Rank 0]: Rank 3 failed to pass monitoredBarrier in 30000 ms\n",
         "rank 3 did not come to a barrier",
-        "look at what this rank did",
+        "look at what rank 3 did",
     ),
     "no transport": (
         "n3:47:49 [3] transport.cc:41 NCCL WARN No transport found for rank 3[3b000] -> rank "

@@ -74,9 +74,8 @@ def run_log(options: argparse.Namespace) -> ExitCode:
             continue
         for problem in problems:
             tell(f"torchcoll: warning: {problem}")
-    folder = options.files[0]
-    is_folder = len(options.files) == 1 and os.path.isdir(folder)
-    if is_folder and not (readers or dumps) and all(WRITES in str(error) for error in refused):
+    folder = options.files[0] if len(options.files) == 1 and not (readers or dumps) else ""
+    if os.path.isdir(folder) and all(WRITES in str(error) for error in refused):
         raise UnreadableError(
             "log",
             folder,

@@ -367,11 +367,10 @@ def _size_text(job: JobLog) -> str:
     if 0 < logged < ranks:
         names = units.shorten(facts.get("hosts") or ["host unknown"], 2)
         return f"{logged} of {units.counted(ranks, 'rank')} logged ({names})"
-    processes = facts.get("processes")
     counts = []
     if ranks := facts.get("ranks"):
         counts.append(units.counted(ranks, "rank"))
-    elif processes:
+    elif processes := facts.get("processes"):
         counts.append(f"{processes} {units.plural(processes, 'process', 'processes')}")
     hosts = f"on {units.counted(len(facts['hosts']), 'host')}" if facts.get("hosts") else ""
     return " ".join(filter(None, [*counts, hosts]))

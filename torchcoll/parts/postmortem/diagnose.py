@@ -70,12 +70,9 @@ def what_to_collect(job: JobEvidence, diagnosis: Diagnosis, standings: Standings
 
 
 def _has_endings(job: JobEvidence, diagnosis: Diagnosis) -> bool:
-    """Whether a file says how the ranks in question ended; of an unknown rank, how any ended. A
-    rank whose own call timed out ended because of that.
-    """
-    if set(diagnosis.culprits) & {event.rank for event in job.events_of("timeout")}:
-        return True
+    """Whether a file says how the ranks in question ended; of an unknown rank, how any ended."""
     ended = {event.rank for event in job.events_of("exit", "killed", "canceled", "ending")}
+    ended |= {event.rank for event in job.events_of("timeout")} & set(diagnosis.culprits)
     return bool(ended & set(diagnosis.culprits or diagnosis.candidates or ended))
 
 
@@ -131,20 +128,13 @@ def diagnose(job: JobEvidence) -> Diagnosis:
     _add_complaints(facts, diagnosis)
     _add_ras(facts, diagnosis)
     diagnosis.collect_next = what_to_collect(job, diagnosis, facts.standings)
-    if _says_nothing(job):
-        diagnosis.says = f"no failure in {counted(len(job.files), 'log')}"
-        if logged := {rank for file in job.files for rank in file.ranks}:
-            diagnosis.says += f" ({ranks_text(logged)})"
+    logged = {rank for file in job.files if file.what in LOGS for rank in file.ranks}
+    if logged and not (job.events or job.calls or job.last_number or job.texts):
+        diagnosis.says = f"no failure in {counted(len(job.files), 'log')} ({ranks_text(logged)})"
         del diagnosis.collect_next[1:]
     diagnosis.headline = headline(diagnosis, facts.standings)
     diagnosis.remedy = diagnosis.remedy or remedy_of(diagnosis)
     return diagnosis
-
-
-def _says_nothing(job: JobEvidence) -> bool:
-    """Whether the job left logs alone, and none of them has a line of a failure or an ending."""
-    has_logs_alone = bool(job.files) and all(file.what in LOGS for file in job.files)
-    return has_logs_alone and not (job.events or job.calls or job.last_number or job.texts)
 
 
 def _unknown(facts: JobFacts, result: Diagnosis) -> None:
@@ -204,8 +194,7 @@ def _add_complaints(facts: JobFacts, result: Diagnosis) -> None:
             result.evidence.append(line)
     quoted = {line.place for line in result.evidence}
     faults = [e for e in facts.job.events if "NVRM: Xid" in e.text and e.place not in quoted]
-    for event in faults[:_MOST_LINES]:
-        result.evidence.append(EvidenceLine(event.text, event.place, event.rank))
+    result.evidence += [EvidenceLine(e.text, e.place, e.rank) for e in faults[:_MOST_LINES]]
     for event in facts.events.canceled[:1]:
         if result.kind != "canceled":
             result.evidence.append(EvidenceLine(event.text, event.place, event.rank))

@@ -92,8 +92,7 @@ class JobEvent:
     number. pid: the process that it happened to. addresses: hosts that it names, such as the peer
     of a connection. ranks: how many ranks the job has by the source, of ``unanswered``. fatal:
     whether torch's excepthook printed it, which marks exceptions that nobody handled; None where
-    that is not known. alone_from: the first rank of the host, if torchrun reports that no other
-    rank of it failed.
+    that is not known. alone_from: the first rank of the host, if only this rank of it failed.
     """
 
     kind: str

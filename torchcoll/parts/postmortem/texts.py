@@ -30,7 +30,7 @@ KILLED_BY = {
     "SIGABRT": "look at its last lines for the text of the abort: a failed check, or double free",
     "SIGTERM": "ask the scheduler who ended it: sacct -j JOB, or kubectl describe pod",
 }
-_SAME_CALLS = "make all ranks of the group call the same collectives in the same order"
+SAME_CALLS = "make all ranks of the group call the same collectives in the same order"
 LINK = "check the link: ibstat, ibqueryerrors, the cable and the switch port"
 _ALL_NODES = (
     "start torchrun on all nodes with the same --nnodes, --rdzv-id and --rdzv-endpoint, and look "
@@ -246,7 +246,7 @@ TEXTS = (
         r"(?:SequenceNumber=(?P<n2>\d+),?\s*)?OpType=(?P<op2>\w+)"
         r"(?:, TensorShape=\[(?P<shape2>[\d, ]*)\])?",
         "ranks {rank_} and {rank2} are at different calls: {call1} and {call2}",
-        _SAME_CALLS,
+        SAME_CALLS,
         "named",
     ),
     _text(
@@ -255,7 +255,7 @@ TEXTS = (
         r"(?:inconsistent )?collective: CollectiveFingerPrint\((?:SequenceNumber=\d+,?\s*)?"
         r"OpType=(?P<op1>\w+)",
         "rank {rank_} is in another collective than the others: {op1}",
-        _SAME_CALLS + ". The text of newer versions of torch has the calls of both ranks",
+        SAME_CALLS + ". The text of newer versions of torch has the calls of both ranks",
         "named",
     ),
     _text(
@@ -340,7 +340,7 @@ TEXTS = (
         "rank missing",
         r"Ranks? (?P<ranks>\d+(?:, \d+)*) failed to pass monitoredBarrier",
         "{ranks} did not come to a barrier",
-        "look at what {they} did instead",
+        "look at what {ranks} did instead",
     ),
     _text(
         "rank missing",
@@ -361,7 +361,7 @@ TEXTS = (
         "rank missing",
         r"\[(?P<ranks>\d+(?:, \d+)*)\] finished collective #(\d+), but didn't join collective",
         "{ranks} did not come to the call after number {1}, which other ranks had begun",
-        "look at what {they} did instead: log, stack (py-spy dump) and node",
+        "look at what {ranks} did instead: log, stack (py-spy dump) and node",
         "named",
     ),
     _text(

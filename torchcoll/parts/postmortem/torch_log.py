@@ -240,8 +240,7 @@ class FailureTable:
         sent = code in _SENT and (code == -signal.SIGTERM or not root.startswith("-9 "))
         if sent and fields is not self._first and not scan.closing:
             scan.terminated.setdefault(pid, line)
-        event = _exit(scan, line, code, pid, rank, node, text)
-        if event is not None:
+        if event := _exit(scan, line, code, pid, rank, node, text):
             scan.replace(event, alone_from=alone_from)
 
 
