@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import random
 import re
+from pathlib import Path
 
 import pytest
 
 from torchcoll.cli import main
+from torchcoll.parts.postmortem.texts import TEXTS
+
+PUBLIC = Path(__file__).parent / "public"
 
 
 def watchdog(rank, number=512, operation="ALLREDUCE", prefix=""):
@@ -286,6 +290,44 @@ TABLE = {
         "the job never formed: the rendezvous endpoint cannot be reached",
         "--rdzv-endpoint",
     ),
+    "no right to write to shared memory": (
+        "h4:12:40 [0] misc/shmutils.cc:87 NCCL WARN Call to shm_open failed : Permission denied\n",
+        "NCCL is not allowed to write to /dev/shm",
+        "chmod 1777 /dev/shm",
+    ),
+    "two versions of NCCL": (
+        "h4:12:40 [1] bootstrap.cc:98 NCCL WARN Mismatched NCCL version detected : rank 4 is "
+        "22005 and this is 22105\n",
+        "ranks use different versions of NCCL",
+        "install the same torch and NCCL",
+    ),
+    "the shared memory of a rank that is gone": (
+        "h4:12:40 [1] misc/shmutils.cc:64 NCCL WARN Error while attaching to shared memory segment "
+        "/dev/shm/nccl-Zk31 (size 5767520), error: No such file or directory (2)\n",
+        "a rank did not find the shared memory of another rank of its host",
+        "--ipc=host",
+    ),
+    "a data-loader worker is killed": (
+        "[rank2]: RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. \n",
+        "data-loader worker",
+        "oom",
+    ),
+    "disk full": (
+        "OSError: [Errno 28] No space left on device: '/scratch/step-900.pt'\n",
+        "a disk is full",
+        "free space",
+    ),
+    "stopped by a signal": (
+        "rank 3: process 4711 is in state T (stopped)\n",
+        "rank 3 (process 4711) is stopped by a signal or a debugger",
+        "kill -CONT 4711",
+    ),
+    "torch.multiprocessing.spawn": (
+        "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal "
+        "SIGSEGV\n",
+        "rank 1 ended with signal SIGSEGV, as torch.multiprocessing.spawn reports",
+        "last lines of this rank",
+    ),
     "out of device memory": (
         "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n",
         "rank 3",
@@ -404,3 +446,10 @@ def test_damaged_pastes_are_no_traceback(tmp_path, capsys):
         path.write_text(piece)
         assert main(["postmortem", str(path)]) in (0, 3)
     assert not re.search("Traceback \\(most", capsys.readouterr().err)
+
+
+def test_each_text_has_a_sample():
+    samples = [content for content, _, _ in TABLE.values()]
+    samples += [path.read_text() for path in sorted(PUBLIC.glob("*.log"))]
+    without = [text.says for text in TEXTS if not any(map(text.pattern.search, samples))]
+    assert without == []
