@@ -225,6 +225,16 @@ def test_files_that_are_no_log(log, tmp_path, capsys):
     assert capsys.readouterr().err.splitlines() == [expected]
 
 
+def test_a_folder_without_a_log_of_nccl_is_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job").mkdir()
+    for rank in range(3):
+        (tmp_path / "job" / f"rank{rank}.log").write_text("step 1 loss 2.0\n")
+    assert main(["log", "job"]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no NCCL log in 3 files. torchcoll postmortem job reads the logs of ranks" in line
+
+
 def test_a_packed_file_that_is_cut(tmp_path, capsys):
     path = tmp_path / "cut.log.gz"
     path.write_bytes(gzip.compress((TEXT * 50).encode())[:-9])
@@ -278,6 +288,20 @@ ATL/OFI, to force enable ATL/MPI set CCL_ATL_TRANSPORT=mpi
 2026:11:20-10:39:36:( 8707) |CCL_INFO| provider: tcp
 2026:11:20-10:39:36:( 8707) |CCL_INFO| library version: Gold-2021.14.0 2024-10-16T 10:56:37Z (HEAD)
 """
+
+
+ONE_OF_TWO = """\
+node01:21:21 [0] NCCL INFO NCCL version 2.21.5+cuda12.4
+node01:21:25 [0] NCCL INFO comm 0x5 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1b000 commId 0xa - \
+Init START
+node01:21:25 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0
+"""
+
+
+def test_the_log_of_one_of_two_ranks(tmp_path, capsys):
+    assert answer_of(tmp_path, capsys, ONE_OF_TWO) == (
+        "NCCL 2.21.5 with 1 of 2 ranks logged (node01) over NET/Socket"
+    )
 
 
 def test_what_was_chosen_and_forced_is_the_answer(tmp_path, capsys):

@@ -128,6 +128,15 @@ def test_foreign_damaged_and_unreadable_files_are_named(stuck, capsys):
     assert document["unread"] == ["broken.gz"]
 
 
+def test_logs_without_a_failure(tmp_path, capsys):
+    for rank in range(2):
+        (tmp_path / f"rank{rank}.log").write_text("step 1 loss 2.0\nTraining finished\n")
+    assert main(["postmortem", str(tmp_path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.startswith("no failure in 2 logs (ranks 0-1). Next: collect what the launcher")
+    assert "next time, collect" not in out
+
+
 @pytest.mark.parametrize("content", [None, "empty", "foreign"])
 def test_nothing_to_read(content, tmp_path, capsys):
     folder = tmp_path / "job"

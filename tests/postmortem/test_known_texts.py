@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import random
 import re
+from pathlib import Path
 
 import pytest
 
 from torchcoll.cli import main
+from torchcoll.parts.postmortem.texts import TEXTS
+
+PUBLIC = Path(__file__).parent / "public"
 
 
 def watchdog(rank, number=512, operation="ALLREDUCE", prefix=""):
@@ -59,12 +63,27 @@ TABLE = {
         watchdog(0, 91, "_ALLGATHER_BASE")
         + watchdog(1, 89, "BROADCAST")
         + watchdog(2, 89, "BROADCAST"),
-        "rank 0 is in another call: all_gather number 91, while ranks 1-2 wait in broadcast",
-        "same order",
+        "rank 0 is 2 calls ahead (call 91, the others 89)",
+        "if call 89 was another collective on rank 0, mend the order",
     ),
     "one call behind": (
         watchdog(0, 90) + watchdog(1, 89) + watchdog(2, 90),
-        "rank 1 is behind: all_reduce number 89, while ranks 0 and 2 wait in all_reduce number 90",
+        "rank 1 is one call behind (call 89, the others 90)",
+        "look at its GPU, link and host; if call 89 was another collective on the other ranks",
+    ),
+    "one of two ranks behind": (
+        watchdog(0, 89) + watchdog(1, 90),
+        "rank 0 is one call behind (call 89, the other 90)",
+        "look at its GPU, link and host",
+    ),
+    "behind and ahead": (
+        "".join(watchdog(rank, number) for rank, number in enumerate((90, 88, 90, 90, 93, 90))),
+        "ranks 1 and 4 are behind or ahead (call 88 and 93, the others 90)",
+        "if call 90 was another collective on ranks 1 and 4, mend",
+    ),
+    "another operation with the same number": (
+        watchdog(0) + watchdog(1, operation="BROADCAST") + watchdog(2),
+        "rank 1 is in another call: broadcast number 512, while ranks 0 and 2 wait in all_reduce",
         "same order",
     ),
     "another size": (
@@ -128,7 +147,19 @@ TABLE = {
     "nothing listens": (
         "[E socket.cpp:957] [c10d] The client socket has timed out after 900s while trying to "
         "connect to (192.0.2.99, 29511).\n",
-        "the job never formed: nothing listened at 192.0.2.99:29511 for 900 s",
+        "the job never formed: nothing listened at 192.0.2.99:29511 for 900 s (15 min), or",
+        "MASTER_PORT",
+    ),
+    "nothing listens, in old torch": (
+        "RuntimeError: The client socket has timed out after 60s while trying to connect to "
+        "(node0, 1234).\n",
+        "nothing listened at node0:1234 for 60 s, or",
+        "MASTER_PORT",
+    ),
+    "nothing listens, in milliseconds": (
+        "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while "
+        "trying to connect to (10.0.0.1, 29500).\n",
+        "nothing listened at 10.0.0.1:29500 for 600 s (10 min), or",
         "MASTER_PORT",
     ),
     "port taken": (
@@ -139,7 +170,7 @@ TABLE = {
     ),
     "desync report of torch": (
         "\t     [2, 5] finished collective #41, but didn't join collective #42 (count from 1)\n",
-        "ranks 2, 5 did not come to the call after number 41",
+        "ranks 2 and 5 did not come to the call after number 41",
         "py-spy",
     ),
     "mpirun, a signal": (
@@ -172,8 +203,13 @@ TABLE = {
     ),
     "monitored barrier": (
         "RuntimeError: [Rank 0]: Ranks 4, 5, 6, 7 failed to pass monitoredBarrier in 1800000 ms\n",
-        "ranks 4, 5, 6, 7 did not come to a barrier",
-        "look at what these ranks did",
+        "ranks 4-7 did not come to a barrier",
+        "look at what ranks 4-7 did",
+    ),
+    "monitored barrier, one rank": (
+        "RuntimeError: [Rank 0]: Rank 3 failed to pass monitoredBarrier in 30000 ms\n",
+        "rank 3 did not come to a barrier",
+        "look at what rank 3 did",
     ),
     "no transport": (
         "n3:47:49 [3] transport.cc:41 NCCL WARN No transport found for rank 3[3b000] -> rank "
@@ -254,6 +290,44 @@ TABLE = {
         "the job never formed: the rendezvous endpoint cannot be reached",
         "--rdzv-endpoint",
     ),
+    "no right to write to shared memory": (
+        "h4:12:40 [0] misc/shmutils.cc:87 NCCL WARN Call to shm_open failed : Permission denied\n",
+        "NCCL is not allowed to write to /dev/shm",
+        "chmod 1777 /dev/shm",
+    ),
+    "two versions of NCCL": (
+        "h4:12:40 [1] bootstrap.cc:98 NCCL WARN Mismatched NCCL version detected : rank 4 is "
+        "22005 and this is 22105\n",
+        "ranks use different versions of NCCL",
+        "install the same torch and NCCL",
+    ),
+    "the shared memory of a rank that is gone": (
+        "h4:12:40 [1] misc/shmutils.cc:64 NCCL WARN Error while attaching to shared memory segment "
+        "/dev/shm/nccl-Zk31 (size 5767520), error: No such file or directory (2)\n",
+        "a rank did not find the shared memory of another rank of its host",
+        "--ipc=host",
+    ),
+    "a data-loader worker is killed": (
+        "[rank2]: RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. \n",
+        "data-loader worker",
+        "oom",
+    ),
+    "disk full": (
+        "OSError: [Errno 28] No space left on device: '/scratch/step-900.pt'\n",
+        "a disk is full",
+        "free space",
+    ),
+    "stopped by a signal": (
+        "rank 3: process 4711 is in state T (stopped)\n",
+        "rank 3 (process 4711) is stopped by a signal or a debugger",
+        "kill -CONT 4711",
+    ),
+    "torch.multiprocessing.spawn": (
+        "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal "
+        "SIGSEGV\n",
+        "rank 1 ended with signal SIGSEGV, as torch.multiprocessing.spawn reports",
+        "last lines of this rank",
+    ),
     "out of device memory": (
         "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n",
         "rank 3",
@@ -292,6 +366,64 @@ def test_no_innocent_is_named_where_ranks_of_the_paste_report_otherwise(tmp_path
     assert "Probably" not in first
 
 
+def test_the_line_of_the_rank_that_is_behind_is_evidence(tmp_path, capsys):
+    path = tmp_path / "paste.log"
+    path.write_text(watchdog(0, 90) + watchdog(1, 89) + watchdog(2, 90))
+    main(["postmortem", str(path)])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "evidence: rank 1: a call did not end in time" not in out
+    assert re.search(r"evidence: rank 1: Watchdog caught .{0,60}SeqNum=89.*\[paste\.log:2\]", out)
+    assert "the launcher itself printed" not in out
+
+
+def test_an_exception_that_repeats_a_line_is_not_quoted_again(tmp_path, capsys):
+    text = "Rank 3 failed to pass monitoredBarrier in 30000 ms"
+    (tmp_path / "paste.log").write_text(f"[rank0]:[E] {text}\nRuntimeError: {text}\n")
+    main(["postmortem", str(tmp_path)])
+    assert capsys.readouterr().out.count(text) == 1
+
+
+def table_of(rank, local):
+    """What torchrun prints where only this rank failed."""
+    return (
+        f"[rank{rank}]: Traceback (most recent call last):\n"
+        f'[rank{rank}]:   File "/home/u/train.py", line 301, in <module>\n'
+        f"[rank{rank}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+        "Failures:\n  <NO_OTHER_FAILURES>\n---\nRoot Cause (first observed failure):\n[0]:\n"
+        "  time      : 2026-11-28_14:00:11\n  host      : node03\n"
+        f"  rank      : {rank} (local_rank: {local})\n  exitcode  : 1 (pid: 4105)\n"
+        "  error_file: <N/A>\n  traceback : To enable traceback see: ...\n====\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("local", "certainty", "reason"),
+    [
+        (5, "(certain)", "torchrun on node03 reports no other failure"),
+        (1, "(likely)", "no file says anything about ranks 0-3, which may have failed before"),
+    ],
+)
+def test_torchrun_accounts_for_the_other_ranks_of_its_host(
+    local, certainty, reason, tmp_path, capsys
+):
+    (tmp_path / "torchrun.log").write_text(table_of(5, local))
+    main(["postmortem", str(tmp_path)])
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"ran out of device memory {certainty}" in out
+    assert reason in out
+    assert ("no file says" in out) == (local == 1)
+
+
+def test_an_xid_is_evidence_whatever_ended_the_job(tmp_path, capsys):
+    (tmp_path / "torchrun.log").write_text(table_of(5, 5))
+    xid = "NVRM: Xid (PCI:0000:52:00): 31, pid=3002, name=python, Ch 1, MMU Fault"
+    (tmp_path / "dmesg.txt").write_text(f"[1234.1] {xid}\n")
+    main(["postmortem", str(tmp_path)])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "rank 5 on node03 ran out of device memory" in out
+    assert f"evidence: [1234.1] {xid}" in out
+
+
 def test_a_log_of_a_healthy_job_says_nothing(tmp_path, capsys):
     path = tmp_path / "train.log"
     path.write_text("".join(f"step {n} loss {1 / n:.3f}\n" for n in range(1, 200)))
@@ -314,3 +446,10 @@ def test_damaged_pastes_are_no_traceback(tmp_path, capsys):
         path.write_text(piece)
         assert main(["postmortem", str(path)]) in (0, 3)
     assert not re.search("Traceback \\(most", capsys.readouterr().err)
+
+
+def test_each_text_has_a_sample():
+    samples = [content for content, _, _ in TABLE.values()]
+    samples += [path.read_text() for path in sorted(PUBLIC.glob("*.log"))]
+    without = [text.says for text in TEXTS if not any(map(text.pattern.search, samples))]
+    assert without == []

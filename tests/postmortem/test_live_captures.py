@@ -16,8 +16,6 @@ import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.call_ring import read_ring
 from torchcoll.core.errors import UnreadableError
-from torchcoll.parts.postmortem.diagnose import diagnose
-from torchcoll.parts.postmortem.evidence import JobEvent, JobEvidence, Place
 
 
 @pytest.mark.parametrize(("number", "timeout_s"), [(signal.SIGKILL, 30), (signal.SIGSTOP, 4)])
@@ -49,38 +47,3 @@ def test_a_rank_that_ends_within_a_call(tmp_path, capsys, number, timeout_s):
     assert main(["postmortem", str(tmp_path / "ring"), "--format", "json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["jobs"]
     assert found["culprits"] == [1], found
-
-
-def job(*, unended, alive_s, texts, kind="peer_lost"):
-    """Three ranks on one node, of which some complained at 100 s."""
-    events = [
-        JobEvent(kind, Place(f"{rank}"), text, rank, "n0", when_ns=100 * 10**9)
-        for rank, text in texts.items()
-    ]
-    return JobEvidence(
-        ranks=3,
-        nodes=dict.fromkeys(range(3), "n0"),
-        alive_ns={rank: int(s * 1e9) for rank, s in enumerate(alive_s)},
-        unended=set(unended),
-        events=events,
-    )
-
-
-LOST = {0: "Connection closed by peer", 2: "Connection reset by peer"}
-TIMED_OUT = {0: "Timed out waiting 4000ms", 2: "Timed out waiting 4000ms"}
-
-
-@pytest.mark.parametrize(
-    ("evidence", "culprits"),
-    [
-        (job(unended=[1], alive_s=(100, 99.5, 100), texts=LOST), (1,)),
-        (job(unended=[1], alive_s=(100, 96, 100), texts=TIMED_OUT, kind="timeout"), (1,)),
-        # The launcher may have ended rank 1 when the others complained.
-        (job(unended=[1], alive_s=(100, 99.5, 100), texts=TIMED_OUT, kind="timeout"), ()),
-        (job(unended=[1, 2], alive_s=(100, 99.5, 100), texts={0: LOST[0]}), ()),
-        (job(unended=[1], alive_s=(100, 99.5), texts=LOST), ()),  # a ring is missing
-        (job(unended=[], alive_s=(100, 99.5, 100), texts=LOST), ()),
-    ],
-)
-def test_a_record_without_an_end(evidence, culprits):
-    assert diagnose(evidence).culprits == culprits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -42,7 +43,9 @@ def log_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_log(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.skipping import skip
+    from torchcoll.core.units import counted
     from torchcoll.libraries.job_logs import (
+        WRITES,
         file_rows,
         group_jobs,
         job_log,
@@ -71,6 +74,14 @@ def run_log(options: argparse.Namespace) -> ExitCode:
             continue
         for problem in problems:
             tell(f"torchcoll: warning: {problem}")
+    folder = options.files[0] if len(options.files) == 1 and not (readers or dumps) else ""
+    if os.path.isdir(folder) and all(WRITES in str(error) for error in refused):
+        raise UnreadableError(
+            "log",
+            folder,
+            f"a log of NCCL, RCCL or oneCCL: no NCCL log in {counted(len(refused), 'file')}",
+            f"torchcoll postmortem {shlex.quote(folder)} reads the logs of ranks and launchers.",
+        )
     skip(refused, bool(readers or dumps))
     jobs = [job_log(job) for job in group_jobs(readers)]
     limits = None if readers else _limits(dumps, dump_paths)  # one answer

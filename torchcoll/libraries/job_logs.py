@@ -35,7 +35,7 @@ _NCCL = re.compile(rb" NCCL (?:INFO|WARN|TRACE|CALL) ")
 _ONECCL = re.compile(rb"\d\)?(?::\[\d+\])? \|CCL_[A-Z]+\||^\|[A-Z]+\| \[\w+:\d+\]")
 
 _LOG_FOLDER, _RESULTS = ".jsonl.logs", (".jsonl", ".jsonl.gz")
-_WRITES = "A run with --library-log writes such a log."
+WRITES = "A run with --library-log writes such a log."
 
 
 def list_log_files(paths: Iterable[str]) -> list[str]:
@@ -58,7 +58,7 @@ def list_log_files(paths: Iterable[str]) -> list[str]:
         logs = [entry.path for entry in inside or shown if entry.is_file()]
         files += logs
         if not logs:
-            raise UnreadableError("log", path, "a file, or a folder with logs", _WRITES)
+            raise UnreadableError("log", path, "a file, or a folder with logs", WRITES)
     return list(dict.fromkeys(files))
 
 
@@ -87,7 +87,7 @@ def _reader(path: str) -> LogReader:
         "log",
         path,
         "lines of NCCL, RCCL or oneCCL",
-        reading_command(begin_of(path), path, "log") or _WRITES,
+        reading_command(begin_of(path), path, "log") or WRITES,
     )
 
 
@@ -360,13 +360,17 @@ def _version(job: JobLog) -> str:
 
 
 def _size_text(job: JobLog) -> str:
-    """``2 ranks on 1 host``; '' where the log has neither."""
+    """``2 ranks on 1 host``, ``1 of 2 ranks logged (node01)``; '' where the log has neither."""
     facts = job.facts
-    processes = facts.get("processes")
+    groups = job.tables.get("communicators", [])
+    ranks, logged = max(((row["ranks"], row["ranks_seen"]) for row in groups), default=(0, 0))
+    if 0 < logged < ranks:
+        names = units.shorten(facts.get("hosts") or ["host unknown"], 2)
+        return f"{logged} of {units.counted(ranks, 'rank')} logged ({names})"
     counts = []
     if ranks := facts.get("ranks"):
         counts.append(units.counted(ranks, "rank"))
-    elif processes:
+    elif processes := facts.get("processes"):
         counts.append(f"{processes} {units.plural(processes, 'process', 'processes')}")
     hosts = f"on {units.counted(len(facts['hosts']), 'host')}" if facts.get("hosts") else ""
     return " ".join(filter(None, [*counts, hosts]))

@@ -120,13 +120,3 @@ def selection(spans: Iterable[tuple[str, int, int | None]]) -> str:
     return ";".join(
         f"{name}:{low}-{'max' if high is None else high}" for name, low, high in several
     )
-
-
-def algorithm_at(value: str, size_bytes: int) -> str | None:
-    """The algorithm that a value of ``CCL_<COLLECTIVE>`` selects for a size, or None."""
-    for clause in value.split(";"):
-        if match := re.fullmatch(r"(\w+)(?::(\d+)-(?:(\d+)|max))?", clause):
-            name, low, high = match.groups()
-            if int(low or 0) <= size_bytes and (high is None or size_bytes <= int(high)):
-                return name
-    return None

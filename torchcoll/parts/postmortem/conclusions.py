@@ -278,24 +278,25 @@ def ended_by_itself(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     for rank, cause in sorted(causes.items())[:_MOST_LINES]:
         result.evidence.append(diagnosis.EvidenceLine(cause.event.text, cause.event.place, rank))
     supported = bool(awaited & set(culprits)) or _all_blame(facts, culprits)
+    alone = next((e for e in facts.ends if e.alone_from is not None and e.rank in causes), None)
+    silent = [r for r in facts.silent if not alone or r < (alone.alone_from or 0)]
     known_world = facts.job.ranks is not None or len(facts.ranks) > len(culprits)
-    accounted = known_world and all(
-        rank in culprits or rank in facts.events.complaining or rank in facts.graph.waiting
-        for rank in facts.ranks
-    )
+    known = {*culprits, *facts.events.complaining, *facts.graph.waiting}
+    accounted = known_world and known.union({*facts.silent} - {*silent}).issuperset(facts.ranks)
     if len(causes) == 1:
         result.certainty = "certain" if supported or accounted else "likely"
         if supported:
             result.reasons.append("the others wait for it, or name it")
+        elif accounted and alone:
+            where = f" on {one_line(alone.node)}" if alone.node else ""
+            result.reasons.append(f"torchrun{where} reports no other failure")
         elif accounted:
             result.reasons.append("all other ranks only report that another one was missing")
         else:
             result.reasons.append("it is the only rank with a failure of its own")
-            if facts.silent:
-                silent = diagnosis.rank_names(facts.job, facts.silent)
-                result.reasons.append(
-                    f"no file says anything about {silent}, which may have failed before"
-                )
+            if silent:
+                text = f"no file says anything about {diagnosis.rank_names(facts.job, silent)}"
+                result.reasons.append(f"{text}, which may have failed before")
     elif len(same) == len(facts.ranks):
         result.certainty = "likely"
         result.reasons.append("all ranks failed in the same way")
@@ -395,9 +396,7 @@ def _failed(event: JobEvent) -> bool:
 
 
 def _left_early(facts: job_facts.JobFacts, rank: int) -> diagnosis.Diagnosis:
-    result = diagnosis.Diagnosis(
-        facts.job, kind="missing_call", culprits=(rank,), certainty="likely"
-    )
+    result = diagnosis.Diagnosis(facts.job, "missing_call", culprits=(rank,), certainty="likely")
     job_facts.name_call(facts, result, (rank,))
     text = "the launcher does not have it among the ranks that failed: it ended with exit code 0"
     result.reasons.append(text)

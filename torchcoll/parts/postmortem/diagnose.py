@@ -7,12 +7,14 @@ choice, all that it allows are candidates.
 
 from __future__ import annotations
 
+from torchcoll.core.units import counted
 from torchcoll.parts.postmortem import conclusions, text_rules
 from torchcoll.parts.postmortem.diagnosis import (
     Diagnosis,
     EvidenceLine,
     headline,
     rank_names,
+    ranks_text,
     remedy_of,
 )
 from torchcoll.parts.postmortem.evidence import LOGS, RAS_KINDS, JobEvidence
@@ -70,6 +72,7 @@ def what_to_collect(job: JobEvidence, diagnosis: Diagnosis, standings: Standings
 def _has_endings(job: JobEvidence, diagnosis: Diagnosis) -> bool:
     """Whether a file says how the ranks in question ended; of an unknown rank, how any ended."""
     ended = {event.rank for event in job.events_of("exit", "killed", "canceled", "ending")}
+    ended |= {event.rank for event in job.events_of("timeout")} & set(diagnosis.culprits)
     return bool(ended & set(diagnosis.culprits or diagnosis.candidates or ended))
 
 
@@ -125,6 +128,10 @@ def diagnose(job: JobEvidence) -> Diagnosis:
     _add_complaints(facts, diagnosis)
     _add_ras(facts, diagnosis)
     diagnosis.collect_next = what_to_collect(job, diagnosis, facts.standings)
+    logged = {rank for file in job.files if file.what in LOGS for rank in file.ranks}
+    if logged and not (job.events or job.calls or job.last_number or job.texts):
+        diagnosis.says = f"no failure in {counted(len(job.files), 'log')} ({ranks_text(logged)})"
+        del diagnosis.collect_next[1:]
     diagnosis.headline = headline(diagnosis, facts.standings)
     diagnosis.remedy = diagnosis.remedy or remedy_of(diagnosis)
     return diagnosis
@@ -177,12 +184,17 @@ def _add_complaints(facts: JobFacts, result: Diagnosis) -> None:
         complaints = {rank: event for rank, event in events.items() if rank not in result.culprits}
         if complaints:
             rank, event = min(complaints.items(), key=lambda item: (item[1].when_ns or 0, item[0]))
+            if len(complaints) == 1 and event.place in {line.place for line in result.evidence}:
+                continue
             if len(complaints) == 1:
                 line = EvidenceLine(f"{what}: {event.text}", event.place, rank)
             else:
                 names = rank_names(facts.job, sorted(complaints))
                 line = EvidenceLine(f"{names} report: {what}: {event.text}", event.place)
             result.evidence.append(line)
+    quoted = {line.place for line in result.evidence}
+    faults = [e for e in facts.job.events if "NVRM: Xid" in e.text and e.place not in quoted]
+    result.evidence += [EvidenceLine(e.text, e.place, e.rank) for e in faults[:_MOST_LINES]]
     for event in facts.events.canceled[:1]:
         if result.kind != "canceled":
             result.evidence.append(EvidenceLine(event.text, event.place, event.rank))

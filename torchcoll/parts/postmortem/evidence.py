@@ -92,7 +92,7 @@ class JobEvent:
     number. pid: the process that it happened to. addresses: hosts that it names, such as the peer
     of a connection. ranks: how many ranks the job has by the source, of ``unanswered``. fatal:
     whether torch's excepthook printed it, which marks exceptions that nobody handled; None where
-    that is not known.
+    that is not known. alone_from: the first rank of the host, if only this rank of it failed.
     """
 
     kind: str
@@ -111,6 +111,7 @@ class JobEvent:
     pid: int | None = None
     addresses: tuple[str, ...] = ()
     fatal: bool | None = None
+    alone_from: int | None = None
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,6 @@ _OF_KERNEL = re.compile(
 _TOLD_TO_END = ("SIGTERM", "SIGINT", "SIGHUP", "SIGABRT")
 # Events of two hosts are ordered in time if they are further apart than their clocks may be.
 SAME_HOST_MARGIN_NS, MARGIN_NS = 200_000_000, 5_000_000_000
-# Within this time all ranks of a host notice that one of them is gone.
-LATE_NS = 1_000_000_000
 # The most telling first: a rank that is killed for its memory is also 'killed'.
 _SPECIFIC = ("node_failed", "out_of_memory", "disk_full", "exception", "killed", "canceled")
 

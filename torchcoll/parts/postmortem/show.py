@@ -80,7 +80,8 @@ def _grid(diagnosis: Diagnosis, answer: Answer) -> Grid:
         who = "" if line.rank is None else f"rank {line.rank}: "
         lines.append(f"evidence: {who}{shortened(line.text)}  [{line.place}]")
     lines += [f"reason: {text}" for text in diagnosis.reasons]
-    lines += [f"next time, collect {text}" for text in diagnosis.collect_next]
+    further = [text for text in diagnosis.collect_next if f"collect {text}" != diagnosis.remedy]
+    lines += [f"next time, collect {text}" for text in further]
     lines.append(_sources(diagnosis))
     return Grid([], [], above=lines, answer=answer)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.errors import one_line
 from torchcoll.core.opening import open_to_read
-from torchcoll.core.units import plural
+from torchcoll.core.units import format_digits, plural
 from torchcoll.parts.postmortem.diagnosis import Diagnosis, EvidenceLine, ranks_text, shortened
 from torchcoll.parts.postmortem.evidence import (
     ENDED_BY_ITSELF,
@@ -25,7 +25,7 @@ from torchcoll.parts.postmortem.evidence import (
 )
 from torchcoll.parts.postmortem.job_facts import JobFacts, signal_name
 from torchcoll.parts.postmortem.standing import SAME_SIZE
-from torchcoll.parts.postmortem.texts import KILLED, KILLED_BY, TEXTS, Text
+from torchcoll.parts.postmortem.texts import KILLED, KILLED_BY, SAME_CALLS, TEXTS, Text
 from torchcoll.reading.torch_names import torch_collective
 
 _MOST_BYTES = 32 << 20  # of a file: its first and its last half of that
@@ -212,11 +212,14 @@ def _of_findings(facts: JobFacts, findings: Sequence[TextMatch]) -> Diagnosis | 
     if first.text.whose == "writer":
         result.culprits = tuple(sorted({f.rank for f in same if f.rank is not None}))
     elif first.text.whose == "named":
-        named = " ".join(f.names.get(name, "") for f in same for name in ("rank", "rank2"))
+        named = " ".join(f.names.get(name, "") for f in same for name in ("rank", "rank2", "ranks"))
         result.culprits = tuple(sorted({int(n) for n in re.findall(r"\b\d{1,6}\b", named)}))
     hosts = [finding.host or finding.names.get("host", "") for finding in same]
     result.nodes = tuple(dict.fromkeys(host for host in hosts if host))
-    for finding in same[:3]:
+    # An exception without a rank often repeats what a line of a rank says.
+    ranked = {finding.groups for finding in same if finding.rank is not None and finding.groups}
+    once = [finding for finding in same if finding.rank is not None or finding.groups not in ranked]
+    for finding in once[:3]:
         result.evidence.append(EvidenceLine(finding.excerpt, finding.place, finding.rank))
     waits = facts.job.texts.waits
     if waits:
@@ -248,6 +251,12 @@ def sentences(first: TextMatch, same: Sequence[TextMatch]) -> tuple[str, str]:
         "rank_": first.names.get("rank", ""),
         **{name: group for name, group in first.names.items() if name != "rank"},
     }
+    if "ranks" in values:
+        values["ranks"] = ranks_text(map(int, re.findall(r"\b\d{1,6}\b", values["ranks"])))
+    if "after" in values:
+        seconds = int(values["after"]) / (1000 if values["unit"] == "ms" else 1)
+        minutes = f" ({format_digits(seconds / 60, 2)} min)" if seconds >= 120 else ""
+        values["after"] = f"{format_digits(seconds)} s{minutes}"
     if "op1" in values:
         values["op1"] = torch_collective(values["op1"].lower())
     says = one_line(first.text.says.format(*first.groups, **values))
@@ -275,8 +284,7 @@ def _mismatch(finding: TextMatch) -> tuple[str, str]:
     if calls[0] == calls[1] and all(shapes) and shapes[0] != shapes[1]:
         says = f"{ranks} passed different sizes at {calls[0]}: [{shapes[0]}] and [{shapes[1]}]"
         return says, "make all ranks pass the same sizes, or pad the tensors to one shape"
-    says = f"{ranks} are at different calls: {calls[0]} and {calls[1]}"
-    return says, "make all ranks of the group call the same collectives in the same order"
+    return f"{ranks} are at different calls: {calls[0]} and {calls[1]}", SAME_CALLS
 
 
 # What the watchdogs say.
@@ -287,8 +295,8 @@ def missing_from_reports(facts: JobFacts) -> Diagnosis | None:
     texts = facts.job.texts
     if not texts.waits:
         return None
-    several = any(len(calls) > 1 for calls in texts.waits.values())
-    if several:  # numbers are of several groups, and torch does not say of which
+    if any(len(calls) > 1 for calls in texts.waits.values()):
+        # numbers are of several groups, and torch does not say of which
         return _all_waited(facts, "the last calls of every rank")
     calls: dict[WaitedCall, list[int]] = defaultdict(list)
     for rank, (call, *_) in sorted(texts.waits.items()):
@@ -343,28 +351,41 @@ def _all_waited(facts: JobFacts, collect: str) -> Diagnosis:
 
 
 def _in_different_calls(facts: JobFacts, calls: dict[WaitedCall, list[int]]) -> Diagnosis:
-    """Ranks wait in different calls: the fewest are in another one, or are behind."""
-    most = max(calls, key=lambda call: (len(calls[call]), -call[0]))
-    odd = sorted(rank for call, ranks in calls.items() if call != most for rank in ranks)
-    of_odd = Counter(call for call, ranks in calls.items() if call != most for _ in ranks)
-    other = of_odd.most_common(1)[0][0]
-    is_behind = other[1] == most[1] and other[0] < most[0]
-    where = "behind" if is_behind else "in another call"
-    sizes = ["", ""]
-    if other[:2] == most[:2]:
-        where = "in a call of another size"
-        sizes = [f" of {call[2]} elements" for call in (other, most)]
+    """The fewest ranks are in another call, behind or ahead. Only the same number with another
+    operation or size proves that the ranks call in different orders.
+    """
+    most = max(calls, key=lambda call: (len(calls[call]), call[0]))
+    others = sorted((call for call in calls if call != most), key=lambda call: -len(calls[call]))
+    odd = sorted(rank for call in others for rank in calls[call])
+    other, gaps = others[0], {most[0] - call[0] for call in others if call[0] and most[0]}
     result = Diagnosis(facts.job, kind="mismatch", certainty="likely", culprits=tuple(odd))
-    result.waiting = tuple(calls[most])
+    result.waiting, result.details = tuple(calls[most]), [*facts.job.texts.asides]
     result.number, result.collective = other[0] or None, other[1]
-    waits = plural(len(calls[most]), "waits", "wait")
-    verb = plural(len(odd), "is", "are")
-    result.says = (
-        f"{ranks_text(odd)} {verb} {where}: {_call(other)}{sizes[0]}, while "
-        f"{ranks_text(calls[most])} {waits} in {_call(most)}{sizes[1]}"
+    result.says = f"{ranks_text(odd)} {plural(len(odd), 'is', 'are')} "
+    result.remedy = SAME_CALLS
+    timeouts = facts.events.timeouts
+    lines = [EvidenceLine(e.text, e.place, rank) for rank in odd if (e := timeouts.get(rank))]
+    result.evidence += lines[:3]
+    if gaps and 0 not in gaps:
+        where = "behind" if min(gaps) > 0 else "ahead" if max(gaps) < 0 else "behind or ahead"
+        gap = {1: "one call "}.get(abs(min(gaps)), f"{abs(min(gaps))} calls ") * (len(gaps) == 1)
+        numbers = " and ".join(map(str, sorted({call[0] for call in others})))
+        those = f"the {plural(len(calls[most]), 'other')} {most[0]}"
+        result.says += f"{gap}{where} (call {numbers}, {those})"
+        whose, number, on = "the other ranks'", most[0], ranks_text(odd)
+        if where == "behind":
+            result.kind = "stopped"
+            whose, number = plural(len(odd), "its", "their"), other[0]
+            on = f"the other {plural(len(calls[most]), 'rank')}"
+        result.remedy = f"look at {whose} GPU, link and host; if call {number} was another "
+        result.remedy += f"collective on {on}, mend the order"
+        return result
+    sizes = [f" of {call[2]} elements" if other[:2] == most[:2] else "" for call in (other, most)]
+    result.says += "in a call of another size: " if sizes[0] else "in another call: "
+    result.says += (
+        f"{_call(other)}{sizes[0]}, while {ranks_text(calls[most])} "
+        f"{plural(len(calls[most]), 'waits', 'wait')} in {_call(most)}{sizes[1]}"
     )
-    result.remedy = "make all ranks call the same collectives in the same order"
-    result.details += facts.job.texts.asides
     return result
 
 

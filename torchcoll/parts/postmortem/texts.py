@@ -30,7 +30,7 @@ KILLED_BY = {
     "SIGABRT": "look at its last lines for the text of the abort: a failed check, or double free",
     "SIGTERM": "ask the scheduler who ended it: sacct -j JOB, or kubectl describe pod",
 }
-_SAME_CALLS = "make all ranks of the group call the same collectives in the same order"
+SAME_CALLS = "make all ranks of the group call the same collectives in the same order"
 LINK = "check the link: ibstat, ibqueryerrors, the cable and the switch port"
 _ALL_NODES = (
     "start torchrun on all nodes with the same --nnodes, --rdzv-id and --rdzv-endpoint, and look "
@@ -48,7 +48,7 @@ class Text:
       empty, ``{host}`` the host that the line is of, or names.
     - remedy: what to do now, as an imperative.
     - whose: ``writer`` if the rank that writes the line is the culprit, ``named`` if the groups
-      ``rank``, ``rank2`` are, '' if no rank can be named.
+      ``rank``, ``rank2`` or ``ranks`` are, '' if no rank can be named.
     - weak: it is only said if nothing else tells what happened: it follows from a first failure, or
       leaves open whose it is.
     """
@@ -160,9 +160,9 @@ TEXTS = (
     ),
     _text(
         "never formed",
-        r"client socket has timed out after (\d+)\w* while trying to connect to "
-        r"\(?\[?([^\s,\])]+)\]?, (\d+)\)",
-        "the job never formed: nothing listened at {1}:{2} for {0} s, or it cannot be reached",
+        r"client socket has timed out after (?P<after>\d{1,12})\s*(?P<unit>m?s)?\w* while trying "
+        r"to connect to \(?\[?([^\s,\])]+)\]?, (\d+)\)",
+        "the job never formed: nothing listened at {2}:{3} for {after}, or it cannot be reached",
         "check MASTER_ADDR and MASTER_PORT, that rank 0 runs, and that no firewall is between",
     ),
     _text(
@@ -246,7 +246,7 @@ TEXTS = (
         r"(?:SequenceNumber=(?P<n2>\d+),?\s*)?OpType=(?P<op2>\w+)"
         r"(?:, TensorShape=\[(?P<shape2>[\d, ]*)\])?",
         "ranks {rank_} and {rank2} are at different calls: {call1} and {call2}",
-        _SAME_CALLS,
+        SAME_CALLS,
         "named",
     ),
     _text(
@@ -255,7 +255,7 @@ TEXTS = (
         r"(?:inconsistent )?collective: CollectiveFingerPrint\((?:SequenceNumber=\d+,?\s*)?"
         r"OpType=(?P<op1>\w+)",
         "rank {rank_} is in another collective than the others: {op1}",
-        _SAME_CALLS + ". The text of newer versions of torch has the calls of both ranks",
+        SAME_CALLS + ". The text of newer versions of torch has the calls of both ranks",
         "named",
     ),
     _text(
@@ -338,9 +338,9 @@ TEXTS = (
     ),
     _text(
         "rank missing",
-        r"Ranks? (\d+(?:, \d+)*) failed to pass monitoredBarrier",
-        "ranks {0} did not come to a barrier",
-        "look at what these ranks did instead",
+        r"Ranks? (?P<ranks>\d+(?:, \d+)*) failed to pass monitoredBarrier",
+        "{ranks} did not come to a barrier",
+        "look at what {ranks} did instead",
     ),
     _text(
         "rank missing",
@@ -359,9 +359,9 @@ TEXTS = (
     ),
     _text(
         "rank missing",
-        r"\[(?P<rank>\d+(?:, \d+)*)\] finished collective #(\d+), but didn't join collective",
-        "ranks {0} did not come to the call after number {1}, which other ranks had begun",
-        "look at what these ranks did instead: log, stack (py-spy dump) and node",
+        r"\[(?P<ranks>\d+(?:, \d+)*)\] finished collective #(\d+), but didn't join collective",
+        "{ranks} did not come to the call after number {1}, which other ranks had begun",
+        "look at what {ranks} did instead: log, stack (py-spy dump) and node",
         "named",
     ),
     _text(

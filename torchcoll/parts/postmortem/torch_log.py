@@ -187,7 +187,7 @@ class FailureTable:
     def __init__(self, scan: LogScan) -> None:
         self.scan = scan
         self._fields: dict[str, str] = {}
-        self._root = False
+        self._root = self._alone = False
         self._rows: list[tuple[Line, dict[str, str]]] = []
         self._first: dict[str, str] = {}
 
@@ -195,6 +195,7 @@ class FailureTable:
         if line.text.startswith(("Root Cause (", "Failures:")):
             self._root = line.text.startswith("Root")
             self.scan.want(40)
+        self._alone |= line.text.strip() == "<NO_OTHER_FAILURES>"
         if not line.text.startswith("  "):
             return False
         match = _FIELD.match(line.text)
@@ -214,7 +215,7 @@ class FailureTable:
         self._first = self._rows[-1][1] if self._root and self._rows else {}
         for line, fields in self._rows:
             self._row(line, fields, self._first.get("exitcode", ""))
-        self._rows, self._root = [], False
+        self._rows, self._root, self._alone = [], False, False
 
     def _row(self, line: Line, fields: dict[str, str], root: str) -> None:
         scan = self.scan
@@ -228,9 +229,10 @@ class FailureTable:
         scan.local_offsets.add(rank - int(ranks[2]))
         text = f"rank {ranks[0]}, exitcode {fields['exitcode']}: {fields['traceback']}"
         text = f"first observed failure: {text}" if fields is self._first else text
+        alone_from = rank - int(ranks[2]) if self._alone and len(self._rows) == 1 else None
         event = scan.exits.pop(pid, None)
         if event is not None:
-            scan.replace(event, rank=rank, node=node, text=text)
+            scan.replace(event, rank=rank, node=node, text=text, alone_from=alone_from)
             return
         code = int(codes[1])
         # Without its lines: if the first that failed had got SIGKILL as well, somebody may have
@@ -238,7 +240,8 @@ class FailureTable:
         sent = code in _SENT and (code == -signal.SIGTERM or not root.startswith("-9 "))
         if sent and fields is not self._first and not scan.closing:
             scan.terminated.setdefault(pid, line)
-        _exit(scan, line, code, pid, rank, node, text)
+        if event := _exit(scan, line, code, pid, rank, node, text):
+            scan.replace(event, alone_from=alone_from)
 
 
 _RUN_ID = re.compile(r"run_id\s*: (\S{1,100})$")
