@@ -399,7 +399,7 @@ def table_of(rank, local):
 @pytest.mark.parametrize(
     ("local", "certainty", "reason"),
     [
-        (5, "(certain)", "torchrun on node03 reports no other failure"),
+        (5, "(likely)", "torchrun on node03 reports no other failure"),
         (1, "(likely)", "no file says anything about ranks 0-3, which may have failed before"),
     ],
 )

@@ -284,7 +284,9 @@ def ended_by_itself(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     known = {*culprits, *facts.events.complaining, *facts.graph.waiting}
     accounted = known_world and known.union({*facts.silent} - {*silent}).issuperset(facts.ranks)
     if len(causes) == 1:
-        result.certainty = "certain" if supported or accounted else "likely"
+        # torchrun speaks of its own host: ranks of later hosts may have failed before.
+        certain = supported or (accounted and not alone)
+        result.certainty = "certain" if certain else "likely"
         if supported:
             result.reasons.append("the others wait for it, or name it")
         elif accounted and alone:
