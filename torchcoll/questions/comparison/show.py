@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, TextIO
 
@@ -80,9 +81,18 @@ def comparison_grids(comparison: Comparison, every: bool = False) -> list[Grid]:
     if changed:
         names, rows = zip(*changed, strict=True)
         grids.append(case_grid(comparison, rows, "", notes, names))
+    last.below[:0] = drift_lines(comparison)
     last.below[:0] = [f"[{number}] {text}" for text, number in notes.items()]
     last.below += _unmatched(comparison, every)
     return [first, *grids, last]
+
+
+def drift_lines(comparison: Comparison) -> list[str]:
+    """A line if the speed-up of some case is not the ratio of the figures beside it."""
+    judged = [case for case in comparison.judged if case.ratio and not comparison.errors]
+    if any(abs(math.log(c.ratio.ratio / c.plain_ratio)) > _DRIFT_SHOWN for c in judged if c.ratio):
+        return ["speed-up is corrected for the drift over the order of the runs"]
+    return []
 
 
 def _is_matrix(comparison: Comparison, tables: Sequence[Sequence[Compared]], every: bool) -> bool:
@@ -91,6 +101,7 @@ def _is_matrix(comparison: Comparison, tables: Sequence[Sequence[Compared]], eve
     return len(tables) > 1 and sum(map(len, tables)) >= MATRIX_FROM
 
 
+_DRIFT_SHOWN = 0.02  # a correction of a speed-up that a line explains
 _MOST_CASES = 40  # of a model, of which the scenarios are the answer
 
 
