@@ -6,6 +6,7 @@ judge the same samples differently.
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,16 +19,24 @@ from torchcoll.core.display import OneLine, as_one_line
 from torchcoll.core.errors import UsageError, one_line, path_text
 from torchcoll.core.file import truncated_text
 from torchcoll.core.parts import first_answer
-from torchcoll.core.plausibility import IMPLAUSIBLE, link_unused, summarise_run
+from torchcoll.core.plausibility import (
+    IMPLAUSIBLE,
+    LIKELY,
+    ceiling_gbps,
+    device_of,
+    link_unused,
+    summarise_run,
+)
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, nothing_sent
-from torchcoll.core.units import counted, format_digits, format_ns, shorten_list
+from torchcoll.core.units import counted, format_digits, format_factor, format_ns, shorten_list
 from torchcoll.questions.check.assumed import by_names, device_name_of
 from torchcoll.questions.check.baseline import BaselineRuns, JudgedByBaseline, baseline_phrase
 from torchcoll.questions.check.limits import (
     CANNOT_TELL,
     FAIL,
     NO_REFERENCE,
+    PASS,
     WARN,
     WORDS,
     Phrase,
@@ -167,6 +176,8 @@ def judge(
         taken = []
     judged = bool(failures) or any(p.word not in (NO_REFERENCE, "") for p in reference)
     phrases = [*failures, *reference, *taken, *warnings, *_facts(run, rows, failures, judged)]
+    if any(phrase.word == FAIL for phrase in phrases):
+        phrases = [replace(p, word="" if p.word == PASS else p.word) for p in phrases]
     plain = (replace(phrase, text=one_line(phrase.text)) for phrase in phrases)
     fabric_name = fabric_found.name if fabric_found else None
     return Verdict(tuple(plain), fabric_name, judged, by_good_runs)
@@ -204,9 +215,7 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
         if items:
             first = case_text(items[0])
             if status == IMPLAUSIBLE:
-                peak = max(row.busbw_gbps or 0 for row in items)
-                first = f"busbw up to {format_digits(peak, 4)} GB/s, " if peak >= 0.01 else ""
-                first += "see the footnotes"
+                first = _implausible_text(run, items)
             elif len(items) > 1:
                 first = f"the first {first}"
             if status == "failed" and items[0].reason:
@@ -219,6 +228,21 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
         accusations = [suspect_text(pairs, each) for each in find_suspects(pairs) if each.confirmed]
     for text in _first(accusations, "suspect"):
         yield Phrase(FAIL, text)
+
+
+def _implausible_text(run: Run, rows: Sequence[Row]) -> str:
+    """The largest busbw of implausible rows, and the limit that it exceeds."""
+    row = max(rows, key=lambda row: row.busbw_gbps or 0.0)
+    busbw, device, limit = row.busbw_gbps or 0.0, device_of(run), math.inf
+    if device:
+        limit = ceiling_gbps(row.collective, row.ranks, device.ring_gbps, device.multicast)
+    why = row.reason.partition(LIKELY)[0]
+    if device and busbw > limit:
+        times = (
+            f"{format_factor(busbw / limit)[:-1]} times the {format_digits(limit, 3)} GB/s limit"
+        )
+        why = f"{times} of the links of one {device.name}"
+    return f"busbw up to {format_digits(busbw, 4)} GB/s, {why}" if busbw >= 0.01 else why
 
 
 def _stated(run: Run, kind: str) -> list[str]:
