@@ -28,6 +28,7 @@ from torchcoll.report.notes import runs_lines
 MOST_RUNS = 20  # more are shown in short
 _MOST_CASES = 40  # rows; of more kinds and sizes the largest size of each
 _NAMED = 5  # of the slowest
+_OF_PLACE = ("run", "node", "rack", "host")  # labels that say which run it is, not how it was made
 _ALL = "--all shows every table"
 
 
@@ -100,7 +101,7 @@ def same_cases(runs: Sequence[Run], rows_by_run: Sequence[Sequence[Row]]) -> lis
     groups: dict[str, list[int]] = {}
     for number, (run, rows) in enumerate(zip(runs, rows_by_run, strict=True)):
         cases = sorted({repr((_kind(row), row.size_bytes_requested)) for row in rows})
-        labels = {name: value for name, value in run.labels.items() if name != "run"}
+        labels = {name: value for name, value in run.labels.items() if name not in _OF_PLACE}
         facts = {name: value for name, value in facts_of(run).items() if name != "hosts"}
         key = repr((cases, sorted(labels.items()), sorted(facts.items()), bool(run.windows)))
         groups.setdefault(key, []).append(number)

@@ -58,27 +58,33 @@ def runs_answer(
     names: Sequence[str],
     verdicts: Sequence[Verdict],
     rows_by_run: Sequence[Sequence[Row]],
-    pooled: bool,
+    groups: Sequence[Sequence[int]],
 ) -> Answer:
     """The answer of ``show`` about several runs: how many have which verdict, where something was
     judged; what they measured; and last that there is no reference.
 
-    names: of the runs, of which paths are shortened to their files where these differ. pooled: the
-    runs measured the same cases, and the answer is about medians over them.
+    names: of the runs, of which paths are shortened to their files where these differ. groups: the
+    places of runs of the same cases and settings. Figures are medians over a group.
     """
     files = [name.rpartition("/")[2] for name in names]
     names = files if len(set(files)) == len(files) else names
     every = [row for rows in rows_by_run for row in rows]
-    details, rows = [], every
-    if pooled:
-        rows, spreads = median_rows(rows_by_run)
-        if spreads:
+    details, rows, pooled = [], [], 0
+    right = [[place for place in group if _has_figure(rows_by_run[place])] for group in groups]
+    for group in filter(None, right):
+        if len(group) == 1:
+            rows += rows_by_run[group[0]]
+            continue
+        medians, spreads = median_rows([rows_by_run[place] for place in group])
+        rows += medians
+        if sum(map(bool, right)) == 1:
+            pooled = len(group)
             worst = max(range(len(rows)), key=spreads.__getitem__)
             details.append(
                 f"between runs a case varies by {format_factor(median(spreads))} (median), at most "
                 f"{format_factor(spreads[worst])} ({case_text(rows[worst])})"
             )
-    measured = measured_answer(rows, len(names) if pooled else 1)
+    measured = measured_answer(rows, pooled)
     with_data = [
         row for row in every if row.status == "ok" and COLLECTIVES[row.collective].has_data
     ]
@@ -104,6 +110,10 @@ def runs_answer(
         details=(*details, *list(absent)[:1]),
         counts=answer.counts,
     )
+
+
+def _has_figure(rows: Sequence[Row]) -> bool:
+    return any(row.is_right and row.median_ns for row in rows)
 
 
 def over_all(named: Sequence[tuple[str, Verdict]], unjudged: bool = True) -> Answer:
