@@ -387,4 +387,4 @@ def test_the_next_step_counts_the_cases_that_more_runs_do_not_decide():
     base = [{1024: 9_000, 2048: 100_000}, {1024: 90_000, 2048: 120_000}, {1024: 900, 2048: 90_000}]
     new = [{1024: 10_000, 2048: 90_000}, {1024: 1_000, 2048: 99_000}, {1024: 80_000, 2048: 125_000}]
     text = compare(*in_turn(make_runs(base), make_runs(new))).answer.text
-    assert "1 of 2 cases needs more than 60 runs of each side" in text
+    assert "more than 60 runs of each side are needed for 1 of 2 cases" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from torchcoll.core import units
 from torchcoll.core.answer import VERDICTS, Answer
 from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.collectives import COLLECTIVES
@@ -12,14 +13,6 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.run_facts import facts_of, host_names
 from torchcoll.core.summary import Row, median
-from torchcoll.core.units import (
-    counted,
-    format_bandwidth,
-    format_ratio,
-    format_size,
-    format_time,
-    shorten_list,
-)
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import common_text, kind_texts
@@ -59,11 +52,11 @@ def runs_grids(
     below = []
     if failed:
         texts = dict.fromkeys(failed)
-        below.append(f"{counted(len(failed), 'case')} without a result: {_list_first(texts)}")
+        below.append(f"{units.counted(len(failed), 'case')} without a result: {_list_first(texts)}")
     for kind in ("bad", "doubt"):
         of_kind = [(name, answer) for name, answer in named if answer.level == kind]
         answers = [f"{name}: {answer.text}" for name, answer in of_kind]
-        below += shorten_list(answers, _NAMED, f"and {{}} more with {VERDICTS[kind]}")
+        below += units.shorten_list(answers, _NAMED, f"and {{}} more with {VERDICTS[kind]}")
     table = _spread_grid(cases, names)
     return [Grid([], [], above=above), table, Grid([], [], below=[*below, *runs_lines(runs)])]
 
@@ -114,7 +107,7 @@ def _scope_line(runs: Sequence[Run], rows: Sequence[Row]) -> str:
         f"{name}: {_list_first(distinct_values(rows, name))}"
         for name in ("backend", "device", "ranks")
     ]
-    return "; ".join([*parts, counted(len(hosts), "host")] if hosts else parts)
+    return "; ".join([*parts, units.counted(len(hosts), "host")] if hosts else parts)
 
 
 def _kind(row: Row) -> dict[str, object]:
@@ -153,11 +146,15 @@ def _spread_grid(cases: Sequence[list[_Measured]], names: Sequence[str]) -> Grid
         lines.append(
             [
                 title,
-                format_size(size) if COLLECTIVES[case[0].row.collective].has_data else "-",
+                units.format_size(size) if COLLECTIVES[case[0].row.collective].has_data else "-",
                 str(len({run for _, run in times})),
-                *map(format_time, (middle, times[0][0], times[-1][0])),
-                format_ratio(times[-1][0] / middle),
-                *([format_bandwidth(median(busbw) if busbw else None)] if any(bandwidths) else []),
+                *map(units.format_time, (middle, times[0][0], times[-1][0])),
+                units.format_ratio(times[-1][0] / middle),
+                *(
+                    [units.format_bandwidth(median(busbw) if busbw else None)]
+                    if any(bandwidths)
+                    else []
+                ),
                 names[times[-1][1]],
             ]
         )

@@ -87,7 +87,7 @@ class Judged:
         return self.ratio is None or self.ratio.p_value is None
 
     @property
-    def plain_ratio(self) -> float:
+    def shown_ratio(self) -> float:
         """new / base of the geometric means, whenever the runs were measured."""
         return (geometric(self.new) or 0.0) / (geometric(self.base) or math.nan)
 
@@ -163,7 +163,7 @@ def _without_contradiction(case: Judged, ratio: Ratio) -> Judged:
     """An inconclusive case with the ratio of its figures, where the ratio that is corrected for
     drift has the opposite direction or an interval that does not contain the ratio of the figures.
     """
-    plain = case.plain_ratio
+    plain = case.shown_ratio
     low, high = min(plain, ratio.low or plain), max(plain, ratio.high or plain)
     if (plain > 1) == (ratio.ratio > 1) and plain not in (low, high):
         return case

@@ -299,11 +299,6 @@ def _step_to_decide(comparison: Comparison, undecided: Items) -> str:
         return "alternate the runs of both sides, as torchcoll versus does"
     if most > MOST_ADVISED:
         many = sum(not number or number > MOST_ADVISED for number in runs)
-        if together:
-            need = "all cases together need"
-        elif len(undecided) == 1:
-            need = "the case needs"
-        else:
-            need = f"{many} of {len(undecided)} cases {units.plural(many, 'needs', 'need')}"
-        return f"{QUIETER}: {need} more than {MOST_ADVISED} runs of each side"
+        which = "all cases together" if together else f"{many} of {counted(len(undecided), 'case')}"
+        return f"{QUIETER}: more than {MOST_ADVISED} runs of each side are needed for {which}"
     return f"make {max(most, there + 1)} runs of each side"
