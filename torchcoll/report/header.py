@@ -385,17 +385,14 @@ def _slow_calls(firsts: Sequence[CaseResult], how: str) -> str:
     """``first 3 calls 4.41 to 5.07 ms, 21 times the later calls``, if more of the first calls are
     slow than the run recorded; otherwise ''.
     """
-    later = [
-        summary.steady_figure(r, "host", how) or 0.0 for r in firsts if not r.case.back_to_back
-    ]
-    if not all(later) or not later or any(result.steady_after is None for result in firsts):
-        return ""
+    later = max(summary.steady_figure(result, "host", how) or 0.0 for result in firsts)
+    recorded = [r.steady_after for r in firsts if r.steady_after and not r.case.back_to_back]
     calls = summary.over_ranks(list(summary.cold_by_rank(firsts).values()), how)
-    slow = list(takewhile(lambda ns: ns > _SLOW * max(later), calls))
-    if len(slow) <= max(1, *(result.steady_after or 0 for result in firsts)):
+    slow = list(takewhile(lambda ns: ns > _SLOW * later > 0, calls))
+    if len(recorded) < len(firsts) or len(slow) <= max(recorded):
         return ""
     times = " to ".join(dict.fromkeys(units.format_ns(ns, 3) for ns in (min(slow), max(slow))))
-    factor = units.format_factor(summary.median(slow) / max(later)).removesuffix("x")
+    factor = units.format_factor(summary.median(slow) / later).removesuffix("x")
     return f"first {len(slow)} calls {times}, {factor} times the later calls"
 
 

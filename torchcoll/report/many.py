@@ -75,16 +75,11 @@ def _measured_cases(rows_by_run: Sequence[Sequence[Row]]) -> list[list[_Measured
 def median_rows(rows_by_run: Sequence[Sequence[Row]]) -> tuple[list[Row], list[float]]:
     """Of each case a row with the medians over the runs, and its longest time / its shortest."""
     cases = [[item.row for item in case] for case in _measured_cases(rows_by_run)]
-    rows = [
-        replace(
-            case[0],
-            median_ns=median([row.median_ns or 0.0 for row in case]),
-            busbw_gbps=median(wide)
-            if (wide := [r.busbw_gbps for r in case if r.busbw_gbps])
-            else None,
-        )
-        for case in cases
-    ]
+    rows = []
+    for case in cases:
+        wide = [row.busbw_gbps for row in case if row.busbw_gbps]
+        middle = median([row.median_ns or 0.0 for row in case])
+        rows.append(replace(case[0], median_ns=middle, busbw_gbps=median(wide) if wide else None))
     times = [[row.median_ns or 0.0 for row in case] for case in cases]
     return rows, [max(of_case) / min(of_case) for of_case in times]
 

@@ -6,7 +6,6 @@ judge the same samples differently.
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -219,18 +218,14 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[limits.Phrase]:
 
 def _implausible_text(run: Run, rows: Sequence[Row]) -> str:
     """The largest busbw of implausible rows, and the limit that it exceeds."""
-    row = max(rows, key=lambda row: row.busbw_gbps or 0.0)
-    busbw, device, limit = row.busbw_gbps or 0.0, plausibility.device_of(run), math.inf
+    row, device = max(rows, key=lambda row: row.busbw_gbps or 0.0), plausibility.device_of(run)
+    busbw, why = row.busbw_gbps or 0.0, row.reason.partition(plausibility.LIKELY)[0]
     if device:
-        limit = plausibility.ceiling_gbps(
-            row.collective, row.ranks, device.ring_gbps, device.multicast
-        )
-    why = row.reason.partition(plausibility.LIKELY)[0]
-    if device and busbw > limit:
-        times = (
-            f"{format_factor(busbw / limit)[:-1]} times the {format_digits(limit, 3)} GB/s limit"
-        )
-        why = f"{times} of the links of one {device.name}"
+        most = device.ring_gbps, device.multicast
+        limit = plausibility.ceiling_gbps(row.collective, row.ranks, *most)
+        if busbw > limit:
+            times = format_factor(busbw / limit).removesuffix("x")
+            why = f"{times} times the {limit:.0f} GB/s limit of the links of one {device.name}"
     return f"busbw up to {format_digits(busbw, 4)} GB/s, {why}" if busbw >= 0.01 else why
 
 

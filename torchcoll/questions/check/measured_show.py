@@ -64,14 +64,12 @@ def runs_answer(
     details: list[str] = []
     rows: list[Row] = []
     pooled = 0
-    right = [[place for place in group if _has_figure(rows_by_run[place])] for group in groups]
-    for group in filter(None, right):
-        if len(group) == 1:
-            rows += rows_by_run[group[0]]
-            continue
-        medians, spreads = median_rows([rows_by_run[place] for place in group])
-        rows += medians
-        if sum(map(bool, right)) == 1:
+    good = [any(row.is_right and row.median_ns for row in rows) for rows in rows_by_run]
+    right = [of for group in groups if (of := [rows_by_run[n] for n in group if good[n]])]
+    for group in right:
+        medians, spreads = median_rows(group)
+        rows += medians if len(group) > 1 else group[0]
+        if len(right) == 1 < len(group):
             pooled = len(group)
             worst = max(range(len(rows)), key=spreads.__getitem__)
             details.append(
@@ -104,10 +102,6 @@ def runs_answer(
         details=(*details, *list(absent)[:1]),
         counts=answer.counts,
     )
-
-
-def _has_figure(rows: Sequence[Row]) -> bool:
-    return any(row.is_right and row.median_ns for row in rows)
 
 
 def over_all(named: Sequence[tuple[str, Verdict]], unjudged: bool = True) -> Answer:

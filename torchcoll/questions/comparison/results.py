@@ -167,8 +167,8 @@ def _without_contradiction(case: Judged, ratio: Ratio) -> Judged:
     low, high = min(plain, ratio.low or plain), max(plain, ratio.high or plain)
     if (plain > 1) == (ratio.ratio > 1) and plain not in (low, high):
         return case
-    bounded = ratio if ratio.low is None else replace(ratio, low=low, high=high)
-    return replace(case, ratio=replace(bounded, ratio=plain))
+    shown = replace(ratio, ratio=plain, low=ratio.low and low, high=ratio.high and high)
+    return replace(case, ratio=shown)
 
 
 def decide(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> list[Judged]:

@@ -89,10 +89,9 @@ def comparison_grids(comparison: Comparison, every: bool = False) -> list[Grid]:
 
 def drift_lines(comparison: Comparison) -> list[str]:
     """A line if the speed-up of some case is not the ratio of the figures beside it."""
-    judged = [case for case in comparison.judged if case.ratio and not comparison.errors]
-    if any(abs(math.log(c.ratio.ratio / c.shown_ratio)) > _DRIFT_SHOWN for c in judged if c.ratio):
-        return ["speed-up is corrected for the drift over the order of the runs"]
-    return []
+    logs = [math.log(j.ratio.ratio / j.shown_ratio) for j in comparison.judged if j.ratio]
+    corrected = max(map(abs, logs), default=0.0) > _DRIFT_SHOWN and not comparison.errors
+    return ["speed-up is corrected for the drift over the order of the runs"] if corrected else []
 
 
 def _is_matrix(comparison: Comparison, tables: Sequence[Sequence[Compared]], every: bool) -> bool:

@@ -342,7 +342,7 @@ def _titled_grids(
         groups = same_cases(runs, rows_of)
         if 1 < len(groups) <= _MOST_TABLES and min(map(len, groups)) > 1:
             return _several_runs(runs, readings, titles, True, make)
-        named = list(zip(titles, [verdict.answer for verdict in verdicts], strict=True))
+        named = list(zip(titles, (verdict.answer for verdict in verdicts), strict=True))
         grids = runs_grids(runs, rows_of, named, readings.over_ranks)
         return [("", grids)], runs_answer(titles, verdicts, rows_of, [range(len(runs))])
     if len(runs) < 2 or view != "cases":
