@@ -192,7 +192,9 @@ def test_nothing_that_meets_is_not_measured_by_a_run_either():
 def test_a_time_of_nothing_is_a_fail():
     at_once = case_of(1)
     at_once.time_ns = {"host": [[0] * 3] * 8}
-    assert line(at_once) == "FAIL 1 of 1 case implausible: see the footnotes"
+    assert (
+        line(at_once) == "FAIL 1 of 1 case implausible: shorter than launching a kernel (1500 ns)"
+    )
 
 
 def test_an_event_without_a_text():
@@ -411,7 +413,10 @@ def test_what_failed_is_a_fail_whatever_the_bandwidth():
 def test_what_is_not_possible_is_a_fail():
     # 450 GB/s and 5 % over one direction.
     gather = case_of(480, "all_gather", op=None)
-    assert line(gather) == "FAIL 1 of 1 case implausible: busbw up to 480 GB/s, see the footnotes"
+    assert line(gather) == (
+        "FAIL 1 of 1 case implausible: busbw up to 480 GB/s, 1.29 times the 371 GB/s limit of the "
+        "links of one H200"
+    )
     short = case_of(0.001, size_bytes=8)
     short.time_ns = {"host": [[1400] * 3] * 8}
     assert line(short).startswith("FAIL 1 of 1 case implausible: busbw up to ")
@@ -637,3 +642,13 @@ def test_one_reference_at_a_time(tmp_path):
 
 def test_a_run_of_python_is_complete():
     assert judge(Run(results=[case_of(365)], end=COMPLETE)).word == "NO REFERENCE"
+
+
+def test_no_pass_follows_a_fail():
+    good = case_of(365, "all_gather", op=None)
+    wrong = case_of(365, "all_gather", op=None, size_bytes=MIB)
+    wrong.verification = Verification(8, 1)
+    assert judge(launch(good, **SXM)).word == "PASS"
+    found = judge(launch(good, wrong, **SXM))
+    assert found.line.startswith("FAIL 1 of 2 cases wrong: all_gather 1M; 365 GB/s busbw at 1G, ")
+    assert "PASS" not in found.line

@@ -284,7 +284,10 @@ def test_causes_of_a_failure_are_in_the_health_event(tmp_path, capsys):
     cause = "busbw beyond all links of one H200 (450 GB/s in one direction): likely the time of"
     (stated,) = json.loads(out.read_text())["causes"]
     assert stated.startswith(cause)
-    assert last(capsys) == "FAIL 1 of 1 case implausible: busbw up to 900 GB/s, see the footnotes"
+    assert last(capsys) == (
+        "FAIL 1 of 1 case implausible: busbw up to 900 GB/s, 1.39 times the 649 GB/s limit of the "
+        "links of one H200"
+    )
     assert main(["show", path, "--columns", "size_bytes,busbw_gbps"]) == 0
     assert capsys.readouterr().out.splitlines()[-2].startswith(f"implausible: {cause}")
 

@@ -354,3 +354,37 @@ def test_the_identity_of_a_job_of_intel_mpi_is_no_difference():
     new[0].environment["variables"]["I_MPI_FABRICS"] = "ofi"
     names = [difference.name for difference in compare(base, new).differences]
     assert names == ["I_MPI_FABRICS"]
+
+
+def test_the_speed_up_does_not_contradict_the_times_beside_it():
+    base, new = in_turn(
+        make_runs([200_000, 120_000, 90_000]), make_runs([190_000, 125_000, 70_000])
+    )
+    comparison = compare(base, new)
+    (row,) = comparison.rows
+    assert row.result == "inconclusive"
+    assert row.speed == pytest.approx((200 * 120 * 90 / (190 * 125 * 70)) ** (1 / 3))
+    low, high = row.interval
+    assert low <= row.speed <= high
+    below = [line for grid in comparison_grids(comparison) for line in grid.below]
+    assert not any("drift" in line for line in below)
+    assert "more runs would not help" not in answer_of(comparison).text
+
+
+def test_a_speed_up_corrected_for_drift_says_so():
+    base, new = in_turn(
+        make_runs([100_000, 90_100, 81_000]), make_runs([190_000, 170_900, 154_000])
+    )
+    comparison = compare(base, new)
+    (row,) = comparison.rows
+    assert row.result == "slower"
+    assert row.speed == pytest.approx(0.5, rel=0.01)  # the means give 0.526
+    below = [line for grid in comparison_grids(comparison) for line in grid.below]
+    assert "speed-up is corrected for the drift over the order of the runs" in below
+
+
+def test_the_next_step_counts_the_cases_that_more_runs_do_not_decide():
+    base = [{1024: 9_000, 2048: 100_000}, {1024: 90_000, 2048: 120_000}, {1024: 900, 2048: 90_000}]
+    new = [{1024: 10_000, 2048: 90_000}, {1024: 1_000, 2048: 99_000}, {1024: 80_000, 2048: 125_000}]
+    text = compare(*in_turn(make_runs(base), make_runs(new))).answer.text
+    assert "more than 60 runs of each side are needed for 1 of 2 cases" in text

@@ -112,6 +112,19 @@ def test_runs_with_another_label_or_library_are_not_one_table():
     assert len(same_cases([one, two], [summarise_run(r) for r in (one, two)])) == 2
 
 
+def test_labels_of_a_place_are_one_setting_and_others_a_table_each():
+    runs = fleet(24)
+    for number, each in enumerate(runs):
+        each.header |= {"spec": {"labels": {"node": f"n{number % 4}", "rack": "r1"}}}
+    assert "reaches 21.0 GB/s of busbw at 4M, medians of 24 runs" in " ".join(
+        printed(*runs).split()
+    )
+    for number, each in enumerate(runs):
+        each.header |= {"spec": {"labels": {"cell": ("ring", "tree")[number % 2]}}}
+    text = printed(*runs)
+    assert text.startswith("24 runs: ") and text.count("\n12 runs: ") == 2
+
+
 def test_a_matrix_of_several_runs_has_medians_and_the_range():
     runs = [
         run(
@@ -143,8 +156,9 @@ def test_what_failed_among_many_is_named():
     text = printed(*fleet(24), bad)
     assert " ".join(text.split()).startswith(
         "25 runs: 1 FAIL (bad.jsonl: 1 of 1 case failed: all_reduce 64M: no word from rank 1); "
-        "all_reduce on 2 gloo ranks takes 100 us at 1M and reaches 21.0 GB/s of busbw at 4M; "
-        "48 of 48 "
+        "all_reduce on 2 gloo ranks takes 100 us at 1M and reaches 21.0 GB/s of busbw at 4M, "
+        "medians of 24 runs; between runs a case varies by 1.50x (median), at most 1.50x "
+        "(all_reduce 1M); 48 of 48 "
     )
     assert "\n1 case without a result: bad.jsonl (timeout)\n" in text
 

@@ -178,6 +178,15 @@ def test_the_first_call_is_read_as_the_table_is():
     assert first_lines(launch, "rank0")[0].startswith("first call 4.00 ms, ")
 
 
+def test_slow_first_calls_are_counted_against_the_steady_median():
+    slow = result(2, cold_ns=[[4_400_000, 5_000_000, 4_500_000]] * 2, steady_after=2)
+    slow.time_ns = {"host": [[200_000] * 20] * 2}
+    line = first_lines(run(slow, ranks=2))[0]
+    assert line.startswith("first 3 calls 4.40 ms to 5.00 ms, 22 times the later calls, time to")
+    slow.cold_ns = [[4_400_000, 5_000_000, 290_000]] * 2
+    assert first_lines(run(slow, ranks=2))[0].startswith("first call 4.40 ms, steady after 2 calls")
+
+
 def test_the_first_call_of_sub_groups_is_that_of_all_of_them():
     def part(number, members, ns, size_bytes=8, ordinal=0):
         asked = case(size_bytes=size_bytes, group=f"1,3;0,2/{number}")

@@ -44,6 +44,14 @@ def test_nothing_in_common_names_what_keeps_them_apart(base, new, what):
     )
 
 
+def test_nothing_in_common_is_about_the_nearest_collective_and_its_ranks():
+    pair = measured(9, collective="sendrecv", op=None, in_place=False, size_bytes=8)
+    wide = measured(9, ranks=6, size_bytes=64)
+    text = r"nothing in common in ranks \(6; 2\) and size \(64; 8\) of all_reduce"
+    with pytest.raises(UsageError, match=text):
+        compare(run(pair, wide), run(measured(9, size_bytes=8)))
+
+
 def test_nothing_in_common_with_many_sizes():
     base = run(*(measured(9, size_bytes=n) for n in range(1, 90, 2)))
     new = run(*(measured(9, size_bytes=n) for n in range(2, 90, 2)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from torchcoll.core import units
 from torchcoll.core.answer import VERDICTS, Answer
 from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.collectives import COLLECTIVES
@@ -12,14 +13,6 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.run_facts import facts_of, host_names
 from torchcoll.core.summary import Row, median
-from torchcoll.core.units import (
-    counted,
-    format_bandwidth,
-    format_ratio,
-    format_size,
-    format_time,
-    shorten_list,
-)
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import common_text, kind_texts
@@ -28,6 +21,7 @@ from torchcoll.report.notes import runs_lines
 MOST_RUNS = 20  # more are shown in short
 _MOST_CASES = 40  # rows; of more kinds and sizes the largest size of each
 _NAMED = 5  # of the slowest
+_OF_PLACE = ("run", "node", "rack", "host")  # labels that say which run it is, not how it was made
 _ALL = "--all shows every table"
 
 
@@ -58,11 +52,11 @@ def runs_grids(
     below = []
     if failed:
         texts = dict.fromkeys(failed)
-        below.append(f"{counted(len(failed), 'case')} without a result: {_list_first(texts)}")
+        below.append(f"{units.counted(len(failed), 'case')} without a result: {_list_first(texts)}")
     for kind in ("bad", "doubt"):
         of_kind = [(name, answer) for name, answer in named if answer.level == kind]
         answers = [f"{name}: {answer.text}" for name, answer in of_kind]
-        below += shorten_list(answers, _NAMED, f"and {{}} more with {VERDICTS[kind]}")
+        below += units.shorten_list(answers, _NAMED, f"and {{}} more with {VERDICTS[kind]}")
     table = _spread_grid(cases, names)
     return [Grid([], [], above=above), table, Grid([], [], below=[*below, *runs_lines(runs)])]
 
@@ -81,16 +75,11 @@ def _measured_cases(rows_by_run: Sequence[Sequence[Row]]) -> list[list[_Measured
 def median_rows(rows_by_run: Sequence[Sequence[Row]]) -> tuple[list[Row], list[float]]:
     """Of each case a row with the medians over the runs, and its longest time / its shortest."""
     cases = [[item.row for item in case] for case in _measured_cases(rows_by_run)]
-    rows = [
-        replace(
-            case[0],
-            median_ns=median([row.median_ns or 0.0 for row in case]),
-            busbw_gbps=median(wide)
-            if (wide := [r.busbw_gbps for r in case if r.busbw_gbps])
-            else None,
-        )
-        for case in cases
-    ]
+    rows = []
+    for case in cases:
+        wide = [row.busbw_gbps for row in case if row.busbw_gbps]
+        middle = median([row.median_ns or 0.0 for row in case])
+        rows.append(replace(case[0], median_ns=middle, busbw_gbps=median(wide) if wide else None))
     times = [[row.median_ns or 0.0 for row in case] for case in cases]
     return rows, [max(of_case) / min(of_case) for of_case in times]
 
@@ -100,7 +89,7 @@ def same_cases(runs: Sequence[Run], rows_by_run: Sequence[Sequence[Row]]) -> lis
     groups: dict[str, list[int]] = {}
     for number, (run, rows) in enumerate(zip(runs, rows_by_run, strict=True)):
         cases = sorted({repr((_kind(row), row.size_bytes_requested)) for row in rows})
-        labels = {name: value for name, value in run.labels.items() if name != "run"}
+        labels = {name: value for name, value in run.labels.items() if name not in _OF_PLACE}
         facts = {name: value for name, value in facts_of(run).items() if name != "hosts"}
         key = repr((cases, sorted(labels.items()), sorted(facts.items()), bool(run.windows)))
         groups.setdefault(key, []).append(number)
@@ -113,7 +102,7 @@ def _scope_line(runs: Sequence[Run], rows: Sequence[Row]) -> str:
         f"{name}: {_list_first(distinct_values(rows, name))}"
         for name in ("backend", "device", "ranks")
     ]
-    return "; ".join([*parts, counted(len(hosts), "host")] if hosts else parts)
+    return "; ".join([*parts, units.counted(len(hosts), "host")] if hosts else parts)
 
 
 def _kind(row: Row) -> dict[str, object]:
@@ -152,11 +141,15 @@ def _spread_grid(cases: Sequence[list[_Measured]], names: Sequence[str]) -> Grid
         lines.append(
             [
                 title,
-                format_size(size) if COLLECTIVES[case[0].row.collective].has_data else "-",
+                units.format_size(size) if COLLECTIVES[case[0].row.collective].has_data else "-",
                 str(len({run for _, run in times})),
-                *map(format_time, (middle, times[0][0], times[-1][0])),
-                format_ratio(times[-1][0] / middle),
-                *([format_bandwidth(median(busbw) if busbw else None)] if any(bandwidths) else []),
+                *map(units.format_time, (middle, times[0][0], times[-1][0])),
+                units.format_ratio(times[-1][0] / middle),
+                *(
+                    [units.format_bandwidth(median(busbw) if busbw else None)]
+                    if any(bandwidths)
+                    else []
+                ),
                 names[times[-1][1]],
             ]
         )

@@ -115,9 +115,7 @@ def ranks_answer(
     details: tuple[str, ...] = ()
     most = max(map(_spread, cases)) - 1
     if most >= SLOW_EXCESS / 2:  # as the tables show
-        named_if = f"the slowest in {100 * _OFTEN:.0f} % of the calls of as many cases"
-        differ = f"the ranks of one case differ by up to {format_quantity(most, '%')}"
-        details = (f"{differ}: one is named if it is {named_if}",)
+        details = (f"within one case the ranks differ by up to {format_quantity(most, '%')}",)
     return nothing_found(
         "rank",
         "is slow",

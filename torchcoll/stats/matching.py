@@ -212,26 +212,33 @@ def _separate(base: Sequence[Measured], new: Sequence[Measured], names: Sequence
     """``nothing in common in dtype (float32, bfloat16)``: the differences of the nearest cases."""
     if not base or not new:
         return f"none in {'base' if not base else 'new'}"
-    names = [n for n in names if n not in _COMPARED]
+    names = [n for n in names if n not in _COMPARED or n == "ranks"]
     size = _size_of([*base, *new])
     ours, theirs = (
         [{n: value_of(m, n) for n in names} | {"size": size(m.row)} for m in side]
         for side in (base, new)
     )
     # Two lists of a hundred thousand sizes each need no exact answer.
-    nearest = min(
+    nearest, alike = min(
         (
-            [name for name in our if our[name] != their[name]]
+            ([name for name in our if our[name] != their[name]], our)
             for our in ours[:300]
             for their in theirs[:300]
         ),
-        key=len,
+        key=lambda pair: ("collective" in pair[0], len(pair[0])),
+    )
+    # What further cases of a side have may be on both sides: 8 of another collective.
+    ours, theirs = (
+        [case for case in side if all(case[n] == alike[n] for n in case if n not in nearest)]
+        for side in (ours, theirs)
     )
     reasons = []
     for name in nearest:
         values = (list(dict.fromkeys(case[name] for case in side)) for side in (ours, theirs))
         reasons.append(f"{name} ({'; '.join(_several(name, of_side) for of_side in values)})")
-    return f"nothing in common in {' and '.join(reasons) or 'any dimension'}"
+    several = len({m.row.collective for m in [*base, *new]}) > 1 and "collective" not in nearest
+    of = f" of {alike['collective']}" if several else ""
+    return f"nothing in common in {' and '.join(reasons) or 'any dimension'}{of}"
 
 
 def _several(name: str, values: Sequence[Any]) -> str:

@@ -23,7 +23,7 @@ from torchcoll.questions.comparison.results import (
     tables_of,
     titles_of,
 )
-from torchcoll.questions.comparison.show import case_grid, comparison_object
+from torchcoll.questions.comparison.show import case_grid, comparison_object, drift_lines
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid
 
@@ -236,7 +236,7 @@ def _grids(comparison: Comparison, varied: Set[str]) -> list[Grid]:
     ]
     differ = [one_line(str(d)) for d in comparison.differences if d.name not in {*_TOLD, *varied}]
     above += [f"differences: {'; '.join(differ)}"] if differ else []
-    below = [f"[{number}] {text}" for text, number in notes.items()]
+    below = [f"[{number}] {text}" for text, number in notes.items()] + drift_lines(comparison)
     alone = sum(not row.matched for row in comparison.rows)
     below += [f"{counted(alone, 'case')} on one side only"] if alone else []
     below += [one_line(note) for note in comparison.notes]

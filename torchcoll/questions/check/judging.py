@@ -12,36 +12,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torchcoll.core import plausibility
 from torchcoll.core.answer import VERDICTS, Answer
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.display import OneLine, as_one_line
 from torchcoll.core.errors import UsageError, one_line, path_text
 from torchcoll.core.file import truncated_text
 from torchcoll.core.parts import first_answer
-from torchcoll.core.plausibility import IMPLAUSIBLE, link_unused, summarise_run
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, nothing_sent
-from torchcoll.core.units import counted, format_digits, format_ns, shorten_list
+from torchcoll.core.units import counted, format_digits, format_factor, format_ns, shorten_list
+from torchcoll.questions.check import limits
 from torchcoll.questions.check.assumed import by_names, device_name_of
 from torchcoll.questions.check.baseline import BaselineRuns, JudgedByBaseline, baseline_phrase
-from torchcoll.questions.check.limits import (
-    CANNOT_TELL,
-    FAIL,
-    NO_REFERENCE,
-    WARN,
-    WORDS,
-    Phrase,
-    by_fabric,
-    case_text,
-    correct_text,
-    fabric_of,
-    label_problem,
-    odd_links,
-)
 from torchcoll.questions.check.rules import Fabric
 from torchcoll.reading.inputs import load_one
 
-_LEVELS = {verdict: level for level, verdict in VERDICTS.items()} | {CANNOT_TELL: "doubt"}
+_LEVELS = {verdict: level for level, verdict in VERDICTS.items()} | {limits.CANNOT_TELL: "doubt"}
 _FAILING = ("bad", "doubt")
 _MOST_TOLD = 3  # events of a kind; the others stand above the verdict
 
@@ -53,7 +40,7 @@ class Verdict(OneLine):
     how much slower it is.
     """
 
-    phrases: tuple[Phrase, ...]
+    phrases: tuple[limits.Phrase, ...]
     fabric: str | None = None
     judged: bool = True
     by_good_runs: JudgedByBaseline | None = None
@@ -65,7 +52,9 @@ class Verdict(OneLine):
     def word(self) -> str:
         """The worst of its phrases: one of WORDS."""
         of_phrases = {phrase.word for phrase in self.phrases}
-        return next((verdict for verdict in WORDS if verdict in of_phrases), NO_REFERENCE)
+        return next(
+            (verdict for verdict in limits.WORDS if verdict in of_phrases), limits.NO_REFERENCE
+        )
 
     @property
     def answer(self) -> Answer:
@@ -131,12 +120,12 @@ def judge(
     are known already. Raises UsageError for an impossible fabric, and for a baseline of another
     machine.
     """
-    rows = summarise_run(run) if rows is None else rows
+    rows = plausibility.summarise_run(run) if rows is None else rows
     failures = list(_failures(run, rows))
     good = [row for row in rows if row.is_right]
     nothing = _nothing_to_judge(good)
-    fabric_found, problems = None, [label_problem(run)]
-    taken: list[Phrase] = []
+    fabric_found, problems = None, [limits.label_problem(run)]
+    taken: list[limits.Phrase] = []
     by_good_runs = None
     if baseline is not None:
         if fabric:
@@ -154,19 +143,21 @@ def judge(
             where = "log" if run.members else "labels"
             machine = f"{run.ranks} {device_name_of(run)} on one host"
             text = f"{fabric_found.name} is taken from the {where}: {machine}"
-            taken = [Phrase("", text)]
+            taken = [limits.Phrase("", text)]
         problems.append(problem)
-        reference = [nothing] if nothing else by_fabric(good, fabric_found, run)
-    if failures and all(phrase.word == NO_REFERENCE for phrase in reference):
+        reference = [nothing] if nothing else limits.by_fabric(good, fabric_found, run)
+    if failures and all(phrase.word == limits.NO_REFERENCE for phrase in reference):
         reference = []
     unread = () if failures else _unread(run)
     events = (*_stated(run, "setting"), *_stated(run, "machine"))
-    texts = [*problems, *unread, *odd_links(run), *events]
-    warnings = [Phrase(WARN, text) for text in texts if text]
+    texts = [*problems, *unread, *limits.odd_links(run), *events]
+    warnings = [limits.Phrase(limits.WARN, text) for text in texts if text]
     if failures:
         taken = []
-    judged = bool(failures) or any(p.word not in (NO_REFERENCE, "") for p in reference)
+    judged = bool(failures) or any(p.word not in (limits.NO_REFERENCE, "") for p in reference)
     phrases = [*failures, *reference, *taken, *warnings, *_facts(run, rows, failures, judged)]
+    if any(phrase.word == limits.FAIL for phrase in phrases):
+        phrases = [replace(p, word="" if p.word == limits.PASS else p.word) for p in phrases]
     plain = (replace(phrase, text=one_line(phrase.text)) for phrase in phrases)
     fabric_name = fabric_found.name if fabric_found else None
     return Verdict(tuple(plain), fabric_name, judged, by_good_runs)
@@ -175,19 +166,19 @@ def judge(
 def _fabric(run: Run, fabric: str | None) -> tuple[Fabric | None, str]:
     """The fabric of a run, and what is wrong with its label. The file is shown anyway."""
     try:
-        return fabric_of(run, fabric), ""
+        return limits.fabric_of(run, fabric), ""
     except UsageError as error:
         if fabric:
             raise
         return None, f"label {error}".rstrip(".")
 
 
-def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
+def _failures(run: Run, rows: Sequence[Row]) -> Iterator[limits.Phrase]:
     from torchcoll.questions.pairs.matches import read_pairs
     from torchcoll.questions.pairs.suspects import find_suspects, suspect_text
 
     if run.ending:
-        yield Phrase(FAIL, run.ending)
+        yield limits.Phrase(limits.FAIL, run.ending)
     elif run.end is None and not run.source:
         text = truncated_text(run)
         damaged = [problem for problem in run.problems if ": unusable record: " in problem]
@@ -195,30 +186,47 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
             text = f"the file is damaged and has no end: {counted(len(damaged), 'unusable record')}"
         elif text not in run.problems:
             text = "the run did not end"
-        yield Phrase(FAIL, text)
+        yield limits.Phrase(limits.FAIL, text)
     wrong = [row for row in rows if row.outcome == "wrong"]
-    doubted = [row for row in rows if row.outcome == IMPLAUSIBLE]
-    accepted = (*EXPECTED_STATUSES, "wrong", IMPLAUSIBLE)
+    doubted = [row for row in rows if row.outcome == plausibility.IMPLAUSIBLE]
+    accepted = (*EXPECTED_STATUSES, "wrong", plausibility.IMPLAUSIBLE)
     failed = [row for row in rows if row.outcome not in accepted]
-    for items, status in ((wrong, "wrong"), (doubted, IMPLAUSIBLE), (failed, "failed")):
+    for items, status in (
+        (wrong, "wrong"),
+        (doubted, plausibility.IMPLAUSIBLE),
+        (failed, "failed"),
+    ):
         if items:
-            first = case_text(items[0])
-            if status == IMPLAUSIBLE:
-                peak = max(row.busbw_gbps or 0 for row in items)
-                first = f"busbw up to {format_digits(peak, 4)} GB/s, " if peak >= 0.01 else ""
-                first += "see the footnotes"
+            first = limits.case_text(items[0])
+            if status == plausibility.IMPLAUSIBLE:
+                first = _implausible_text(run, items)
             elif len(items) > 1:
                 first = f"the first {first}"
             if status == "failed" and items[0].reason:
                 first += f": {items[0].reason}"
-            yield Phrase(FAIL, f"{len(items)} of {counted(len(rows), 'case')} {status}: {first}")
+            yield limits.Phrase(
+                limits.FAIL, f"{len(items)} of {counted(len(rows), 'case')} {status}: {first}"
+            )
     # What the ranks reported, by the threshold they had; else what reading the pairs shows: a run
     # that was cut reported nothing.
     accusations = _messages(run, "suspect")
     if not accusations and (pairs := read_pairs(run)):
         accusations = [suspect_text(pairs, each) for each in find_suspects(pairs) if each.confirmed]
     for text in _first(accusations, "suspect"):
-        yield Phrase(FAIL, text)
+        yield limits.Phrase(limits.FAIL, text)
+
+
+def _implausible_text(run: Run, rows: Sequence[Row]) -> str:
+    """The largest busbw of implausible rows, and the limit that it exceeds."""
+    row, device = max(rows, key=lambda row: row.busbw_gbps or 0.0), plausibility.device_of(run)
+    busbw, why = row.busbw_gbps or 0.0, row.reason.partition(plausibility.LIKELY)[0]
+    if device:
+        most = device.ring_gbps, device.multicast
+        limit = plausibility.ceiling_gbps(row.collective, row.ranks, *most)
+        if busbw > limit:
+            times = format_factor(busbw / limit).removesuffix("x")
+            why = f"{times} times the {limit:.0f} GB/s limit of the links of one {device.name}"
+    return f"busbw up to {format_digits(busbw, 4)} GB/s, {why}" if busbw >= 0.01 else why
 
 
 def _stated(run: Run, kind: str) -> list[str]:
@@ -243,7 +251,7 @@ def _unread(run: Run) -> Iterator[str]:
         yield f"{counted(len(lost), 'problem')} in reading: {lost[0]}"
 
 
-def _nothing_to_judge(rows: Sequence[Row]) -> Phrase | None:
+def _nothing_to_judge(rows: Sequence[Row]) -> limits.Phrase | None:
     """Why no reference applies to these rows; None if one may."""
     if not rows:
         reason = "no case has a result"
@@ -255,24 +263,24 @@ def _nothing_to_judge(rows: Sequence[Row]) -> Phrase | None:
         reason = "a rehearsal on one GPU: its bandwidth means nothing"
     else:
         return None
-    return Phrase(NO_REFERENCE, reason, " applies: ")
+    return limits.Phrase(limits.NO_REFERENCE, reason, " applies: ")
 
 
 def _facts(
-    run: Run, rows: Sequence[Row], failures: Sequence[Phrase], judged: bool
-) -> Iterable[Phrase]:
+    run: Run, rows: Sequence[Row], failures: Sequence[limits.Phrase], judged: bool
+) -> Iterable[limits.Phrase]:
     with_data = [row for row in rows if row.status == "ok" and COLLECTIVES[row.collective].has_data]
-    if not failures and (correct := correct_text(with_data, "case")):
+    if not failures and (correct := limits.correct_text(with_data, "case")):
         counts = Counter(row.status for row in rows if row.status != "ok")
         others = [f"{count} {name}" for name, count in counts.items() if count]
-        yield Phrase("", ", ".join([correct, *others]))
+        yield limits.Phrase("", ", ".join([correct, *others]))
     elif not failures and judged and with_data:
-        yield Phrase("", "no values checked")
-    if unused := link_unused(run):
-        yield Phrase("", unused)
+        yield limits.Phrase("", "no values checked")
+    if unused := plausibility.link_unused(run):
+        yield limits.Phrase("", unused)
     backends = backends_of(run.results)
     firsts = {b: ns for b in backends if (ns := first_result_ns(run, backend=b)) is not None}
     several = len(backends) > 1
     times = [format_ns(ns, 3) + (f" on {b}" if several else "") for b, ns in firsts.items()]
     if times:
-        yield Phrase("", f"time to first result {' and '.join(times)}")
+        yield limits.Phrase("", f"time to first result {' and '.join(times)}")

@@ -6,20 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from torchcoll.core import units
 from torchcoll.core.answer import Answer
 from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.summary import Row, median
-from torchcoll.core.units import (
-    counted,
-    format_digits,
-    format_factor,
-    format_ns,
-    format_size,
-    shorten,
-    shorten_list,
-)
 from torchcoll.questions.check.judging import Verdict
 from torchcoll.questions.check.limits import NO_REFERENCE, PASS, WORDS, case_text, correct_text
 from torchcoll.report.columns import distinct_values
@@ -45,7 +37,7 @@ def run_answer(verdict: Verdict, rows: Sequence[Row], bimodal: int = 0) -> Answe
     absent = [str(phrase) for phrase in verdict.phrases if phrase.word == NO_REFERENCE]
     details = [phrase.text for phrase in verdict.phrases if not phrase.word]
     noun = "case" if measured.many else "size"
-    details += [f"{counted(bimodal, noun)} bimodal"] if bimodal else []
+    details += [f"{units.counted(bimodal, noun)} bimodal"] if bimodal else []
     return replace(
         measured,
         level=answer.level,
@@ -58,27 +50,33 @@ def runs_answer(
     names: Sequence[str],
     verdicts: Sequence[Verdict],
     rows_by_run: Sequence[Sequence[Row]],
-    pooled: bool,
+    groups: Sequence[Sequence[int]],
 ) -> Answer:
     """The answer of ``show`` about several runs: how many have which verdict, where something was
     judged; what they measured; and last that there is no reference.
 
-    names: of the runs, of which paths are shortened to their files where these differ. pooled: the
-    runs measured the same cases, and the answer is about medians over them.
+    names: of the runs, of which paths are shortened to their files where these differ. groups: the
+    places of runs of the same cases and settings. Figures are medians over a group.
     """
     files = [name.rpartition("/")[2] for name in names]
     names = files if len(set(files)) == len(files) else names
     every = [row for rows in rows_by_run for row in rows]
-    details, rows = [], every
-    if pooled:
-        rows, spreads = median_rows(rows_by_run)
-        if spreads:
+    details: list[str] = []
+    rows: list[Row] = []
+    pooled = 0
+    good = [any(row.is_right and row.median_ns for row in rows) for rows in rows_by_run]
+    right = [of for group in groups if (of := [rows_by_run[n] for n in group if good[n]])]
+    for group in right:
+        medians, spreads = median_rows(group)
+        rows += medians if len(group) > 1 else group[0]
+        if len(right) == 1 < len(group):
+            pooled = len(group)
             worst = max(range(len(rows)), key=spreads.__getitem__)
             details.append(
-                f"between runs a case varies by {format_factor(median(spreads))} (median), at most "
-                f"{format_factor(spreads[worst])} ({case_text(rows[worst])})"
+                f"between runs a case varies by {units.format_factor(median(spreads))} (median), "
+                f"at most {units.format_factor(spreads[worst])} ({case_text(rows[worst])})"
             )
-    measured = measured_answer(rows, len(names) if pooled else 1)
+    measured = measured_answer(rows, pooled)
     with_data = [
         row for row in every if row.status == "ok" and COLLECTIVES[row.collective].has_data
     ]
@@ -94,7 +92,7 @@ def runs_answer(
         return answer
     if answer.level and answer.level != "doubt":
         return replace(answer, details=(measured.headline, *details))
-    before = "" if pooled else f"{counted(len(names), 'run')}: "
+    before = "" if pooled else f"{units.counted(len(names), 'run')}: "
     details = [*measured.details, *details, *([answer.subject] if answer.level else [])]
     return replace(
         measured,
@@ -136,7 +134,7 @@ def over_all(named: Sequence[tuple[str, Verdict]], unjudged: bool = True) -> Ans
     if len(reasons) == 1 and (len(of_worst) > 1 or not level):
         [reason] = of_worst[0][1].worst[:1] or reasons
         return Answer(f"{text}: {reason}", level, **facts)
-    texts = [f"{shorten(names, 1)}: {why}" for why, names in list(reasons.items())[:_REASONS]]
+    texts = [f"{units.shorten(names, 1)}: {why}" for why, names in list(reasons.items())[:_REASONS]]
     left = sum(len(names) for names in list(reasons.values())[_REASONS:])
     texts += [f"and {left} more"] if left else []
     return Answer(f"{text} ({'; '.join(texts)})", level, **facts)
@@ -170,10 +168,10 @@ def measured_answer(rows: Sequence[Row], runs: int = 1) -> Answer | None:
             for row in best
         ]
         texts = [
-            f"{format_digits(row.busbw_gbps or 0.0)} ({case})"
+            f"{units.format_digits(row.busbw_gbps or 0.0)} ({case})"
             for row, case in zip(best[1:], cases[1:], strict=True)
         ]
-        scope = ", ".join([f"of busbw ({cases[0]})", *shorten_list(texts, 2, "...")])
+        scope = ", ".join([f"of busbw ({cases[0]})", *units.shorten_list(texts, 2, "...")])
         size = best[0].busbw_gbps
         answer = replace(answer, verb="reach {}", size=size, unit="GB/s", scope=scope)
     if runs > 1:
@@ -185,10 +183,10 @@ def _times_text(rows: Sequence[Row], several: bool) -> str:
     """``takes 537 us at 1K``, of several kinds ``take 53.9 us to 22.7 ms``."""
     if several:
         times = sorted(row.median_ns or 0.0 for row in rows)
-        texts = dict.fromkeys((format_ns(times[0], 3), format_ns(times[-1], 3)))
+        texts = dict.fromkeys((units.format_ns(times[0], 3), units.format_ns(times[-1], 3)))
         return f"take {' to '.join(texts)}"
     smallest = min(rows, key=lambda row: row.size_bytes)
-    text = f"takes {format_ns(smallest.median_ns, 3)}"
+    text = f"takes {units.format_ns(smallest.median_ns, 3)}"
     sizes = {row.size_bytes for row in rows}
     return text if len(sizes) == 1 else f"{text} at {_size_text(smallest.size_bytes)}"
 
@@ -198,7 +196,7 @@ def _subject(rows: Sequence[Row], several: bool) -> str:
     names = distinct_values(rows, "collective")
     what = ", ".join(names) if len(names) < 3 else f"{len(names)} collectives"
     if several:
-        what = f"{counted(len(rows), 'case')} of {what}"
+        what = f"{units.counted(len(rows), 'case')} of {what}"
     ranks = [str(count) for count in sorted(set(distinct_values(rows, "ranks"))) if count]
     backends = [one_line(name) for name in distinct_values(rows, "backend") if name != "unknown"]
     count = " to ".join(dict.fromkeys((ranks[0], ranks[-1]))) if ranks else ""
@@ -212,7 +210,7 @@ def _subject(rows: Sequence[Row], several: bool) -> str:
 
 
 def _size_text(size_bytes: int) -> str:
-    return format_size(size_bytes) if size_bytes >= 1024 else f"{size_bytes} B"
+    return units.format_size(size_bytes) if size_bytes >= 1024 else f"{size_bytes} B"
 
 
 def _value_text(row: Row, name: str) -> str:

@@ -9,51 +9,19 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import overload
 
+from torchcoll.core import errors
 from torchcoll.core.answer import Answer
 from torchcoll.core.case import value_text
 from torchcoll.core.display import Displayed, as_one_line
-from torchcoll.core.errors import (
-    UnavailableError,
-    UsageError,
-    choice,
-    did_you_mean,
-    literal,
-    one_line,
-    text_items,
-    unknown,
-)
 from torchcoll.core.parts import first_answer
 from torchcoll.core.summary import OVER_RANKS
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_size
-from torchcoll.questions.comparison import prediction
-from torchcoll.questions.comparison.results import (
-    NO_STARTS,
-    Compared,
-    Judged,
-    Orders,
-    compared_row,
-    figures_of,
-    judge,
-    measured_cases,
-    names_of,
-    outlier_text,
-    speed_up,
-    tables_of,
-)
+from torchcoll.questions.comparison import prediction, results
 from torchcoll.reading.inputs import Source
+from torchcoll.stats import differences
 from torchcoll.stats.across_hardware import Profile, Start, profile, start
-from torchcoll.stats.differences import (
-    Difference,
-    differences_of,
-    dimensions_of,
-    hidden_of,
-    separate_of,
-    settings_of,
-    taken_of,
-    unknown_of,
-    ways_of,
-)
+from torchcoll.stats.differences import Difference
 from torchcoll.stats.filters import Condition, conditions
 from torchcoll.stats.matching import NAMES, Pair, pairs_of, sizes_of_sides, value_of
 from torchcoll.stats.ratios import Ratio, geometric
@@ -95,7 +63,7 @@ class Comparison(Displayed):
     metric: str
     threshold: float
     reading: str
-    rows: list[Compared]
+    rows: list[results.Compared]
     differences: list[Difference]
     notes: list[str] = field(default_factory=list)
     looks: bool = False
@@ -126,24 +94,28 @@ class Comparison(Displayed):
         Sides without names are called after their files or folders if these differ.
         """
         sides = (self.base, self.new)
-        names = [one_line(side.only[1] if side.only else side.name) for side in sides]
+        names = [errors.one_line(side.only[1] if side.only else side.name) for side in sides]
         if names == ["base", "new"]:
             files = [
-                one_line(PurePath(side.where).name.removesuffix(".gz").removesuffix(".jsonl"))
+                errors.one_line(
+                    PurePath(side.where).name.removesuffix(".gz").removesuffix(".jsonl")
+                )
                 for side in sides
             ]
             short = all(0 < len(file) <= _LONGEST_NAME for file in files)
             if files[0] != files[1] and short and not set("".join(files)) & set("*?["):
                 names = files
         if names[0] == names[1]:
-            names = [one_line(side.name) for side in sides]
+            names = [errors.one_line(side.name) for side in sides]
         return names[0], names[1]
 
     @cached_property
     def _item_names(self) -> dict[int, str]:
-        return {id(row): name for row, name in zip(self.rows, names_of(self.rows), strict=True)}
+        return {
+            id(row): name for row, name in zip(self.rows, results.names_of(self.rows), strict=True)
+        }
 
-    def name_of(self, item: Compared) -> str:
+    def name_of(self, item: results.Compared) -> str:
         """The name of one of ``rows``: what varies among them."""
         return self._item_names[id(item)]
 
@@ -165,7 +137,7 @@ class Comparison(Displayed):
                 if lacking and has_none and any(m.figure and m.row.is_right for m in other):
                     missing.append(self.name_of(row) or row.row.collective)
             factors = [each.factor for each in self.outliers if each.run[0] == number]
-            speeds = [speed_up(factor, self.more_is_faster) for factor in factors]
+            speeds = [results.speed_up(factor, self.more_is_faster) for factor in factors]
             name = self.side_names[number]
             faults = side_faults(name, len(side.runs), cases, missing, speeds, cut_runs(side))
             sides.append(replace(faults, cases=of_other))
@@ -200,8 +172,11 @@ class Comparison(Displayed):
         tested = [row.pair for row in self.rows if row.judged.p_value is not None]
         if len(tested) < 2 or self.looks:
             return None
-        orders, out = Orders([row.pair for row in self.rows]), [o.run for o in self.outliers]
-        cases = [figures_of(pair, orders).without(out) for pair in tested]
+        orders, out = (
+            results.Orders([row.pair for row in self.rows]),
+            [o.run for o in self.outliers],
+        )
+        cases = [results.figures_of(pair, orders).without(out) for pair in tested]
         by_run = [dict(zip(case.runs, case.values, strict=True)) for case in cases]
         first = cases[0].without([r for r in cases[0].runs if not all(r in of for of in by_run)])
         means = tuple(geometric([of[run] for of in by_run]) or 0.0 for run in first.runs)
@@ -212,13 +187,13 @@ class Comparison(Displayed):
         return ratio if ratio.p_value is not None else None
 
     @property
-    def ranked(self) -> list[Compared]:
+    def ranked(self) -> list[results.Compared]:
         """The cases with a ratio, the one that slowed down most first."""
         with_ratio = [row for row in self.rows if row.ratio is not None]
         return sorted(with_ratio, key=lambda row: row.ratio or 0, reverse=not self.more_is_faster)
 
     @property
-    def judged(self) -> list[Judged]:
+    def judged(self) -> list[results.Judged]:
         return [row.judged for row in self.rows]
 
     @property
@@ -272,26 +247,26 @@ def compare(
     """
     if isinstance(base, Traffic) and isinstance(new, Traffic):
         if (threshold, metric, over_ranks, filter, by) != (THRESHOLD, "time", None, (), ()):
-            raise UsageError("compare", "options", "none with captures of a training")
+            raise errors.UsageError("compare", "options", "none with captures of a training")
         compared: Displayed | None = first_answer("answers", "compares", base, new)
         if compared is None:
             action = "This needs torchcoll's part training."
-            raise UnavailableError("training", "none", "it installed", action)
+            raise errors.UnavailableError("training", "none", "it installed", action)
         return compared
     for name, side in (("base", base), ("new", new)):
         if isinstance(side, Traffic):
             action = "Load both: torchcoll.compare(Traffic.load(A), Traffic.load(B))."
-            raise UsageError(name, "a Traffic", "a Traffic on both sides or on none", action)
+            raise errors.UsageError(name, "a Traffic", "a Traffic on both sides or on none", action)
     assert not isinstance(base, Traffic) and not isinstance(new, Traffic)
     if not (isinstance(threshold, (int, float)) and 0 < threshold < 1):
-        raise UsageError("threshold", threshold, "above 0 % and below 100 %")
+        raise errors.UsageError("threshold", threshold, "above 0 % and below 100 %")
     if new is None:
         side_of(base, "base")  # says what is wrong with it
         action = "The folder of a versus: torchcoll compare FOLDER."
-        raise UsageError("compare", "one side", "two: base and new", action)
+        raise errors.UsageError("compare", "one side", "two: base and new", action)
     sides = matched(base, new, metric, over_ranks, filter, by)
-    cases, separate = measured_cases(sides.pairs, sides.base, sides.new, metric)
-    judged = judge(cases, threshold, metric != "time")
+    cases, separate = results.measured_cases(sides.pairs, sides.base, sides.new, metric)
+    judged = results.judge(cases, threshold, metric != "time")
     return comparison_of(sides, judged, separate, threshold)
 
 
@@ -320,18 +295,18 @@ def matched(
     by: str | Sequence[str] = (),
 ) -> Matched:
     """As ``compare``, which raises what this raises."""
-    choice(metric, "metric", METRICS)
+    errors.choice(metric, "metric", METRICS)
     if over_ranks is not None:
-        choice(over_ranks, "over-ranks", OVER_RANKS)
+        errors.choice(over_ranks, "over-ranks", OVER_RANKS)
     ours, theirs = side_of(base, "base"), side_of(new, "new")
     check_together(ours, theirs)
-    names = tuple(name.strip() for name in text_items(by, "by")) if by != "" else ()
+    names = tuple(name.strip() for name in errors.text_items(by, "by")) if by != "" else ()
     available = {*NAMES, *values_by_name(ours), *values_by_name(theirs)}
     for name in names:
         if name not in available:
             facts = sorted(available - set(NAMES))
             expected = f"one of {', '.join(NAMES)}, or {', '.join(facts)}"
-            raise UsageError("by", name, expected, did_you_mean(name, available))
+            raise errors.UsageError("by", name, expected, errors.did_you_mean(name, available))
     if not names and prediction.has_model(ours, theirs):
         names = prediction.scenarios(ours, theirs)
     pairs, reading = _pairs_of(ours, theirs, metric, over_ranks, conditions(filter), names)
@@ -340,7 +315,7 @@ def matched(
 
 def comparison_of(
     sides: Matched,
-    judged: Sequence[Judged],
+    judged: Sequence[results.Judged],
     outliers: Sequence[Outlier],
     threshold: float,
     looks: bool = False,
@@ -349,19 +324,19 @@ def comparison_of(
     base, new, pairs, metric = sides.base, sides.new, sides.pairs, sides.metric
     out = [outlier.run for outlier in outliers]
     rows = [
-        compared_row(pair, case, metric != "time", out)
+        results.compared_row(pair, case, metric != "time", out)
         for pair, case in zip(pairs, judged, strict=True)
     ]
     unlike = any(row.judged.unlike for row in rows)
     across = unlike and all(row.ratio is None for row in rows)
-    settings = settings_of(base, new, pairs) if across else []
-    dimensions = [d for d in dimensions_of(pairs) if d.base and d.new]
+    settings = differences.settings_of(base, new, pairs) if across else []
+    dimensions = [d for d in differences.dimensions_of(pairs) if d.base and d.new]
     chosen_by = _chosen_by(base, new)
     paths = [
         str(side.runs[number].path or f"run {number + 1} of {side.name}")
         for side, number in (((base, new)[which], number) for which, number in out)
     ]
-    matched = [figures_of(pair) for pair in pairs if pair.matched]
+    matched = [results.figures_of(pair) for pair in pairs if pair.matched]
     return Comparison(
         base,
         new,
@@ -369,9 +344,9 @@ def comparison_of(
         threshold,
         sides.reading,
         rows,
-        differences=[*differences_of(base, new), *ways_of(pairs)],
+        differences=[*differences.differences_of(base, new), *differences.ways_of(pairs)],
         notes=[
-            *map(outlier_text, paths, outliers),
+            *map(results.outlier_text, paths, outliers),
             *_notes(sides, rows, bool(settings)),
         ],
         looks=looks,
@@ -407,7 +382,7 @@ def _pairs_of(
     asked = [term.name for side_filters in only for term in side_filters]
     if wanted and not (ours or theirs):
         texts = ",".join(c.text for c in wanted)
-        raise UsageError("filter", texts, "conditions that some case fulfils")
+        raise errors.UsageError("filter", texts, "conditions that some case fulfils")
     return pairs_of(ours, theirs, by, asked), _reading_text(base, new, reading)
 
 
@@ -424,8 +399,8 @@ def _check_only(
         else value_text(name, value_of(case, name))
         for case in cases
     )
-    where = literal(side.where or "that side")
-    raise unknown(name, value, values, f"a value that some case of {where} has: {{}}")
+    where = errors.literal(side.where or "that side")
+    raise errors.unknown(name, value, values, f"a value that some case of {where} has: {{}}")
 
 
 def _reading_text(base: Side, new: Side, reading: Reading) -> str:
@@ -436,11 +411,11 @@ def _reading_text(base: Side, new: Side, reading: Reading) -> str:
 
 
 def _profiles(
-    rows: Sequence[Compared], base: Side, new: Side
+    rows: Sequence[results.Compared], base: Side, new: Side
 ) -> list[tuple[Pair, Profile, Profile]]:
     """The limits of each side in each table, from all sizes of that side."""
     profiles = []
-    for table in tables_of([row for row in rows if row.matched]):
+    for table in results.tables_of([row for row in rows if row.matched]):
         pair = table[0].pair
         ours, theirs = sizes_of_sides(pair, [row.pair for row in rows])
         profiles.append((pair, profile(base, ours), profile(new, theirs)))
@@ -460,18 +435,22 @@ def _chosen_by(base: Side, new: Side) -> str:
     return names.pop() if len(names) == 1 else ""
 
 
-def _notes(sides: Matched, rows: Sequence[Compared], in_settings: bool) -> list[str]:
+def _notes(sides: Matched, rows: Sequence[results.Compared], in_settings: bool) -> list[str]:
     """What a reader must know of the figures. in_settings: whether what differs is a table."""
     base, new, pairs = sides.base, sides.new, sides.pairs
-    notes = taken_of(pairs)
+    notes = differences.taken_of(pairs)
     if not in_settings:
-        notes = [*separate_of(pairs, _chosen_by(base, new)), *notes, *unknown_of(base, new)]
+        notes = [
+            *differences.separate_of(pairs, _chosen_by(base, new)),
+            *notes,
+            *differences.unknown_of(base, new),
+        ]
     reported = [r.reported for s in (base, new) for r in s.results if r.reported and not r.time_ns]
     if any(each.statistic == "mean" and not each.one_cold_call for each in reported):
         samples = base.keeps_samples or new.keeps_samples
         like = "; samples are read as means too" if samples else ""
         notes.append(f"some figures are means, and no single calls are known{like}")
-    notes += hidden_of(base, new, sides.by)
+    notes += differences.hidden_of(base, new, sides.by)
     if base.rehearsals:
         notes.append("all runs are rehearsals: ranks shared a GPU, and no time means anything")
     # Ratios of cases that communicate nothing are of the cost of a call.
@@ -487,5 +466,5 @@ def _notes(sides: Matched, rows: Sequence[Compared], in_settings: bool) -> list[
         notes.append(f"no result of {new.name} was verified; those of the base were")
     starts = {start_of(part) for side in (base, new) for part in side.parts}
     if None in starts and any(row.judged.p_value is not None for row in rows):
-        notes.append(NO_STARTS)
+        notes.append(results.NO_STARTS)
     return notes

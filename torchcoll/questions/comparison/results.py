@@ -86,6 +86,11 @@ class Judged:
         """Whether the result is known without a test."""
         return self.ratio is None or self.ratio.p_value is None
 
+    @property
+    def shown_ratio(self) -> float:
+        """new / base of the geometric means, whenever the runs were measured."""
+        return (geometric(self.new) or 0.0) / (geometric(self.base) or math.nan)
+
 
 def measure(figures: Figures, single: str = "", share: float | None = None) -> Judged:
     """Compute the ratio of one case. single: a note on what the figure of a run is. share: as in
@@ -146,11 +151,24 @@ def with_resolutions(
     for case, what in zip(judged, targets_of(judged, threshold, looks), strict=True):
         if not case.decided and case.result == "inconclusive" and case.ratio is not None:
             resolution = smallest_difference(what, case.ratio)
+            case = _without_contradiction(case, case.ratio)
             if resolution is not None:
                 reason = f"{case.reason}, {resolution_text(resolution)}"
                 case = replace(case, resolution=resolution, reason=reason)
         cases.append(case)
     return cases
+
+
+def _without_contradiction(case: Judged, ratio: Ratio) -> Judged:
+    """An inconclusive case with the ratio of its figures, where the ratio that is corrected for
+    drift has the opposite direction or an interval that does not contain the ratio of the figures.
+    """
+    plain = case.shown_ratio
+    low, high = min(plain, ratio.low or plain), max(plain, ratio.high or plain)
+    if (plain > 1) == (ratio.ratio > 1) and plain not in (low, high):
+        return case
+    shown = replace(ratio, ratio=plain, low=ratio.low and low, high=ratio.high and high)
+    return replace(case, ratio=shown)
 
 
 def decide(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> list[Judged]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, TextIO
 
@@ -80,9 +81,17 @@ def comparison_grids(comparison: Comparison, every: bool = False) -> list[Grid]:
     if changed:
         names, rows = zip(*changed, strict=True)
         grids.append(case_grid(comparison, rows, "", notes, names))
+    last.below[:0] = drift_lines(comparison)
     last.below[:0] = [f"[{number}] {text}" for text, number in notes.items()]
     last.below += _unmatched(comparison, every)
     return [first, *grids, last]
+
+
+def drift_lines(comparison: Comparison) -> list[str]:
+    """A line if the speed-up of some case is not the ratio of the figures beside it."""
+    logs = [math.log(j.ratio.ratio / j.shown_ratio) for j in comparison.judged if j.ratio]
+    corrected = max(map(abs, logs), default=0.0) > _DRIFT_SHOWN and not comparison.errors
+    return ["speed-up is corrected for the drift over the order of the runs"] if corrected else []
 
 
 def _is_matrix(comparison: Comparison, tables: Sequence[Sequence[Compared]], every: bool) -> bool:
@@ -91,6 +100,7 @@ def _is_matrix(comparison: Comparison, tables: Sequence[Sequence[Compared]], eve
     return len(tables) > 1 and sum(map(len, tables)) >= MATRIX_FROM
 
 
+_DRIFT_SHOWN = 0.02  # a correction of a speed-up that a line explains
 _MOST_CASES = 40  # of a model, of which the scenarios are the answer
 
 

@@ -289,7 +289,8 @@ def _step_to_decide(comparison: Comparison, undecided: Items) -> str:
             effect = max(math.log(item.factor), math.log1p(ACT_ON_CASE))
             what = by_case[id(item.judged)]
             runs.append(runs_needed(what, ratio.design, effect, ratio.spread))
-    if (over_all := comparison.over_all) and over_all.spread and len(runs) == 1:
+    together = len(runs) == 1
+    if (over_all := comparison.over_all) and over_all.spread and together:
         effect = math.log1p(ACT_ON_ALL)
         runs.append(runs_needed(Target(0.0, LEVEL), over_all.design, effect, over_all.spread))
     there = min((len(item.judged.base) for item in undecided), default=0)
@@ -297,5 +298,7 @@ def _step_to_decide(comparison: Comparison, undecided: Items) -> str:
     if comparison.one_after_the_other:
         return "alternate the runs of both sides, as torchcoll versus does"
     if most > MOST_ADVISED:
-        return f"{QUIETER}: more runs would not help here"
+        many = sum(not number or number > MOST_ADVISED for number in runs)
+        which = "all cases together" if together else f"{many} of {counted(len(undecided), 'case')}"
+        return f"{QUIETER}: more than {MOST_ADVISED} runs of each side are needed for {which}"
     return f"make {max(most, there + 1)} runs of each side"

@@ -152,8 +152,8 @@ def _about_runs(document: PageDraft) -> None:
         sides = [run.labels.get("cell", "") for run in runs]
         distinct = all(sides) and len(set(sides)) == len(sides)
         names = map(one_line, sides) if distinct else map(title_of, runs)
-        pooled = len(same_cases(runs, document.rows)) == 1
-        answers = [runs_answer(list(names), verdicts, document.rows, pooled)]
+        groups = same_cases(runs, document.rows)
+        answers = [runs_answer(list(names), verdicts, document.rows, groups)]
     _runs(document, verdicts)
     compared = add_comparisons(document)
     document.answers += answers

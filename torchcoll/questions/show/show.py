@@ -338,21 +338,26 @@ def _titled_grids(
 
     titles = [title_of(run) if len(runs) > 1 else "" for run in runs]
     if len(runs) > MOST_RUNS and not every and view == "cases":
-        rows_of = [[entry.row for entry in readings.entries(run)] for run in runs]
-        verdicts = [
-            judge(run, rows=rows if readings.usual else None)
-            for run, rows in zip(runs, rows_of, strict=True)
-        ]
-        named = list(zip(titles, [verdict.answer for verdict in verdicts], strict=True))
+        rows_of, verdicts = _judged_rows(runs, readings)
+        groups = same_cases(runs, rows_of)
+        if 1 < len(groups) <= _MOST_TABLES and min(map(len, groups)) > 1:
+            return _several_runs(runs, readings, titles, True, make)
+        named = list(zip(titles, (verdict.answer for verdict in verdicts), strict=True))
         grids = runs_grids(runs, rows_of, named, readings.over_ranks)
-        pooled = len(same_cases(runs, rows_of)) == 1
-        return [("", grids)], runs_answer(titles, verdicts, rows_of, pooled)
+        return [("", grids)], runs_answer(titles, verdicts, rows_of, [range(len(runs))])
     if len(runs) < 2 or view != "cases":
         return [(title, make(run)) for title, run in zip(titles, runs, strict=True)], None
     if len(set(titles)) == 1:  # programs of one file
         titles = [", ".join(dict.fromkeys(r.case.collective for r in run.results)) for run in runs]
     usual = readings == View(verbose=readings.verbose)
     return _several_runs(runs, readings, titles, usual and not every, make)
+
+
+def _judged_rows(runs: Sequence[Run], readings: View) -> tuple[list[list[Row]], list[Verdict]]:
+    """The rows of each run, and its verdict."""
+    rows_of = [[entry.row for entry in readings.entries(run)] for run in runs]
+    usual = [rows if readings.usual else None for rows in rows_of]
+    return rows_of, [judge(run, rows=rows) for run, rows in zip(runs, usual, strict=True)]
 
 
 def _several_runs(
@@ -369,11 +374,7 @@ def _several_runs(
     from torchcoll.report.many import runs_grids, same_cases
     from torchcoll.report.views import pivot_grids
 
-    rows_of = [[entry.row for entry in readings.entries(run)] for run in runs]
-    verdicts = [
-        judge(run, rows=rows if readings.usual else None)
-        for run, rows in zip(runs, rows_of, strict=True)
-    ]
+    rows_of, verdicts = _judged_rows(runs, readings)
     groups = same_cases(runs, rows_of) if pooled else [[place] for place in range(len(runs))]
     titled = []
     for group in groups:
@@ -391,9 +392,10 @@ def _several_runs(
             grids[-1].below = without_verdict(grids[-1].below, verdicts[place])
         title = f"{len(group)} runs: {shorten(names, 3)}" if len(groups) > 1 else ""
         titled.append((title, grids))
-    return titled, runs_answer(titles, verdicts, rows_of, len(groups) == 1)
+    return titled, runs_answer(titles, verdicts, rows_of, groups)
 
 
+_MOST_TABLES = 5  # of so many settings, a table each; the runs of more are one table
 _SIZES = 3  # fewer sizes are read as easily in a list
 
 
