@@ -180,8 +180,8 @@ def _winning_cells(table: Table) -> Iterator[tuple[int, CellAt]]:
     for winner_range in table.ranges:
         for size in table.sizes:
             if winner_range.low_bytes <= size.size_bytes <= winner_range.high_bytes:
-                for at in size.cells:
-                    if at.cell == winner_range.winner and at.values:
+                for at in (size.auto, *size.cells):
+                    if at and at.cell.settings == winner_range.winner.settings and at.values:
                         yield size.size_bytes, at
 
 
