@@ -216,17 +216,7 @@ def _cells_grid(table: Table) -> Grid:
     marks = ["~: not shown to differ"] if auto else []
     marks += ["!: wrong at another size, not judged"] if table.wrong else []
     above = ["; ".join([f"time as a multiple of {what}" if relative else "time", *marks])]
-    below = []
-    for name in cells if auto else ():
-        cells_of_name = [at for size in table.sizes for at in size.cells if at.cell.name == name]
-        shown = [1 / at.ratio.ratio for at in cells_of_name if at.shown and at.ratio]
-        if not shown:
-            continue
-        low, high = f"{min(shown):.2f}", f"{max(shown):.2f}"
-        span = low if low == high else f"{low} to {high}"
-        shown_text = f"shown at {len(shown)} of {len(cells_of_name)} sizes"
-        below.append(f"{one_line(name)}: {span} x AUTO's time ({shown_text})")
-    return Grid(heads, rows, above, below)
+    return Grid(heads, rows, above)
 
 
 def sizes_text(sizes: Sequence[int]) -> str:

@@ -114,15 +114,10 @@ class SizeContest:
     def stated_regret(self) -> float | None:
         return self.regret if self.low is not None or self.high is not None else None
 
-    @property
-    def auto_ahead(self) -> bool:
-        """Whether AUTO is shown to be faster than every forced cell with right results."""
-        rivals = [cell for cell in self.cells if cell.values]
-        return bool(rivals) and all(c.shown and c.ratio and c.ratio.ratio < 1 for c in rivals)
-
     def auto_wins(self, threshold: float) -> bool:
-        """Whether AUTO is ahead by more than the threshold."""
-        return self.auto_ahead and (self.regret or 1) < 1 / (1 + threshold)
+        """Whether AUTO is shown to be faster than every right cell, by more than the threshold."""
+        ratios = [c.ratio.ratio if c.shown and c.ratio else 1.0 for c in self.cells if c.values]
+        return bool(ratios) and max(ratios) < 1 / (1 + threshold)
 
 
 @dataclass(frozen=True)
@@ -175,9 +170,8 @@ class Table:
         if faster != judged and all(size.result == "near-optimal" for size in self.sizes):
             most = max(size.high or 0.0 for size in judged)
             extent = f"at most {format_percent(round(max(most - 1, 0.0), 4))} slower than {among}"
-            return "; ".join(
-                [f"AUTO is near-optimal at every size measured: {extent} (95 %)", *texts]
-            )
+            texts.insert(0, f"AUTO is near-optimal at every size measured: {extent} (95 %)")
+            return "; ".join(texts)
         inconclusive = [size for size in judged if size.result == "inconclusive"]
         if inconclusive:
             run_counts = [size.needed for size in inconclusive if size.needed]
@@ -197,8 +191,6 @@ class Table:
         """``from 16M on``, ``up to 32K``, ``at 1K, 1M``."""
         first, last = self.sizes.index(sizes[0]), self.sizes.index(sizes[-1])
         if len(sizes) > 1 and sizes == self.sizes[first : last + 1]:
-            if len(sizes) == len(self.sizes):
-                return "at every size measured"
             if last == len(self.sizes) - 1:
                 return f"from {format_size(sizes[0].size_bytes)} on"
             if not first:

@@ -253,7 +253,7 @@ def transitions_answer(
         texts.append(f"the law changes {ends}, with too few sizes there to fit it")
     elif vague:
         span = _span(min(low for low, _ in vague), max(high for _, high in vague))
-        where_text = f" in {len(vague_curves)} of {len(curves)} curves" if len(curves) > 1 else ""
+        where_text = f" in {len(vague_curves)} of {len(curves)} curves"
         texts.append(
             f"the law (time = latency + size / algbw) changes between {span}{where_text}; too few "
             "sizes on one side of the change to fit it"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -236,14 +235,13 @@ def _below(plan: RunPlan, folder: Folder, number: int | None) -> list[str]:
 
 
 def _next_step(rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
-    """The command that compares the cells that have a result, or shows the only one."""
+    """The command that compares the cells that have a result."""
     from torchcoll.questions.comparison.arguments import as_sides
 
     cells = [row["cell"] for row in rows if row["ok"]]
-    if len(cells) > 1:
-        some = f"  # 2 of {len(cells)} cells" if len(cells) > _MOST_VALUES else ""
-        return f"torchcoll compare {as_sides(str(folder), cells[: 2 if some else None])}{some}"
-    return f"torchcoll show {shlex.quote(str(folder))}" if cells else ""
+    some = f"  # 2 of {len(cells)} cells" if len(cells) > _MOST_VALUES else ""
+    sides = as_sides(str(folder), cells[: 2 if some else None])
+    return f"torchcoll compare {sides}{some}" if len(cells) > 1 else ""
 
 
 def dry_run(plan: RunPlan, folder: Path, every: bool = True, most: str = "") -> ExitCode:

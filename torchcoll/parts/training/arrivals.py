@@ -188,11 +188,8 @@ class Arrivals:
         return max(1.0, fmean(round(1 / row.chance) for row in self.ranks))
 
     def _late_answer(self, rank: RankArrival, certainty: str = CERTAIN) -> Answer:
-        """How long another rank waits for this one, and how often it is last.
-
-        The mean over the ranks that share a group with it. Over the steps it is the median, as in
-        the table, or the mean if the rank is late in a part of them. Without steps it is the mean
-        over the calls of any of its groups.
+        """How long the ranks that share a group with this one wait for it, a mean over them: the
+        median over the steps, or if it is late in some of them the mean; or the mean over calls.
         """
         rows = [row for row in self.ranks if row.rank == rank.rank]
         groups = {row.group for row in rows}

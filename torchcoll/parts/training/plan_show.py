@@ -276,11 +276,11 @@ def _scaling_text(projection: Plan, kind: str) -> str:
         return f"{kind} scaling to {steps[-1].ranks} ranks, the most planned"
     last, first_bad = broken
     scales = last is not None and (kind == WEAK or last is not steps[0])
-    reach = f"to {last.ranks} ranks" if last and scales else "not at all"
     why = f"at {first_bad.ranks} only {100 * (first_bad.efficiency or 0):.0f} % of a step computes"
     if kind == STRONG and last and last.step_ns and first_bad.step_ns:
-        gain = f"{last.step_ns[0] / first_bad.step_ns[0]:.2f}x"
-        why = f"{first_bad.ranks} ranks: {gain}" + (f" as fast as {last.ranks}" if scales else "")
+        why = f"{first_bad.ranks} ranks: {last.step_ns[0] / first_bad.step_ns[0]:.2f}x"
+        why += f" as fast as {last.ranks}" if scales else ""
+    reach = f"to {last.ranks} ranks" if last and scales else "not at all"
     return f"{kind} scaling {reach} ({why})"
 
 
