@@ -129,6 +129,10 @@ class WinnerRange:
     winner: Forced
     ties: tuple[str, ...] = ()
 
+    @property
+    def span(self) -> str:
+        return " to ".join(dict.fromkeys(map(format_size, (self.low_bytes, self.high_bytes))))
+
 
 @dataclass
 class Table:
