@@ -42,8 +42,6 @@ from torchcoll.stats.holm import holm
 from torchcoll.stats.needed import asked, runs_needed, runs_to_bound
 from torchcoll.stats.ratios import LEVEL, NO_SPREAD, Ratio, geometric
 
-AUTO = "AUTO"
-
 
 @dataclass
 class CellAt:
@@ -167,8 +165,8 @@ class Table:
             if beaten:
                 gains = sorted(size.regret or 0.0 for size in beaten)
                 by = " to ".join(dict.fromkeys(f"{gain:.2f}x" for gain in (gains[0], gains[-1])))
-                forced = f"force {span.winner.name} {self._where(beaten)}"
-                texts.append(f"{forced}: {by} as fast as AUTO")
+                where = self._where(beaten)
+                texts.append(f"force {span.winner.name} {where}: {by} as fast as AUTO")
         if faster:
             texts.append(f"AUTO is faster than every forced cell {self._where(faster)}")
         if faster != judged and all(size.result == "near-optimal" for size in self.sizes):
@@ -361,8 +359,7 @@ def _ranges(table: Table, threshold: float) -> list[WinnerRange]:
     tied = [size.tied for size in table.sizes]
     for index, size in enumerate(table.sizes):
         if size.auto and size.auto_wins(threshold):
-            tied[index] = [AUTO]
-            cells[AUTO] = replace(size.auto.cell, name=AUTO)
+            tied[index], cells["AUTO"] = ["AUTO"], replace(size.auto.cell, name="AUTO")
     ranges = []
     for first, last, names in winner_spans(tied):
         inside = table.sizes[first : last + 1]

@@ -218,9 +218,7 @@ def _slow_texts(curves: Sequence[CurveRanges], titles: Sequence[str]) -> list[st
 def transitions_answer(
     curves: Sequence[CurveRanges], titles: Sequence[str], refine: bool = False
 ) -> Answer:
-    """The fit of one curve, the transitions and slow sizes in a sentence; if times are implausible,
-    the reason. refine: begin with the sizes that would narrow all transitions.
-    """
+    """Fit, transitions and slow sizes, or why times are implausible. refine: sizes to measure."""
     if doubts := [curve.doubt for curve in curves if curve.doubt]:
         return Answer(Caveat(doubts[0], f"{IMPLAUSIBLE}: "), "bad")
     if refine:

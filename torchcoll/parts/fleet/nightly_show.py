@@ -129,7 +129,8 @@ def answer_of(finding: NightFinding) -> Answer:
     }
     if texts:
         worst = [each.subject or "fleet" for each in finding.open]
-        worst += [each.node for each in (*finding.failures, *finding.tonight)]
+        worst += [each.node for each in finding.failures]
+        worst += [each.node for each in finding.tonight]
         return Answer(
             ". ".join(shorten_list(texts, _NAMED, "{} more: see the table")),
             "bad",

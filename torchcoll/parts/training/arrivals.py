@@ -188,9 +188,7 @@ class Arrivals:
         return max(1.0, fmean(round(1 / row.chance) for row in self.ranks))
 
     def _late_answer(self, rank: RankArrival, certainty: str = CERTAIN) -> Answer:
-        """How long the ranks that share a group with this one wait for it, a mean over them: the
-        median over the steps, or if it is late in some of them the mean; or the mean over calls.
-        """
+        """The wait for it: the median over steps; the mean if it is late in some, or over calls."""
         rows = [row for row in self.ranks if row.rank == rank.rank]
         groups = {row.group for row in rows}
         others = len({row.rank for row in self.ranks if row.group in groups}) - 1

@@ -300,9 +300,7 @@ class Plan(Displayed):
         return self.step.compute_ns
 
     def scaling_break(self, kind: str) -> tuple[PlannedStep | None, PlannedStep] | None:
-        """Returns the last step that scales and the first that does not, by the predicted times;
-        None if all scale, or without times. The first of the two is None if no step scales.
-        """
+        """The last step that scales (None: none) and the first that does not; None: all scale."""
         steps: list[PlannedStep] = getattr(self, kind)
         for before, step in zip([None, *steps], steps, strict=False):
             if step.step_ns is None or step.compute_ns is None:
@@ -501,11 +499,7 @@ def finish(
             "each time is the machine's, corrected by the factor that the capture has for its "
             "collective, or for all calls"
         )
-    elif projection.concurrent:
-        projection.notes.append(
-            f"calls as measured with {projection.concurrent}, not with the computation of this step"
-        )
-    else:
+    elif not projection.concurrent:
         projection.notes.append(UNCORRECTED)
     if projection.compute_ns is None:
         projection.notes.append("--step-ms MS tells how much of it is exposed, and how it scales")
