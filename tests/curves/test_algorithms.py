@@ -94,7 +94,7 @@ def test_auto_is_beaten_at_one_size_and_near_optimal_at_the_other():
         (M, M, "ring"),
     ]
     assert table.statement(0.02) == (
-        "AUTO is beaten at 1K (regret up to 1.50); near-optimal (within 2 %) at 1M"
+        "force tree at 1K: 1.50x as fast as AUTO; AUTO is within 2 % of the best at 1M"
     )
 
 
@@ -161,14 +161,14 @@ def test_cells_that_were_measured_one_after_the_other():
 def test_a_size_without_auto_is_not_among_every_size():
     times = {K: 100_000, M: 200_000}
     table = table_of(*cell("auto", {K: 100_000}), *cell("ring", times, RING))
-    assert table.statement(0.02) == "AUTO: near-optimal (within 2 %) at 1K; not judged at 1M"
+    assert table.statement(0.02) == "AUTO is within 2 % of the best at 1K; not judged at 1M"
 
 
 def test_show_prints_several(capsys):
     torchcoll.show(algorithms(RUNS), algorithms(RUNS))
     lines = capsys.readouterr().out.splitlines()
     # Both answers stand first.
-    assert all(line.startswith("AUTO is beaten at 1K (regret up to 1.50)") for line in lines[:2])
+    assert all(line.startswith("force tree at 1K: 1.50x as fast as AUTO") for line in lines[:2])
     torchcoll.show(algorithms(RUNS), algorithms(RUNS), format="json")
     assert [len(one["tables"]) for one in json.loads(capsys.readouterr().out)] == [1, 1]
 
@@ -202,7 +202,25 @@ def test_equal_launches_have_no_spread_to_judge_by():
 def test_auto_may_be_faster_than_every_cell():
     table = table_of(*cell("auto", {K: 80_000}), *cell("ring", {K: 100_000}, RING))
     assert table.sizes[0].result == "near-optimal"
-    assert table.statement(0.02).endswith("faster than every forced cell at 1K")
+    assert table.statement(0.02) == "AUTO is faster than every forced cell at 1K"
+
+
+def test_a_range_names_only_sizes_at_which_its_cell_wins():
+    """Tree is the best forced cell at 1M too, but AUTO is faster there."""
+    table = table_of(
+        *cell("auto", {K: 150_000, 4 * K: 150_000, M: 80_000, 4 * M: 400_000}),
+        *cell("tree", {K: 100_000, 4 * K: 100_000, M: 100_000, 4 * M: 500_000}, TREE),
+        *cell("ring", {K: 200_000, 4 * K: 200_000, M: 200_000, 4 * M: 320_000}, RING),
+    )
+    assert [(r.low_bytes, r.high_bytes, r.winner.name) for r in table.ranges] == [
+        (K, 4 * K, "tree"),
+        (M, M, "AUTO"),
+        (4 * M, 4 * M, "ring"),
+    ]
+    assert table.statement(0.02) == (
+        "force tree up to 4K: 1.50x as fast as AUTO; force ring at 4M: 1.25x as fast as AUTO; "
+        "AUTO is faster than every forced cell at 1M"
+    )
 
 
 def test_a_cell_that_was_wrong_once_wins_nowhere():
@@ -319,7 +337,8 @@ def test_what_was_not_verified_is_said():
 
 def test_nothing_forced():
     with pytest.raises(
-        UsageError, match=r"none that forces an algorithm.*torchcoll matrix --preset"
+        UsageError,
+        match=r"none that forces an algorithm.*auto=PATH Ring=PATH.*torchcoll matrix --preset",
     ):
         algorithms(cell("auto", {K: 100}))
 
@@ -415,9 +434,8 @@ def test_the_table(folder, capsys):
     assert "beaten (by tree, p < 0.0001)" in small
     assert small.endswith("RING/LL 4ch")
     assert "1K: tree\n1M: ring\n" in text
-    assert text.splitlines()[-1].startswith("AUTO is beaten at 1K (regret up to 1.50)")
+    assert text.splitlines()[-1].startswith("force tree at 1K: 1.50x as fast as AUTO")
     assert "  1K  ~1.00  0.67\n  1M  ~1.00  1.50\n" in text
-    assert "tree: 0.67 to 1.50 x AUTO's time (shown at 2 of 2 sizes)" in text
     assert "no result: nvls (unavailable: NCCL has not got it on this machine)" in text
     assert "Holm over 4 comparisons" in text
 
@@ -602,7 +620,7 @@ def test_auto_is_ahead_only_where_every_right_cell_is_shown_to_be_slower():
         return CellAt(Forced("ring"), values, "ok", (), (), Ratio(ratio, 0.9, 0.99), p)
 
     def ahead(*cells):
-        return SizeContest(1024, None, list(cells)).auto_ahead
+        return SizeContest(1024, None, list(cells)).auto_wins(0.02)
 
     assert ahead(at(0.95, 0.001), at(0.9, 0.01))
     assert not ahead(at(0.95, 0.2))  # the interval lies below 1, Holm's p does not show it

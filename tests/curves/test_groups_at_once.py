@@ -132,7 +132,4 @@ def test_a_plan_says_with_what_work(tmp_path, capsys):
         lines = capsys.readouterr().out.splitlines()
         assert " 4 ranks (3 MB per rank in 2 calls) takes " in lines[-1]
         assert (" concurrent with matmul:1M" in lines[-1]) == concurrent
-        assert lines[-1].endswith(" alone") != concurrent
-        assert (
-            any(line.startswith("calls as they are alone: a lower") for line in lines) != concurrent
-        )
+        assert any(line.startswith("real steps took") for line in lines) != concurrent

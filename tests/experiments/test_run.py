@@ -81,7 +81,9 @@ def test_two_cells_twice(capsys):
     assert all(": ok, " in line for line in lines)
     rows = [line.split() for line in out.splitlines() if line]
     assert rows[2][:4] == ["auto", "2", "of", "2"] and rows[3][:4] == ["Ring", "2", "of", "2"]
-    assert rows[-1] == ["results,", "logs", "and", "manifest:", "D"]
+    assert rows[-2] == ["results,", "logs", "and", "manifest:", "D"]
+    step = "torchcoll compare 'auto=D/auto-[0-9]*.jsonl' 'Ring=D/Ring-[0-9]*.jsonl'"
+    assert out.splitlines()[-1] == f"Next: {step}"
 
 
 def test_started_again_only_what_is_missing_runs(capsys):

@@ -12,6 +12,8 @@ from made_lives import FIRST_NIGHT, KINDS, made_life
 from torchcoll.parts.fleet.fleet_model import FleetModel
 from torchcoll.parts.fleet.incident import OPEN
 from torchcoll.parts.fleet.night_judgements import Acceptance, judge_summaries, nights_of_panel
+from torchcoll.parts.fleet.nightly import NightFinding
+from torchcoll.parts.fleet.nightly_show import answer_of, night_text
 from torchcoll.parts.fleet.records import summarise_run
 from torchcoll.parts.fleet.series import SummariesBuilder, format_night, overview_of
 from torchcoll.parts.fleet.snapshot import pack, unpack
@@ -301,3 +303,13 @@ def test_a_fault_that_began_within_the_first_week_has_its_date():
     events, (incident,) = said(made_summaries(12, 9, slow(3, (3, 1.08))))
     assert events == [("opened", "node003", 3)]
     assert math.expm1(incident.effect) == pytest.approx(0.08, abs=0.006)
+
+
+def test_nights_have_both_days_and_missing_nodes_a_next_step():
+    texts = [night_text(OCTOBER_1 + night) for night in (0, 30)]
+    assert texts == ["the night of 1/2 Oct 2026", "the night of 31 Oct/1 Nov 2026"]
+    finding = NightFinding(OCTOBER_1, 1, ("node1",), (), (), ("node4",), ())
+    assert answer_of(finding).headline == (
+        "1 node without a run: node4. See whether a node is down, a job did not start, or a file "
+        "was not collected"
+    )

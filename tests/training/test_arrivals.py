@@ -98,6 +98,20 @@ def test_calls_in_which_no_single_rank_is_last_are_named():
     assert [(row.calls, row.ties) for row in arrivals.ranks] == [(10, 20)] * 3
 
 
+@pytest.mark.parametrize(
+    ("waits_us", "waited"),
+    [
+        ([20] * 9 + [2000], "20.0 us in a step of 100 ms"),  # the median, as in the table
+        ([0] * 6 + [50] * 4, "20.0 us on average in a step of 100 ms"),  # the median is 0
+    ],
+)
+def test_the_wait_in_a_step_is_the_median_as_in_the_table(waits_us, waited):
+    traffic = traffic_of([("g", {0: 10 + us, 1: 10}) for us in waits_us], steps=range(10))
+    traffic.steps = {r: [(100 * n * MS, 100 * (n + 1) * MS) for n in range(10)] for r in range(2)}
+    headline = find_arrivals(Ledger(traffic)).answer.text
+    assert f"the other rank waits {waited} for it" in headline
+
+
 def alternating(late_us, runs):
     """Twenty calls of two ranks. runs: how many calls in a row one rank is 100 us later than
     the other, which is then later; rank 1 is ``late_us`` later than that in all.

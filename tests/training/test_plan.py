@@ -23,7 +23,7 @@ from torchcoll.parts.curves.model_file import model_object
 from torchcoll.parts.curves.model_fit import fit_model
 from torchcoll.parts.curves.predictor import predict_all
 from torchcoll.parts.training.captured_plan import captured_program, plan_traffic
-from torchcoll.parts.training.plan_show import show_training_plans
+from torchcoll.parts.training.plan_show import plan_answer, show_training_plans
 from torchcoll.parts.training.projection import (
     STRONG,
     WEAK,
@@ -168,9 +168,17 @@ def test_where_it_stops():
     strong = steps((2, 80, 80, 80, 80), (4, 40, 50, 41, 70), (8, 20, 45, 21, 69))
     result = Plan("", weak[0], weak, strong)
     # Half of 19 is below 10; of 21 it is not; of 30 it is not either.
-    assert result.scaling_limit(WEAK) == 8
+    assert result.scaling_break(WEAK) == (weak[1], weak[2])
     # 80 to 50 is 1.6 times; 50 to 45 is less than 1.25; by the ends 41 to 21 is, 80 to 70 is not.
-    assert result.scaling_limit(STRONG) == 4
+    assert result.scaling_break(STRONG) == (strong[1], strong[2])
+    assert plan_answer(result).headline == (
+        "weak scaling to 4 ranks (at 8 only 33 % of a step computes); "
+        "strong scaling to 4 ranks (8 ranks: 1.11x as fast as 4)"
+    )
+    assert plan_answer(Plan("", weak[0], weak[2:], strong[1:])).headline == (
+        "weak scaling not at all (at 8 only 33 % of a step computes); "
+        "strong scaling not at all (8 ranks: 1.11x)"
+    )
 
 
 def computing(ms):
@@ -436,8 +444,8 @@ def test_what_is_only_a_guess_is_told_as_one(monkeypatch, capsys):
     # Each call alone has 1/8.97 to 8.7 times its time; two calls of about half of the sum each,
     # with independent errors, have sqrt(1/2) of their logarithms.
     answer = told(capsys)
-    assert answer.startswith("a step on 2 ranks takes 12.0 ms: ")
-    assert " takes 78.6 us (16.6 us to 364 us); " in answer
+    assert "; a step on 2 ranks takes 12.0 ms: " in answer
+    assert " takes 78.6 us (16.6 us to 364 us)" in answer
     show_training_plans([planned_buckets(model, 2_000_000, [64], 12 * MS)])
     assert told(capsys) == (
         "how long a step on 64 ranks communicates is only a guess, 84.5 us to 10.7 ms. "

@@ -76,7 +76,8 @@ def algorithms(
         raise UnusableError(
             "runs", f"none that forces an algorithm on {backends}",
             "runs with NCCL_ALGO, CCL_ALLREDUCE, ... set, on a backend that reads them",
-            "torchcoll matrix --preset nccl-algorithms makes them.",
+            "If the files do not say it: auto=PATH Ring=PATH Tree=PATH. "
+            "torchcoll matrix --preset nccl-algorithms makes such runs.",
         )  # fmt: skip
     inside = {name for settings in forcing for name in settings}
     # The settings that were varied on purpose without forcing anything separate the tables. Files

@@ -52,13 +52,11 @@ def algorithms_grids(result: Algorithms) -> list[Grid]:
     above += _LEGEND if any(map(_is_judged, result.tables)) else ()
     grids = [Grid([], [], above=above)]
     for table, title in zip(result.tables, titles, strict=True):
-        # With a single table, its statement is the answer.
-        statement = table.statement(result.threshold) if len(result.tables) > 1 else ""
         if _is_judged(table):
             grids.append(_sizes_grid(table, title))
         else:
             grids.append(Grid([], [], above=[_table_text(table, title)]))
-        grids[-1].below = _conclusions(table, statement)
+        grids[-1].below = _conclusions(table)
         grids.append(_cells_grid(table))
     return [*grids, Grid([], [], below=_below(result), answer=algorithms_answer(result, titles))]
 
@@ -74,7 +72,7 @@ def algorithms_answer(result: Algorithms, titles: Sequence[str]) -> Answer:
             few.append(_fewest_runs(table))
             text = ""
         elif not text:
-            spans = [f"{_span(o.low_bytes, o.high_bytes)} {o.winner.name}" for o in table.ranges]
+            spans = [f"{each.span} {each.winner.name}" for each in table.ranges]
             text = f"best: {', '.join(spans)}" if spans else "no forced cell was right"
         if table.wrong:
             text += f"; WRONG RESULTS of {', '.join(table.wrong)}"
@@ -145,14 +143,11 @@ def _table_text(table: Table, title: str) -> str:
     return f"{title}: {units.counted(len(table.cells), 'forced cell')}, runs a cell: {runs}"
 
 
-def _conclusions(table: Table, statement: str) -> list[str]:
+def _conclusions(table: Table) -> list[str]:
     lines = []
     for span in table.ranges if _is_judged(table) else ():
         ties = f" (or {', '.join(map(one_line, span.ties))})" if span.ties else ""
-        sizes_of_it = _span(span.low_bytes, span.high_bytes)
-        lines.append(f"{sizes_of_it}: {one_line(span.winner.name)}{ties}")
-    if statement:
-        lines.append(one_line(statement))
+        lines.append(f"{span.span}: {one_line(span.winner.name)}{ties}")
     for name, sizes in table.wrong.items():
         sizes_list = ", ".join(map(units.format_size, sizes))
         lines.append(f"WRONG RESULTS: {one_line(name)} at {sizes_list}; it wins at no size")
@@ -166,10 +161,6 @@ def _conclusions(table: Table, statement: str) -> list[str]:
         ran_text = f"{one_line(name)} ran {one_line(label)}, not what was asked"
         lines.append(f"{ran_text}, at {sizes_text(sizes)}")
     return lines
-
-
-def _span(low: int, high: int) -> str:
-    return " to ".join(dict.fromkeys((units.format_size(low), units.format_size(high))))
 
 
 def _best_text(size: SizeContest) -> str:
@@ -216,17 +207,7 @@ def _cells_grid(table: Table) -> Grid:
     marks = ["~: not shown to differ"] if auto else []
     marks += ["!: wrong at another size, not judged"] if table.wrong else []
     above = ["; ".join([f"time as a multiple of {what}" if relative else "time", *marks])]
-    below = []
-    for name in cells if auto else ():
-        cells_of_name = [at for size in table.sizes for at in size.cells if at.cell.name == name]
-        shown = [1 / at.ratio.ratio for at in cells_of_name if at.shown and at.ratio]
-        if not shown:
-            continue
-        low, high = f"{min(shown):.2f}", f"{max(shown):.2f}"
-        span = low if low == high else f"{low} to {high}"
-        shown_text = f"shown at {len(shown)} of {len(cells_of_name)} sizes"
-        below.append(f"{one_line(name)}: {span} x AUTO's time ({shown_text})")
-    return Grid(heads, rows, above, below)
+    return Grid(heads, rows, above)
 
 
 def sizes_text(sizes: Sequence[int]) -> str:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy
@@ -112,11 +112,10 @@ class SizeContest:
     def stated_regret(self) -> float | None:
         return self.regret if self.low is not None or self.high is not None else None
 
-    @property
-    def auto_ahead(self) -> bool:
-        """Whether AUTO is shown to be faster than every forced cell with right results."""
-        rivals = [cell for cell in self.cells if cell.values]
-        return bool(rivals) and all(c.shown and c.ratio and c.ratio.ratio < 1 for c in rivals)
+    def auto_wins(self, threshold: float) -> bool:
+        """Whether AUTO is shown to be faster than every right cell, by more than the threshold."""
+        ratios = [c.ratio.ratio if c.shown and c.ratio else 1.0 for c in self.cells if c.values]
+        return bool(ratios) and max(ratios) < 1 / (1 + threshold)
 
 
 @dataclass(frozen=True)
@@ -127,6 +126,10 @@ class WinnerRange:
     high_bytes: int
     winner: Forced
     ties: tuple[str, ...] = ()
+
+    @property
+    def span(self) -> str:
+        return " to ".join(dict.fromkeys(map(format_size, (self.low_bytes, self.high_bytes))))
 
 
 @dataclass
@@ -154,34 +157,47 @@ class Table:
         right = len(self.cells) - len(self.wrong)
         among = f"the best of {right} forced cells" if right > 1 else "the one forced cell"
         # By Holm's p, as for "beaten": separate bounds at many sizes would name some by chance.
-        faster = [size for size in judged if size.auto_ahead]
-        ahead = [f"faster than every forced cell at {self._spans(faster)}"] if faster else []
-        if all(size.result == "near-optimal" for size in self.sizes):
+        faster = [size for size in judged if size.auto_wins(threshold)]
+        texts = []
+        for span in self.ranges:
+            inside = range(span.low_bytes, span.high_bytes + 1)
+            beaten = [s for s in judged if s.result == "beaten" and s.size_bytes in inside]
+            if beaten:
+                gains = sorted(size.regret or 0.0 for size in beaten)
+                by = " to ".join(dict.fromkeys(f"{gain:.2f}x" for gain in (gains[0], gains[-1])))
+                where = self._where(beaten)
+                texts.append(f"force {span.winner.name} {where}: {by} as fast as AUTO")
+        if faster:
+            texts.append(f"AUTO is faster than every forced cell {self._where(faster)}")
+        if faster != judged and all(size.result == "near-optimal" for size in self.sizes):
             most = max(size.high or 0.0 for size in judged)
             extent = f"at most {format_percent(round(max(most - 1, 0.0), 4))} slower than {among}"
-            text = f"AUTO is near-optimal at every size measured: {extent} (95 %)"
-            return "; ".join([text, *ahead])
-        texts = []
-        beaten = [size for size in judged if size.result == "beaten"]
-        if beaten:
-            most = max(size.regret or 0.0 for size in beaten)
-            texts.append(f"AUTO is beaten at {self._spans(beaten)} (regret up to {most:.2f})")
+            texts.insert(0, f"AUTO is near-optimal at every size measured: {extent} (95 %)")
+            return "; ".join(texts)
         inconclusive = [size for size in judged if size.result == "inconclusive"]
         if inconclusive:
             run_counts = [size.needed for size in inconclusive if size.needed]
             decided = ""
             if len(run_counts) == len(inconclusive):
                 decided = f" ({max(run_counts)} runs a cell would decide it)"
-            texts.append(f"inconclusive at {self._spans(inconclusive)}{decided}")
-        near = [size for size in judged if size.result == "near-optimal"]
+            texts.append(f"inconclusive {self._where(inconclusive)}{decided}")
+        near = [s for s in judged if s.result == "near-optimal" and s not in faster]
         if near:
-            texts.append(
-                f"near-optimal (within {format_percent(threshold)}) at {self._spans(near)}"
-            )
+            within = f"AUTO is within {format_percent(threshold)} of the best"
+            texts.append(f"{within} {self._where(near)}")
         if not_judged := [size for size in self.sizes if not size.result]:
-            texts.append(f"not judged at {self._spans(not_judged)}")
-        text = "; ".join([*texts, *ahead])
-        return text if beaten else f"AUTO: {text}"
+            texts.append(f"not judged {self._where(not_judged)}")
+        return "; ".join(texts)
+
+    def _where(self, sizes: Sequence[SizeContest]) -> str:
+        """``from 16M on``, ``up to 32K``, ``at 1K, 1M``."""
+        first, last = self.sizes.index(sizes[0]), self.sizes.index(sizes[-1])
+        if len(sizes) > 1 and sizes == self.sizes[first : last + 1]:
+            if last == len(self.sizes) - 1:
+                return f"from {format_size(sizes[0].size_bytes)} on"
+            if not first:
+                return f"up to {format_size(sizes[-1].size_bytes)}"
+        return f"at {self._spans(sizes)}"
 
     def _spans(self, sizes: Sequence[SizeContest]) -> str:
         """Sizes such as ``1K to 4K, 1M``, with neighbouring measured sizes as one span."""
@@ -247,7 +263,7 @@ def judge(tables: Sequence[Table], threshold: float) -> Tests:
         for size in table.sizes:
             if size.regret is not None:
                 _result(size, right[id(size)], len(tested), threshold)
-        table.ranges = _ranges(table)
+        table.ranges = _ranges(table, threshold)
     return Tests(len(tested), left_out, in_order, interleaved)
 
 
@@ -307,6 +323,8 @@ def _result(size: SizeContest, cells: Sequence[CellAt], tested: int, threshold: 
         return
     if size.high is not None and size.high < limit:
         size.result, size.reason = "near-optimal", f"95 % below {format_percent(threshold)}"
+        if size.auto_wins(threshold):
+            size.reason = "faster than every forced cell"
         return
     size.result = "inconclusive"
     runs = min([len(c.values) for c in cells] + [len(size.auto.values if size.auto else ())])
@@ -332,14 +350,18 @@ def _result(size: SizeContest, cells: Sequence[CellAt], tested: int, threshold: 
     size.reason = f"needs {size.needed} runs"
 
 
-def _ranges(table: Table) -> list[WinnerRange]:
-    """The winner of each range of sizes, with ties resolved such that there are few ranges.
+def _ranges(table: Table, threshold: float) -> list[WinnerRange]:
+    """The winner of each range of sizes, AUTO included, with ties resolved such that there are few.
 
     Among several common winners, one that obeyed the request wins, then the fastest over the range.
     """
     cells = {cell.name: cell for cell in table.cells}
+    tied = [size.tied for size in table.sizes]
+    for index, size in enumerate(table.sizes):
+        if size.auto and size.auto_wins(threshold):
+            tied[index], cells["AUTO"] = ["AUTO"], replace(size.auto.cell, name="AUTO")
     ranges = []
-    for first, last, names in winner_spans([size.tied for size in table.sizes]):
+    for first, last, names in winner_spans(tied):
         inside = table.sizes[first : last + 1]
 
         def rank(name: str, inside: Sequence[SizeContest] = inside) -> tuple[bool, float]:

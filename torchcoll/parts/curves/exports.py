@@ -180,8 +180,8 @@ def _winning_cells(table: Table) -> Iterator[tuple[int, CellAt]]:
     for winner_range in table.ranges:
         for size in table.sizes:
             if winner_range.low_bytes <= size.size_bytes <= winner_range.high_bytes:
-                for at in size.cells:
-                    if at.cell == winner_range.winner and at.values:
+                for at in (size.auto, *size.cells):
+                    if at and at.cell.settings == winner_range.winner.settings and at.values:
                         yield size.size_bytes, at
 
 
@@ -236,15 +236,7 @@ def _unambiguous_tables(result: Algorithms, names: Sequence[str]) -> list[Table]
 
 
 def _ranges_text(ranges: Sequence[WinnerRange]) -> str:
-    return ", ".join(
-        f"{winner_range.winner.name} at {format_size(winner_range.low_bytes)}"
-        + (
-            f" to {format_size(winner_range.high_bytes)}"
-            if winner_range.high_bytes > winner_range.low_bytes
-            else ""
-        )
-        for winner_range in ranges
-    )
+    return ", ".join(f"{each.winner.name} at {each.span}" for each in ranges)
 
 
 def _origin(result: Algorithms) -> list[str]:

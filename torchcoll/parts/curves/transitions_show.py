@@ -26,7 +26,7 @@ _WORDS = {
     "cliff": "time jumps up by {0} at once",
     "drop": "time drops to {0} at once",
     "kink": "the slope changes, no jump is shown",
-    "inconclusive": "a change, but too few sizes {1} it for a law or jump; --refine proposes some",
+    "inconclusive": "a change, but too few sizes {1} it for a law or jump",
 }
 
 _SCATTER = "one=run_error point=point_error runs=from_runs"
@@ -93,14 +93,14 @@ def transitions_grids(results: Sequence[Transitions], refine: bool = False) -> l
     """
     curves = [curve for result in results for curve in result.curves]
     titles = kind_texts([curve.common for curve in curves])
-    answer = transitions_answer(curves, titles)
+    answer = transitions_answer(curves, titles, refine)
     rest, common = split_titles(titles)
     above = [", ".join(common)] if common else []
     detailed = [] if len(curves) > 1 and not refine else zip(curves, rest, strict=True)
     details = [
         f"{title}: {line}" if title and len(curves) > 1 else line
         for curve, title in detailed
-        for line in [_sizes_line(curve), *lines_below(curve, refine)]
+        for line in [_sizes_line(curve), *lines_below(curve)]
     ]
     if len(curves) > 1 and not refine:
         details = ["--refine prints what is known of each transition, and the sizes to measure"]
@@ -215,11 +215,20 @@ def _slow_texts(curves: Sequence[CurveRanges], titles: Sequence[str]) -> list[st
     return units.shorten_list(texts, _MOST_TOLD, "{} more such sizes")
 
 
-def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> Answer:
-    """The transitions and slow sizes in a sentence; if times are implausible, the reason."""
+def transitions_answer(
+    curves: Sequence[CurveRanges], titles: Sequence[str], refine: bool = False
+) -> Answer:
+    """Fit, transitions and slow sizes, or why times are implausible. refine: sizes to measure."""
     if doubts := [curve.doubt for curve in curves if curve.doubt]:
         return Answer(Caveat(doubts[0], f"{IMPLAUSIBLE}: "), "bad")
+    if refine:
+        sizes = sorted({size for curve in curves for size in curve.refining})
+        listed = ",".join(map(str, sizes))
+        text = f"to narrow the transitions: --sizes {listed}" if sizes else "nothing to narrow"
+        found = transitions_answer(curves, titles)
+        return Answer(text, found.level, details=(found.headline, *found.details))
     titles, _ = split_titles(titles)
+    fit = _fit_texts(curves[0]) if len(curves) == 1 else []
     texts = _slow_texts(curves, titles)
     slow = bool(texts)
     changes: list[str] = []
@@ -236,26 +245,24 @@ def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> 
             span = _span(transition.low_bytes, transition.high_bytes)
             changes.append(f"{which}{what} between {span}")
     texts += units.shorten_list(changes, _MOST_TOLD, "{} more transitions")
-    next_step = ""
+    next_step = "measure the sizes that --refine proposes" if vague else ""
     if vague and len(curves) == 1:
-        next_step = "measure the sizes that --refine proposes"
         ends = ", and ".join(f"between {_span(low, high)}" for low, high in vague)
-        texts += _ends_texts(curves[0])
         texts.append(f"the law changes {ends}, with too few sizes there to fit it")
     elif vague:
         span = _span(min(low for low, _ in vague), max(high for _, high in vague))
-        where_text = f" in {len(vague_curves)} of {len(curves)} curves" if len(curves) > 1 else ""
+        where_text = f" in {len(vague_curves)} of {len(curves)} curves"
         texts.append(
             f"the law (time = latency + size / algbw) changes between {span}{where_text}; too few "
             "sizes on one side of the change to fit it"
         )
     if changes or vague:
-        return Answer("; ".join(texts), "doubt", next_step=next_step)
-    aside = "".join(f"; {text}" for text in texts)
+        return Answer("; ".join([*fit, *texts]), "doubt", next_step=next_step)
     short = sum(bool(curve.note) for curve in curves)
     steady = len(curves) - short
     if not short:
-        return Answer(f"no change of behaviour found{aside}", "doubt" if slow else "")
+        told = "; ".join([*fit, "no change of behaviour found", *texts])
+        return Answer(told, "doubt" if slow else "")
     reason = "too few sizes, or too much scatter"
     if short == 1:
         reason = next(curve.note for curve in curves if curve.note)
@@ -268,21 +275,25 @@ def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> 
         else f"({reason})",
         certainty=CANNOT_TELL,
         next_step="" if short == 1 else "measure more sizes: --refine proposes some",
-        details=(*([f"no change in the other {steady}"] if steady else []), *texts),
+        details=(*([f"no change in the other {steady}"] if steady else []), *fit, *texts),
     )
 
 
-def _ends_texts(curve: CurveRanges) -> list[str]:
+def _fit_texts(curve: CurveRanges) -> list[str]:
     """``latency 35.1 us up to 512K, algbw 133 GB/s from 16M on``, of the first and last range."""
-    if len(curve.curve.ranges) < 2:
+    if not curve.curve.ranges:
         return []
     first, last = curve.curve.ranges[0], curve.curve.ranges[-1]
-    gbps = curve.algbw_gbps(last)
-    if first.latency_ns < 0 or gbps is None:
-        return []
-    to, start = (units.format_size(curve.points[i].size_bytes) for i in (first.last, last.first))
-    latency = units.format_ns(first.latency_ns, 3)
-    return [f"latency {latency} up to {to}, algbw {format_quantity(gbps, 'GB/s')} from {start} on"]
+    places = (first.last, last.first, last.last)
+    to, start, end = (units.format_size(curve.points[i].size_bytes) for i in places)
+    until = "on" if last.last == len(curve.points) - 1 else f"to {end}"
+    texts, gbps = [], curve.algbw_gbps(last)
+    if first.latency_ns >= 0:
+        latency = f"latency {units.format_ns(first.latency_ns, 3)}"
+        texts.append(latency if first is last else f"{latency} up to {to}")
+    if gbps is not None:
+        texts.append(f"algbw {format_quantity(gbps, 'GB/s')} from {start} {until}")
+    return [", ".join(texts)] if texts else []
 
 
 def note_lines(results: Sequence[Transitions]) -> list[str]:
@@ -311,7 +322,7 @@ def transition_records(curve: CurveRanges) -> list[dict[str, Any]]:
     ]
 
 
-def lines_below(curve_ranges: CurveRanges, refine: bool = False) -> list[str]:
+def lines_below(curve_ranges: CurveRanges) -> list[str]:
     laws = curve_ranges.curve.ranges
     lines = [_transition_line(transition, laws) for transition in curve_ranges.transitions]
     if uneven := _uneven(curve_ranges.points):
@@ -336,9 +347,6 @@ def lines_below(curve_ranges: CurveRanges, refine: bool = False) -> list[str]:
                 f"the log: {one_line(handover.before)} to {one_line(handover.after)} between "
                 f"{_span(handover.low_bytes, handover.high_bytes)}; the times show no change there"
             )
-    if refine:
-        sizes = ",".join(map(str, curve_ranges.refining))
-        lines.append(f"to narrow: --sizes {sizes}" if sizes else "nothing to narrow")
     return lines
 
 

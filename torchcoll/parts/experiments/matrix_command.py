@@ -215,6 +215,8 @@ def launch(
         rows = summary(plan, folder)
         if table:
             show_summary(rows, _below(plan, folder, number))
+            if step := _next_step(rows, folder.path):
+                print(printable(f"Next: {step}"))  # unwrapped, to be copied
     if number:
         return 128 + number
     bad = any(row["failed"] or row["timeout"] for row in rows)
@@ -230,6 +232,16 @@ def _below(plan: RunPlan, folder: Folder, number: int | None) -> list[str]:
         total = len(plan.cells) * plan.runs
         lines.append(f"without a result: {left} of {total}; the same command again runs them")
     return [*lines, f"results, logs and manifest: {folder.path}"]
+
+
+def _next_step(rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
+    """The command that compares the cells that have a result."""
+    from torchcoll.questions.comparison.arguments import as_sides
+
+    cells = [row["cell"] for row in rows if row["ok"]]
+    some = f"  # 2 of {len(cells)} cells" if len(cells) > _MOST_VALUES else ""
+    sides = as_sides(str(folder), cells[: 2 if some else None])
+    return f"torchcoll compare {sides}{some}" if len(cells) > 1 else ""
 
 
 def dry_run(plan: RunPlan, folder: Path, every: bool = True, most: str = "") -> ExitCode:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import replace
-from datetime import date
+from datetime import date, timedelta
 from typing import Any, TextIO
 
 import numpy as np
@@ -31,10 +31,12 @@ _ROWS = 20  # of the table
 _WHY_NIGHTS = 14
 
 
-def day(night: int) -> str:
-    """``31 Oct 2026``."""
-    when = date.fromisoformat(format_night(night))
-    return f"{when.day} {when.strftime('%b %Y')}"
+def night_text(night: int) -> str:
+    """``the night of 22/23 Nov 2026``: it begins on the first of the two days."""
+    first = date.fromisoformat(format_night(night))
+    last = first + timedelta(days=1)
+    begin = f"{first.day}" if first.month == last.month else f"{first:%-d %b}"
+    return f"the night of {begin}/{last.day} {last:%b %Y}"
 
 
 def _changed(incident: Incident) -> str:
@@ -48,11 +50,11 @@ def _changed(incident: Incident) -> str:
 
 
 def _since(incident: Incident) -> str:
-    """``since 31 Oct 2026``, and before that another level."""
-    text = f"since {day(incident.since)}"
+    """``since the night of 22/23 Nov 2026``, and before that another level."""
+    text = f"since {night_text(incident.since)}"
     opening = [level for level in incident.levels if level.night >= incident.began]
     if len(opening) > 1:
-        text += f" ({percent(opening[0].effect)} from {day(opening[0].night)} on)"
+        text += f" ({percent(opening[0].effect)} from {night_text(opening[0].night)} on)"
     return text
 
 
@@ -60,9 +62,9 @@ def incident_text(incident: Incident, finding: NightFinding) -> str:
     """The incident as one line of a ticket, with what to do."""
     if incident.kind == WRONG:
         where = one_line(incident.where)
-        nights = f"night of {day(incident.seen)}"
+        nights = night_text(incident.seen)
         if incident.openings > 1:
-            nights = f"{incident.openings} nights since {day(incident.began)}"
+            nights = f"{incident.openings} nights since {night_text(incident.began)}"
         return f"{one_line(incident.subject)}: wrong results in {where} ({nights}). Drain it"
     what = f"{slower(incident.effect)} in {incident.where} {_since(incident)}"
     if incident.scope == "fleet":
@@ -89,7 +91,7 @@ def incident_text(incident: Incident, finding: NightFinding) -> str:
     if incident.openings > 1:
         number = incident.openings
         ordinal = {2: "second", 3: "third"}.get(number, f"{number}th")
-        facts.append(f"the {ordinal} time since {day(incident.levels[0].night)}")
+        facts.append(f"the {ordinal} time since {night_text(incident.levels[0].night)}")
     facts.append(_changed(incident))
     groups = [each for each in finding.open if each.scope == "group"]
     inside = [each.subject for each in groups if incident.subject in each.nodes]
@@ -114,7 +116,9 @@ def answer_of(finding: NightFinding) -> Answer:
         )
     if finding.missing:
         shown = shorten(list(map(one_line, finding.missing)), _NAMED)
-        texts.append(f"{counted(len(finding.missing), 'node')} without a run: {shown}")
+        absent = f"{counted(len(finding.missing), 'node')} without a run: {shown}"
+        advice = "See whether a node is down, a job did not start, or a file was not collected"
+        texts.append(f"{absent}. {advice}")
     counts = {
         "nodes": len(finding.nodes),
         "wrong": sum(each.kind == WRONG for each in finding.open),

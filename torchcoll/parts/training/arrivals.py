@@ -105,7 +105,8 @@ class Arrivals:
 
     - calls: calls whose time splits into waiting and transfer; ties: those in which several ranks
       had the shortest time, so that none counts as last.
-    - marked: whether the calls belong to steps; step_ns: the duration of one, None if unknown.
+    - marked: whether the calls belong to steps; step_ns: the duration of one, None if unknown;
+      waited_ns: rank -> the waiting of all other ranks for it in a step, by the same statistic.
     - unsplit: why others are not among them -> their number.
     - unrecorded: whether ranks of some group were not recorded.
     - ranks: the most waiting caused first.
@@ -120,6 +121,7 @@ class Arrivals:
     unrecorded: bool = False
     marked: bool = False
     step_ns: float | None = None
+    waited_ns: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def late(self) -> list[RankArrival]:
@@ -186,11 +188,7 @@ class Arrivals:
         return max(1.0, fmean(round(1 / row.chance) for row in self.ranks))
 
     def _late_answer(self, rank: RankArrival, certainty: str = CERTAIN) -> Answer:
-        """How long another rank waits for this one, on average, and how often it is last.
-
-        The mean is over the ranks that share a group with it: per step over all groups together,
-        or per call of any of its groups.
-        """
+        """The wait for it: the median over steps; the mean if it is late in some, or over calls."""
         rows = [row for row in self.ranks if row.rank == rank.rank]
         groups = {row.group for row in rows}
         others = len({row.rank for row in self.ranks if row.group in groups}) - 1
@@ -201,6 +199,11 @@ class Arrivals:
             span = f"in a step of {format_ns(self.step_ns, 3)}"
         who = "the other ranks wait" if others > 1 else "the other rank waits"
         caused = sum(row.caused_ns for row in rows)
+        size, typical_ns = caused / waits, self.waited_ns.get(rank.rank)
+        if typical_ns and not rank.when:
+            size = typical_ns / max(others, 1)
+        elif self.waited_ns:
+            span = f"on average {span}"
         facts = [f"{100 * caused / self.wait_ns:.0f} % of all waiting"] if self.wait_ns else []
         facts.append(
             f"last in {rank.last} of {counted(rank.calls + rank.ties, 'call')}, "
@@ -216,7 +219,7 @@ class Arrivals:
             _name(rank),
             "doubt",
             verb=f"is late{when}: {who} {{}} {span} for it",
-            size=caused / waits,
+            size=size,
             unit="ns",
             scope=f"({', '.join(facts)})",
             certainty=certainty,
@@ -259,7 +262,7 @@ class SplitTraffic:
     - unsplit: reason -> number of calls.
     - unrecorded: whether ranks of some group were not recorded.
     - groups: by name, as the traffic has them.
-    - step_ns: the duration of a step; None if unknown.
+    - step_ns: the duration of a step; None if unknown. waited_ns: as in Arrivals.
     """
 
     calls: list[SplitCall]
@@ -267,6 +270,7 @@ class SplitTraffic:
     unrecorded: bool = False
     groups: Mapping[str, Group] = field(default_factory=dict)
     step_ns: float | None = None
+    waited_ns: Mapping[int, float] = field(default_factory=dict)
 
 
 def split_ledger(ledger: Ledger) -> SplitTraffic:
@@ -292,7 +296,12 @@ def split_ledger(ledger: Ledger) -> SplitTraffic:
         transfer_ns = entry.transfer_ns or 0
         calls.append(SplitCall(entry.group, joined.members, order, last, waits, transfer_ns))
     step_ns = steps.duration_ns if steps.marked else None
-    return SplitTraffic(calls, unsplit, unrecorded, ledger.traffic.groups, step_ns)
+    waits_of: dict[int, Counter[int]] = defaultdict(Counter)  # the last rank -> step -> waiting
+    for call in calls:
+        if step_ns and call.last is not None:
+            waits_of[call.last][call.order[0]] += call.wait_ns
+    waited_ns = {rank: steps.reduce(waits.__getitem__) or 0.0 for rank, waits in waits_of.items()}
+    return SplitTraffic(calls, unsplit, unrecorded, ledger.traffic.groups, step_ns, waited_ns)
 
 
 def find_arrivals(ledger: Ledger) -> Arrivals | None:
@@ -335,6 +344,7 @@ def arrivals_of(split_calls: SplitTraffic, host_of: Mapping[int, str]) -> Arriva
         split_calls.unrecorded,
         any(call.order[0] >= 0 for call in every),
         split_calls.step_ns,
+        split_calls.waited_ns,
     )
 
 

@@ -277,6 +277,7 @@ class Plan(Displayed):
     - machine: its name; '' without one.
     - notes: what is assumed and left out.
     - depends: a clause on what the communication depends on most.
+    - concurrent: the work that ran during the machine's measured calls; '' if they ran alone.
     - measured: the measured step that corrects the times, and uncorrected: the step without it;
       None without one.
     """
@@ -288,6 +289,7 @@ class Plan(Displayed):
     machine: str = ""
     notes: list[str] = field(default_factory=list)
     depends: str = ""
+    concurrent: str = ""
     subject: str = ""
     measured: MeasuredStep | None = None
     uncorrected: PlannedStep | None = None
@@ -297,20 +299,18 @@ class Plan(Displayed):
         """The computation of a step; None if unknown."""
         return self.step.compute_ns
 
-    def scaling_limit(self, kind: str) -> int | None:
-        """Returns the number of ranks from which on it no longer scales, by the predicted times;
-        None if it scales up to the last, or without times.
-        """
+    def scaling_break(self, kind: str) -> tuple[PlannedStep | None, PlannedStep] | None:
+        """The last step that scales (None: none) and the first that does not; None: all scale."""
         steps: list[PlannedStep] = getattr(self, kind)
         for before, step in zip([None, *steps], steps, strict=False):
             if step.step_ns is None or step.compute_ns is None:
                 return None
             if kind == WEAK and step.compute_ns < HALF * step.step_ns[0]:
-                return step.ranks
+                return before, step
             if kind == STRONG and before is not None and before.step_ns is not None:
                 doublings = math.log2(step.ranks / before.ranks)
                 if before.step_ns[0] / step.step_ns[0] < GAIN**doublings:
-                    return before.ranks
+                    return before, step
         return None
 
 
@@ -481,7 +481,7 @@ def finish(
             f"interval of the communication is wider than {WIDEST:g}x"
         )
     collectives = [row.collective for row in projection.step.rows]
-    concurrent = machine.concurrent_work(collectives)
+    projection.concurrent = machine.concurrent_work(collectives)
     projection.notes += machine.notes()
     every = [
         row for step in (projection.step, *projection.weak, *projection.strong) for row in step.rows
@@ -499,11 +499,7 @@ def finish(
             "each time is the machine's, corrected by the factor that the capture has for its "
             "collective, or for all calls"
         )
-    elif concurrent:
-        projection.notes.append(
-            f"calls as measured with {concurrent}, not with the computation of this step"
-        )
-    else:
+    elif not projection.concurrent:
         projection.notes.append(UNCORRECTED)
     if projection.compute_ns is None:
         projection.notes.append("--step-ms MS tells how much of it is exposed, and how it scales")
