@@ -225,8 +225,8 @@ def transitions_answer(
         sizes = sorted({size for curve in curves for size in curve.refining})
         listed = ",".join(map(str, sizes))
         text = f"to narrow the transitions: --sizes {listed}" if sizes else "nothing to narrow"
-        found = transitions_answer(curves, titles)
-        return Answer(text, found.level, details=(found.headline, *found.details))
+        answer = transitions_answer(curves, titles)
+        return Answer(text, answer.level, details=(answer.headline, *answer.details))
     titles, _ = split_titles(titles)
     fit = _fit_texts(curves[0]) if len(curves) == 1 else []
     texts = _slow_texts(curves, titles)
@@ -261,8 +261,8 @@ def transitions_answer(
     short = sum(bool(curve.note) for curve in curves)
     steady = len(curves) - short
     if not short:
-        told = "; ".join([*fit, "no change of behaviour found", *texts])
-        return Answer(told, "doubt" if slow else "")
+        text = "; ".join([*fit, "no change of behaviour found", *texts])
+        return Answer(text, "doubt" if slow else "")
     reason = "too few sizes, or too much scatter"
     if short == 1:
         reason = next(curve.note for curve in curves if curve.note)

@@ -281,8 +281,8 @@ def ended_by_itself(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     alone = next((e for e in facts.ends if e.alone_from is not None and e.rank in causes), None)
     silent = [r for r in facts.silent if not alone or r < (alone.alone_from or 0)]
     known_world = facts.job.ranks is not None or len(facts.ranks) > len(culprits)
-    known = {*culprits, *facts.events.complaining, *facts.graph.waiting}
-    accounted = known_world and known.union({*facts.silent} - {*silent}).issuperset(facts.ranks)
+    heard = {*culprits, *facts.events.complaining, *facts.graph.waiting}
+    accounted = known_world and heard.union({*facts.silent} - {*silent}).issuperset(facts.ranks)
     if len(causes) == 1:
         # torchrun speaks of its own host: ranks of later hosts may have failed before.
         certain = supported or (accounted and not alone)
