@@ -101,8 +101,10 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, holds in texts.items():
         (folder / "copy" / name).write_text(next(text for text in blocks if holds in text))
     (package / "__init__.py").touch()
-    part = 'from torchcoll.core.parts import Part\n\nPART = Part(commands=("command",))\n'
-    (package / "part.py").write_text(part)
+    (package / "part.py").write_text(
+        "from torchcoll.core.commands import Listed\nfrom torchcoll.core.parts import Part\n"
+        'PART = Part(commands={"hello": Listed("count cases", "files")})\n'
+    )
     return build("wheel", folder / "copy", folder)
 
 
