@@ -14,6 +14,8 @@ import pytest
 from ranks import free_port
 
 from torchcoll.cli import main
+from torchcoll.core.call_ring import read_ring
+from torchcoll.core.errors import UnreadableError
 from torchcoll.parts.postmortem.live_ranks import find_ranks
 
 TRAINING = """
@@ -36,6 +38,13 @@ with torchcoll.capture(sys.argv[1], on_hang="dump"):
 SECRET = "hf_" + "Qx7Lw2Vn9Rk4Tz8Bd3"
 
 
+def made_calls(capture, rank):
+    try:
+        return len(read_ring(capture / f"calls-rank{rank}.ring").calls)
+    except UnreadableError:  # not there, or without a header yet
+        return 0
+
+
 @pytest.fixture
 def hanging(tmp_path):
     """The processes of three ranks, of which rank 1 does not come to call 21."""
@@ -56,10 +65,11 @@ def hanging(tmp_path):
         with (tmp_path / f"{rank}.err").open("w") as log:
             processes.append(subprocess.Popen(words, env=variables, stderr=log))
     deadline = time.monotonic() + 120
-    while not all((tmp_path / f"capture.{rank}").exists() for rank in range(3)):
+    while not (
+        (tmp_path / "capture.1").exists() and made_calls(capture, 0) == 21 == made_calls(capture, 2)
+    ):
         assert time.monotonic() < deadline, (tmp_path / "1.err").read_text()
         time.sleep(0.1)
-    time.sleep(1)
     yield processes
     for process in processes:
         process.kill()

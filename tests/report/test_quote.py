@@ -22,10 +22,30 @@ def test_a_block_for_an_issue(tmp_path, capsys):
     ]
     lines = facts.splitlines()
     assert "- backend: gloo of torch 2.13.0; 8 ranks on vm, cpu" in lines
+    assert "- mode: synchronized (a barrier before every call, outside the stamps)" in lines
+    assert "- time = max over ranks, the slowest rank" in lines
     assert "- 1 more case in the file" in lines
     assert lines[-1] == (
         "- run r1, measured with -b 8 --label 'site=a b'; torchcoll again 'a run.jsonl'"
     )
+
+
+def test_the_bandwidth_of_the_answer_has_a_row(tmp_path, capsys):
+    times = {8: 100_000, 1 << 20: 500_000, 8 << 20: 9_000_000}
+    sizes = [
+        result(case=case(size_bytes=size), size_bytes=size, time_ns={"host": [[ns] * 21] * 8})
+        for size, ns in times.items()
+    ]
+    save(run(*sizes), tmp_path / "run.jsonl")
+    assert main(["show", str(tmp_path / "run.jsonl"), "--quote"]) == 0
+    answer, table, _ = capsys.readouterr().out.strip().split("\n\n")
+    # 1 MiB in 500 us are 2.097 GB/s, times 2 x 7/8; 8 MiB in 9 ms are less.
+    assert "reaches 3.67 GB/s of busbw at 1M" in answer
+    assert [row.split(" | ")[-1] for row in table.splitlines()[2:]] == [
+        "\\<0.001 |",
+        "3.670 |",
+        "1.631 |",
+    ]
 
 
 def test_an_imported_run_cannot_be_measured_again(tmp_path, capsys):

@@ -21,8 +21,8 @@ _VERSIONS = ("torch", "python", "driver", "kernel")
 
 
 def quote_text(run: Run, answer: Answer, rows: Sequence[Row]) -> str:
-    """The answer, the smallest and the largest size of each kind of case with the interval of the
-    calls, the machine, versions, options, and the id of the run.
+    """The answer; of each kind of case the smallest size, that of the largest bandwidth and the
+    largest, with the interval of the calls; how it was measured, versions and the id of the run.
     """
     right = [row for row in rows if row.is_right and row.median_ns]
     kinds = [{name: getattr(row, name) for name in DIMENSIONS} for row in right]
@@ -32,7 +32,8 @@ def quote_text(run: Run, answer: Answer, rows: Sequence[Row]) -> str:
     shown = []
     for kind, of_kind in list(rows_by_kind.items())[:_MOST_KINDS]:
         ordered = sorted(of_kind, key=lambda row: row.size_bytes_requested)
-        shown += [(kind, row) for row in (ordered[:1] + ordered[1:][-1:])]
+        fastest = max(ordered, key=lambda row: row.busbw_gbps or 0)
+        shown += [(kind, row) for row in ordered if row in (ordered[0], fastest, ordered[-1])]
     columns = [
         (Head("case", left=True), lambda item: _case_text(*item)),
         (Head("time"), lambda item: format_time(item[1].median_ns)),
@@ -40,7 +41,7 @@ def quote_text(run: Run, answer: Answer, rows: Sequence[Row]) -> str:
         (Head("calls"), lambda item: str(item[1].calls or "-")),
         (Head("busbw GB/s"), lambda item: format_bandwidth(item[1].busbw_gbps)),
     ]
-    below = header_lines(run, rows)[:2]
+    below = header_lines(run, rows)[:4]
     versions = [f"{n} {one_line(run.environment[n])}" for n in _VERSIONS if run.environment.get(n)]
     below += [f"versions: {', '.join(versions)}"] if versions else []
     below += run_problems(run)
