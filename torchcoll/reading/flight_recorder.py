@@ -130,8 +130,8 @@ def _call(
     if "coalesced" not in name:
         collective = _kind_of_call(collective, entry, len(groups[group].ranks))
     peer = message_peer(name, collective, groups[group].ranks)
-    number_ = whole(entry.get("collective_seq_id"))
-    counted = numbers.next(collective, group, peer)
+    recorded_number = whole(entry.get("collective_seq_id"))  # from 1 on
+    own_number = numbers.next(collective, group, peer)
     duration = number(entry.get("duration_ms"))
     return TrafficCall(
         collective,
@@ -140,7 +140,7 @@ def _call(
         dtype,
         peer=peer,
         group=group,
-        sequence=counted if peer is not None or not number_ else number_ - 1,
+        sequence=recorded_number - 1 if recorded_number and peer is None else own_number,
         start_ns=_created(entry) - start,
         time_ns=None if duration is None else round(duration * 1e6),
         clock="host" if duration is None else "device",
