@@ -16,7 +16,7 @@ from ranks import free_port
 from torchcoll.cli import main
 from torchcoll.core.call_ring import read_ring
 from torchcoll.core.errors import UnreadableError
-from torchcoll.parts.postmortem.live_ranks import find_ranks
+from torchcoll.parts.postmortem.live_ranks import LiveRank, collect, find_ranks
 
 TRAINING = """
 import sys, time
@@ -128,3 +128,19 @@ def test_a_host_without_ranks(tmp_path, capsys, monkeypatch):
     assert main(["postmortem", "--live", str(tmp_path / "live")]) == 4
     assert "RANK in its environment" in capsys.readouterr().err
     assert not (tmp_path / "live").exists()
+
+
+def test_two_jobs_of_a_host_have_a_folder_each(tmp_path, monkeypatch):
+    stopped = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    for process in stopped:
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+    ranks = [LiveRank(0, each.pid, {"SLURM_JOB_ID": str(n)}) for n, each in enumerate(stopped)]
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("torchcoll.parts.postmortem.live_ranks.find_ranks", lambda: ranks)
+    collect(tmp_path)
+    for number, process in enumerate(stopped):
+        log = tmp_path / f"job{number}" / "state-rank0.log"
+        assert log.read_text() == f"rank 0: process {process.pid} is in state T (stopped)\n"
+        process.kill()
+        process.wait()
