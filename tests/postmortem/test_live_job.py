@@ -45,9 +45,10 @@ def made_calls(capture, rank):
         return 0
 
 
-@pytest.fixture
-def hanging(tmp_path):
+@pytest.fixture(scope="module")
+def hanging(tmp_path_factory):
     """The processes of three ranks, of which rank 1 does not come to call 21."""
+    tmp_path = tmp_path_factory.mktemp("hanging")
     (tmp_path / "train.py").write_text(TRAINING)
     capture = tmp_path / "capture"
     shared = {
@@ -121,6 +122,7 @@ def test_a_rank_that_is_stopped(hanging, tmp_path, capsys, monkeypatch):
     first = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
     assert f"rank 1 (process {hanging[1].pid}) is stopped by a signal" in first
     assert f"kill -CONT {hanging[1].pid}" in first
+    hanging[1].send_signal(signal.SIGCONT)
 
 
 def test_a_host_without_ranks(tmp_path, capsys, monkeypatch):
