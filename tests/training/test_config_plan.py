@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import pytest
 import torch
 from made_runs import measured, run
-from parallel_models import llama_config
+from parallel_models import Llama, Widths, llama_config
 
 import torchcoll
 from torchcoll.core.errors import UnusableError
@@ -56,59 +55,11 @@ def sent(planned, *collectives):
     ]
 
 
-class Layer(torch.nn.Module):
-    """A layer of Hugging Face's Llama: its parameters in their order."""
-
-    def __init__(self, config):
-        super().__init__()
-        linear = functools.partial(torch.nn.Linear, bias=False)
-        hidden, wide = config["hidden_size"], config["intermediate_size"]
-        keys = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
-        self.q, self.k, self.v = linear(hidden, hidden), linear(hidden, keys), linear(hidden, keys)
-        self.o = linear(hidden, hidden)
-        self.gate, self.up = linear(hidden, wide), linear(hidden, wide)
-        self.down = linear(wide, hidden)
-        self.norm_in, self.norm_post = torch.nn.RMSNorm(hidden), torch.nn.RMSNorm(hidden)
-
-    def forward(self, x):
-        y = self.norm_in(x)
-        q, k, v = (part(y).view(1, 8, -1, 128).transpose(1, 2) for part in (self.q, self.k, self.v))
-        repeats = q.shape[1] // k.shape[1]
-        scores = q @ k.repeat_interleave(repeats, 1).transpose(2, 3)
-        mixed = scores.softmax(3) @ v.repeat_interleave(repeats, 1)
-        x = x + self.o(mixed.transpose(1, 2).reshape(1, 8, -1))
-        y = self.norm_post(x)
-        return x + self.down(torch.nn.functional.silu(self.gate(y)) * self.up(y))
-
-
-class Llama(torch.nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        vocabulary, hidden = config["vocab_size"], config["hidden_size"]
-        self.embedding = torch.nn.Embedding(vocabulary, hidden)
-        self.layers = torch.nn.ModuleList(Layer(config) for _ in range(config["num_hidden_layers"]))
-        self.norm = torch.nn.RMSNorm(hidden)
-        self.head = torch.nn.Linear(hidden, vocabulary, bias=False)
-
-    def forward(self, tokens):
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(self.norm(x))
-
-
 @pytest.fixture(scope="module")
 def llama_8b():
-    config = llama_config(
-        32,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        vocab_size=128256,
-    )
+    """On meta; its parameters are in the order of Hugging Face's."""
     with torch.device("meta"):
-        return Llama(config).to(torch.bfloat16)
+        return Llama(32, widths=Widths(4096, 32, 8, 14336, 128256)).to(torch.bfloat16)
 
 
 def llama_step(model):
@@ -410,8 +361,8 @@ def test_peak_memory():
     assert plan(llama_config(), "zero1=4", options=BF16).memory.peak == 6 * 8 * 32
     memory = plan(llama_config(vocab_size=8), "fsdp=4,ckpt", options=BF16).memory
     assert memory.peak == LAYER * 8
-    # Two norms keep 2 x 2 columns more, and the gate's function its output.
-    assert memory.unfused == 2 * (4 * 16 + 40) * 8
+    # Each of two norms keeps two tensors of 4 bytes in place of one of 2, the gate's function one.
+    assert memory.unfused == (2 * (2 * 4 - 2) * 16 + 2 * 40) * 8
     # Logits of 131072 tokens: 16.8e9.
     memory = plan("llama-3-8b", "fsdp=8,ckpt", "1x131072", BF16).memory
     assert memory.peak == 12 * 131072 * 128256

@@ -181,6 +181,7 @@ def test_find_searches_layouts_and_says_how_to_launch_them(capsys, tmp_path):
         assert batch.micro_batches * batch.sequences * ranks == 32
     fitting = [row["step_ns"] for row in rows if row["fits"] != "no"]
     assert rows[0]["step_ns"] == min(fitting) and len(result["launch"]) == 3
+    command[3] = "37"  # all of them data-parallel
     assert main([*command, "--batch", "3x8192"]) == 2
     assert error_text("batch", "3 sequences", "sequences of all ranks") in capsys.readouterr().err
 

@@ -77,13 +77,11 @@ class ModelBlock:
 
     - norms: the numbers of elements of its norms, whose gradients sequence parallelism reduces.
     - moe: whether it is a layer with routed experts.
-    - window: tokens that a token attends to at most, of sliding or chunked attention; 0: all.
     """
 
     kind: str
     weights: tuple[Weight, ...]
     moe: bool = False
-    window: int = 0
 
     @property
     def elements(self) -> int:
@@ -171,18 +169,12 @@ class Architecture:
         - masked: without the half of attention that a causal mask hides, which FlashAttention skips
           (T. Dao, arXiv 2307.08691, section 3.1).
 
-        Sliding attention has the operations of its window; Mamba and linear attention have those of
-        their parameters alone.
+        Mamba and linear attention have the operations of their parameters alone.
         """
         matrices = sum(self.active_elements(block) for block in self.blocks)
         heads = self.heads / self.key_heads if self.key_heads else 0.0
         causal = masked and self.model_type not in _BIDIRECTIONAL
-        attended = tokens * (0.5 if causal else 1.0)
-        attended = sum(
-            min(layer.window, attended) if layer.window else attended
-            for layer in self.layers
-            if layer.attends
-        )
+        attended = sum(layer.attends for layer in self.layers) * tokens * (0.5 if causal else 1.0)
         return 6 * (matrices + attended * heads * self.key_columns)
 
     @property
@@ -344,7 +336,6 @@ class _Reader:
                 LAYER,
                 tuple(self._weights("layer", tags[n], f"{self.entry['prefix']}.{n}.")),
                 "moe" in tags[n],
-                self._window(tags[n]),
             )
             for n in range(count)
         ]
@@ -377,12 +368,6 @@ class _Reader:
             tokens=self.number("tokens"),
             vocabulary=self.number("vocabulary"),
         )
-
-    def _window(self, tags: set[str]) -> int:
-        """Returns the tokens that a layer attends to; 0 for all."""
-        keys = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-        window = next((self.values.get(key) for kind, key in keys.items() if kind in tags), None)
-        return window if isinstance(window, int) else 0
 
     def _expert_groups(self) -> int:
         """Returns the groups of experts that a token may visit (node-limited routing)."""

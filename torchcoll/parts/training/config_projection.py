@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from torchcoll.core.collectives import find_dtype
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import counted, format_digits
@@ -272,6 +271,8 @@ class _Comparison:
         again = (SELECTIVE, FULL) if self.search and layout.data != ZERO1 else (FULL,)
         if layout.checkpoint or not self.setting.architecture.hidden:
             again = ()
+        if row and self._too_many_states(row):
+            again = ()
         for checkpoint in again:
             if row and (row.fits == FITS or (row.fits == TIGHT and not self.search)):
                 break
@@ -296,12 +297,19 @@ class _Comparison:
                 continue
             step = replace(self.setting, batch=batch).step(layout)
             rows.append(LayoutRow(layout, step, batch, fits=_fits(step, self.memory_bytes)))
-            if self.search and rows[-1].fits != TOO_LARGE:
+            if self.search and (rows[-1].fits != TOO_LARGE or self._too_many_states(rows[-1])):
                 break
         fitting = [row for row in rows if row.fits != TOO_LARGE]
         if fitting:
             return min(fitting, key=lambda row: (row.cost, row.memory_bytes))
         return min(rows, key=lambda row: row.memory_bytes, default=None)
+
+    def _too_many_states(self, row: LayoutRow) -> bool:
+        """Returns whether a search cannot make the layout fit by less activations."""
+        memory, limit = row.step.memory, self.memory_bytes
+        if not self.search or memory is None or limit is None:
+            return False
+        return memory.total - memory.activations - memory.peak > (1 + UNSURE) * limit
 
     def least_ns(self, layout: ParallelLayout, batch: Batch) -> float:
         """Returns the computation and the bubble of a step; 0.0 if unknown."""
@@ -309,22 +317,6 @@ class _Comparison:
             return 0.0
         computed = self.setting.computing.on(self.setting.architecture, layout, batch)
         return computed.ns[0] * (1 + (layout.pp - 1) / layout.virtual / batch.micro_batches)
-
-    def may_fit(self, layout: ParallelLayout) -> bool:
-        """Returns whether the parameters with their states alone leave memory for the rest."""
-        if self.memory_bytes is None:
-            return True
-        architecture, options = self.setting.architecture, self.setting.options
-        itemsize = find_dtype(options.dtype).itemsize
-        elements = [0.0, 0.0]
-        for block in architecture.blocks:
-            for weight in block.weights:
-                elements[weight.expert] += weight.elements
-        local = (elements[0] + elements[1] / layout.ep) / layout.tp / layout.pp
-        if layout.sharded:
-            sharded = 4 * itemsize * sum(elements) / layout.tp / layout.pp
-            return sharded / layout.shards / layout.cp <= (1 + UNSURE) * self.memory_bytes
-        return local * (itemsize + 4) <= (1 + UNSURE) * self.memory_bytes
 
 
 def compare_layouts(
@@ -359,7 +351,6 @@ def compare_layouts(
         if not planned:
             expected = "sequences of all ranks that the data-parallel ranks can share"
             raise UsageError("batch", counted(sequences, "sequence"), expected)
-        planned = [pair for pair in planned if comparison.may_fit(pair[0])] or planned
         planned.sort(key=lambda pair: min(comparison.least_ns(pair[0], each) for each in pair[1]))
     elif unshared is not None:
         expected = f"layouts whose data-parallel ranks divide those of {widest.name}"

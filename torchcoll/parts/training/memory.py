@@ -9,9 +9,9 @@
   pass, counted from its matrices: the inputs of the norms and of the matrices, queries, keys,
   values, gate and up. For Llama-3-8B these are 34 bytes for each token and hidden column, as in
   V. Korthikanti et al., arXiv 2205.05198; 67 for Gemma 7B.
-- ``unfused``: what separate operations keep besides, as saved-tensor hooks of transformers' layers
-  show: an RMSNorm its input in float32 and the normalized input, a gated product the output of
-  its activation function. For Llama-3-8B 49 bytes in all.
+- ``unfused``: what separate operations keep besides: an RMSNorm its input and the normalized input
+  in float32, a gated product the output of its activation function. For Llama-3-8B 53 bytes in all;
+  saved-tensor hooks of transformers' layer count 49, and those of torch.nn.RMSNorm 53.
 - Full checkpointing keeps the input of each layer, and one whole layer that is computed again.
   Selective checkpointing (torchtitan's ``op``) keeps half of the outputs of the matrices, and that
   of attention.
@@ -147,8 +147,8 @@ def _layer_bytes(stage: StagePlan, block: ModelBlock) -> tuple[float, float]:
     # Columns of the tensors that are kept: those that tp divides, and those that it does not.
     split, whole = 0.0, 0.0
     norms = {weight.name.rsplit(".", 1)[0] for weight in block.weights if weight.norm}
-    # Of 16 bits, a column in float32 is as much as two.
-    width = 4 / find_dtype(stage.options.activations).itemsize
+    # A norm keeps two tensors in float32, of which fused ones keep one in the activations' type.
+    width = 2 * 4 / find_dtype(stage.options.activations).itemsize - 1
     activated = 0.0  # outputs of activation functions before a product, and of norms of heads
     for weight in block.weights:
         gates = 0.5 if "gate_up" in weight.name else float("gate_proj" in weight.name)
