@@ -312,6 +312,11 @@ TABLE = {
         "data-loader worker",
         "oom",
     ),
+    "a shell reports a signal": (
+        "run.sh: line 31: 23942 Segmentation fault      (core dumped) python train.py\n",
+        "process 23942 was killed (Segmentation fault), as the shell reports",
+        "last lines of the process",
+    ),
     "disk full": (
         "OSError: [Errno 28] No space left on device: '/scratch/step-900.pt'\n",
         "a disk is full",
@@ -448,7 +453,8 @@ def test_damaged_pastes_are_no_traceback(tmp_path, capsys):
     assert not re.search("Traceback \\(most", capsys.readouterr().err)
 
 
-def test_each_text_has_a_sample():
+def test_each_text_has_a_source_and_a_sample():
+    assert [text.says for text in TEXTS if not re.match(r"[\w ]{2,}", text.source)] == []
     samples = [content for content, _, _ in TABLE.values()]
     samples += [path.read_text() for path in sorted(PUBLIC.glob("*.log"))]
     without = [text.says for text in TEXTS if not any(map(text.pattern.search, samples))]

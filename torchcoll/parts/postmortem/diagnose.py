@@ -102,6 +102,7 @@ def diagnose(job: JobEvidence) -> Diagnosis:
         conclusions.wait_for_each_other,
         conclusions.link,
         conclusions.elsewhere,
+        conclusions.did_not_end,
         conclusions.unanswered,
         conclusions.left_nothing,
         text_rules.missing_from_reports,

@@ -269,6 +269,9 @@ def _waiting(diagnosis: Diagnosis, standings: Standings) -> str:
     return rank_names(diagnosis.job, waiting)
 
 
+_ORIGIN = re.compile(r" \[\S+ \S+\]$|\d+")
+
+
 def _what_it_did(diagnosis: Diagnosis) -> str:
     text = _DID.get(diagnosis.kind, "")
     verb_plural = len(diagnosis.culprits or diagnosis.candidates) > 1
@@ -278,8 +281,10 @@ def _what_it_did(diagnosis: Diagnosis) -> str:
         text = f"ended with {diagnosis.detail}, without an error of its own"
     elif diagnosis.kind == "out_of_memory":
         text = _MEMORY.get(diagnosis.detail or "", "ran out of memory")
-    elif diagnosis.kind == "exception" and diagnosis.evidence and len(diagnosis.culprits) == 1:
-        text = f"ended with {shortened(diagnosis.evidence[0].text, 100)}"
+    elif diagnosis.kind == "exception" and diagnosis.evidence and diagnosis.culprits:
+        said = {_ORIGIN.sub("", e.text) for e in diagnosis.evidence if e.rank is not None}
+        if len(said) == 1 or len(diagnosis.culprits) == 1:
+            text = f"ended with {shortened(diagnosis.evidence[0].text, 100)}"
     elif diagnosis.kind == "user_code":
         stacks = [line.text for line in diagnosis.evidence if line.rank in diagnosis.culprits]
         where = stacks[0].partition(";")[0].removeprefix("in user code: ") if stacks else ""

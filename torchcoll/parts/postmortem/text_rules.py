@@ -42,7 +42,7 @@ _ASIDE = (
         "the training had ended ({0})",
     ),
     (
-        re.compile(r"(\d+)/(\d+) \[(\d+:\d+(?::\d+)?)<"),
+        re.compile(r"\b(\d+)/(?!\1 )(\d+) \[(\d+:\d+(?::\d+)?)<"),
         "the last progress bar stands at {0} of {1} after {2}: a rank may still prepare data",
     ),
     (
@@ -307,7 +307,7 @@ def missing_from_reports(facts: JobFacts) -> Diagnosis | None:
     world = facts.job.ranks or max(texts.reporting | texts.seen) + 1
     missing = sorted({*range(world)} - {*ranks})
     # Of an excerpt, a rank that does not report may only have been cut away.
-    if not missing or texts.reporting != {*ranks} or 2 * len(missing) > len(ranks):
+    if not missing or texts.reporting != {*ranks} or 3 * len(missing) > len(ranks):
         return _all_waited(facts, "the logs of all ranks: look at the rank without a timeout")
     verb = plural(len(missing), "does", "do")
     result = Diagnosis(facts.job, kind="stopped", certainty="likely", culprits=tuple(missing))
