@@ -242,5 +242,5 @@ def test_a_rank_that_sigterm_does_not_end_is_stopped(told, named, tmp_path, caps
     (tmp_path / "console.log").write_text(
         f"[default1]:step 3\n{traceback(0)}{sent}Failures:\n{rows}"
     )
-    first, (job,) = answered(tmp_path, capsys)
+    _, (job,) = answered(tmp_path, capsys)
     assert job["culprits"] == named

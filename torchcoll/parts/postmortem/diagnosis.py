@@ -10,14 +10,7 @@ from torchcoll.core.errors import cut_text, one_line
 from torchcoll.core.units import counted, format_ranges
 from torchcoll.parts.postmortem.evidence import CallSeen, JobEvidence, Place
 from torchcoll.parts.postmortem.standing import GroupStanding, Standings
-from torchcoll.parts.postmortem.texts import (
-    DEVICE_MEMORY,
-    HOST_MEMORY,
-    KILLED,
-    KILLED_BY,
-    LINK,
-    known_text,
-)
+from torchcoll.parts.postmortem.texts import KILLED_BY, REMEDIES, known_text
 
 
 @dataclass(frozen=True)
@@ -156,8 +149,8 @@ def _call_of(diagnosis: Diagnosis) -> str:
 
 
 _OUT_OF_MEMORY = {
-    "kernel": HOST_MEMORY,
-    "device": DEVICE_MEMORY,
+    "kernel": REMEDIES["host_memory"],
+    "device": REMEDIES["device_memory"],
     "python": "look at what grows on this rank: its data, caches and the limit of its memory",
 }
 _CANCELED = {
@@ -168,7 +161,7 @@ _CANCELED = {
 _REMEDIES = {
     "disk_full": "free space where the job writes (checkpoints, caches, /tmp)",
     "node_failed": "drain the node, and look at its console and dmesg before it comes back",
-    "link": LINK,
+    "link": REMEDIES["link"],
     "slow": "look at what this rank does before the call, and raise the timeout if that may take "
     "so long",
     "missing_call": "make all ranks call the same collectives: look where this rank leaves its "
@@ -191,7 +184,7 @@ def remedy_of(diagnosis: Diagnosis) -> str:
     if kind == "exception" and quoted and (place := re.search(r" \[(\S+:\d+) \S+\]$", quoted[0])):
         return f"fix {place[1]}"
     if kind == "killed":
-        return KILLED_BY.get(diagnosis.detail or "", KILLED)
+        return KILLED_BY.get(diagnosis.detail or "", REMEDIES["oom_killer"])
     if kind == "out_of_memory":
         return _OUT_OF_MEMORY.get(diagnosis.detail or "", _OUT_OF_MEMORY["python"])
     if kind == "canceled":

@@ -395,7 +395,9 @@ _DIFFERENCES = re.compile(
     r"(?=  |$)|Tensor dtypes: \S{1,60} \S{1,60})"
 )
 _BARRIER = re.compile(r"Ranks? ([\d, ]{1,4000}?) failed to pass monitoredBarrier")
-_SPEAKER = re.compile(r"\[Rank (\d{1,7})\]|\bRank (\d{1,7}) (?:successfully|timed out in)")
+_SPEAKER = re.compile(
+    r"\[Rank (\d{1,7})\]|\bRank (\d{1,7})(?: successfully| timed out in|: found NaN)"
+)
 
 
 def facts_of(text: str) -> dict[str, Any]:
