@@ -15,7 +15,9 @@ import contextlib
 import importlib
 import os
 import re
+import shutil
 import stat
+import sys
 import tempfile
 import zlib
 from collections import defaultdict
@@ -35,7 +37,7 @@ from torchcoll.core.errors import (
     one_line,
 )
 from torchcoll.core.opening import common_folder, open_to_read, signals_held, unpack
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, format_size
 from torchcoll.core.variables import masked
 from torchcoll.parts.postmortem.evidence import (
     LOGS,
@@ -46,6 +48,7 @@ from torchcoll.parts.postmortem.evidence import (
     identities_of_path,
     rank_of_path,
 )
+from torchcoll.report.destination import ProgressLine
 
 # In the order in which they are asked. Formats that are recognised by less evidence come later.
 READERS = (
@@ -103,10 +106,14 @@ def read_folder(path: str) -> FolderEvidence:
             recognized.append((shown, real, reader))
     calls_of_file = _MOST_CALLS // max(1, len(recognized))
     files = [FileEvidence(shown, item) for shown, item in _empty_logs(empty, folder.left_out)]
-    for shown, real, reader in recognized:
+    progress = ProgressLine(sys.stderr, shutil.get_terminal_size().columns)
+    for number, (shown, real, reader) in enumerate(recognized, 1):
+        size = format_size(os.path.getsize(real))
+        progress.show(f"reading {one_line(shown)} ({size}), file {number} of {len(recognized)}")
         for item in _read(shown, real, reader, folder):
             _keep_last_calls(item, calls_of_file)
             files.append(FileEvidence(shown, item))
+    progress.clear()
     if not files:
         raise _nothing_readable(folder, [real for _, real, _ in recognized])
     folder.jobs = jobs_of(files)
