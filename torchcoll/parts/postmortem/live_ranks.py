@@ -143,7 +143,7 @@ def _why_no_stacks(rank: LiveRank) -> str:
         return "py-spy is not installed. Run pip install py-spy"
     try:
         done = subprocess.run([*_SPY, str(rank.pid)], capture_output=True, timeout=_LONGEST_S)
-        reason = one_line(done.stderr.decode(errors="replace").strip())
+        reason = one_line(done.stderr.decode(errors="replace").strip().partition("\n")[0])
     except (OSError, subprocess.SubprocessError) as error:
         reason = brief(error)
     return (
