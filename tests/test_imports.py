@@ -77,8 +77,7 @@ TABLE = {
     "parts/postmortem": (KERNEL, set(), {"scipy"}),
     "parts/proof": ({*KERNEL, "machine"}, set(), {"parts/curves", "parts/training", "torch"}),
     "answering": ({"core"}, set(), {"reading"}),
-    "cli": ({"core", "help", "answering"}, set(), {"machine", "bench", "report", "shtab"}),
-    "help": ({"core"}, set(), set()),
+    "cli": ({"core", "answering"}, set(), {"machine", "bench", "report", "shtab"}),
     "integrations": ({"core"}, set(), {"mlflow", "wandb"}),
     "pairs": ({"bench", "questions/pairs"}, set(), set()),
     "__main__": ({"cli"}, set(), set()),
@@ -397,7 +396,7 @@ def test_inits_of_packages_are_empty():
 
 
 def test_one_stub_for_each_collective():
-    others = {"__init__", "__main__", "answering", "cli", "help", "integrations", "pairs"}
+    others = {"__init__", "__main__", "answering", "cli", "integrations", "pairs"}
     assert {path.stem for path in PACKAGE.glob("*.py")} - others == STUBS
 
 

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from torchcoll.stats import needed
-from torchcoll.stats.holm import holm_levels
+from torchcoll.stats.power import holm_levels
 from torchcoll.stats.ratios import (
     ONE_NOISE,
     ORDERED,

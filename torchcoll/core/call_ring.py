@@ -4,7 +4,7 @@
 complete however the process ends, as long as its node lives. The file has a fixed size:
 
 - bytes 0 to 47: ``PREFIX``, with the time at which the process was last seen alive;
-- from TEXTS_AT: JSON Lines with check sums (core/checksums.py), zeros after the last: a header,
+- from TEXTS_AT: JSON Lines with check sums (core/jsonl.py), zeros after the last: a header,
   then groups, texts (names of collectives, dtypes and lines of code, by number), calls that failed,
   and how the capture ended;
 - from CALLS_AT: CAPACITY records of ``CALL``, call number n at n modulo CAPACITY.
@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.core.checksums import CheckSums
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.jsonl import UNUSABLE, chunks_of, parse_line
+from torchcoll.core.jsonl import UNUSABLE, CheckSums, chunks_of, parse_line
 from torchcoll.core.result import check_ranks, check_texts, check_whole
 from torchcoll.core.traffic import Group
 

@@ -26,10 +26,9 @@ from torchcoll.core.errors import (
     tell,
 )
 from torchcoll.core.file import is_ours, is_traffic, load_own
-from torchcoll.core.opening import files_in, open_to_read
+from torchcoll.core.opening import STDIN, files_in, from_stdin, is_stdin, open_to_read
 from torchcoll.core.result import Run
 from torchcoll.core.skipping import may_skip, skip
-from torchcoll.core.stdin import STDIN, from_stdin, is_stdin
 from torchcoll.core.units import counted, shorten
 
 if TYPE_CHECKING:

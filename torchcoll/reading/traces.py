@@ -21,9 +21,8 @@ from torchcoll.core.bounds import ByteBudget, EventBudget
 from torchcoll.core.errors import ForeignError, UnreadableError, UsageError
 from torchcoll.core.file import is_traffic
 from torchcoll.core.jsonl import chunks_of
-from torchcoll.core.opening import common_folder
+from torchcoll.core.opening import common_folder, from_stdin
 from torchcoll.core.other_commands import TRACE, begin_of, reading_command
-from torchcoll.core.stdin import from_stdin
 from torchcoll.core.traffic import Group, Traffic, join, latest
 from torchcoll.core.units import counted, format_ranges, shorten, shorten_list
 from torchcoll.reading.flight_recorder import is_dump, read_dump

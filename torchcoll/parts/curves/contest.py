@@ -38,8 +38,8 @@ from torchcoll.parts.curves.forced_cells import Forced
 from torchcoll.questions.comparison.results import p_text
 from torchcoll.stats import statistics
 from torchcoll.stats.distributions import t_quantile
-from torchcoll.stats.holm import holm
 from torchcoll.stats.needed import asked, runs_needed, runs_to_bound
+from torchcoll.stats.power import holm
 from torchcoll.stats.ratios import LEVEL, NO_SPREAD, Ratio, geometric
 
 

@@ -30,8 +30,7 @@ from torchcoll.stats.correlated import (
     independent_values,
 )
 from torchcoll.stats.drift import SURE
-from torchcoll.stats.holm import holm
-from torchcoll.stats.power import ACT_ON_STEP
+from torchcoll.stats.power import ACT_ON_STEP, holm
 
 MOST_BLOCKS = 32
 LEAST_BLOCKS = 6  # of fewer, no rank is named

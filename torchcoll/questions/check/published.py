@@ -19,8 +19,8 @@ from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, busbw_gb
 from torchcoll.core.result import CaseResult, Reported, Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row
-from torchcoll.core.toml_text import toml_table
 from torchcoll.core.units import counted, format_digits, format_size, parse_size
+from torchcoll.questions.check.rules import toml_table
 
 # Other forms of a GPU of the same name: fewer links, or a part of one.
 _OTHERS = {"PCIE", "NVL", "MIG"}

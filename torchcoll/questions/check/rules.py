@@ -6,6 +6,7 @@ fabrics.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -17,10 +18,19 @@ from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import find_collective
 from torchcoll.core.plausibility import DeviceLimits
 from torchcoll.core.summary import Row
-from torchcoll.core.toml_text import toml_table
 from torchcoll.core.units import parse_size
 
 _MOST_GBPS = 1e9  # beyond, a figure is a slip
+
+
+def toml_table(text: str) -> dict[str, Any]:
+    """Parse TOML. Raises ValueError for invalid TOML, ImportError if Python 3.10 lacks tomli."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    table: dict[str, Any] = tomllib.loads(text)
+    return table
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,14 @@ from torchcoll.stats.sides import (
     start_of,
     values_by_name,
 )
-from torchcoll.stats.start_modes import StartModes, start_modes
-from torchcoll.stats.statistics import FEWEST, Outlier, common_share, side_ratio
+from torchcoll.stats.statistics import (
+    FEWEST,
+    Outlier,
+    StartModes,
+    common_share,
+    side_ratio,
+    start_modes,
+)
 
 THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
 _LONGEST_NAME = 40

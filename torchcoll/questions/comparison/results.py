@@ -21,9 +21,9 @@ from torchcoll.core.units import (
     format_ratio,
 )
 from torchcoll.stats.across_hardware import unlike, unlike_ranks
-from torchcoll.stats.holm import holm, holm_levels
 from torchcoll.stats.matching import NAMES, Pair
 from torchcoll.stats.needed import SEARCH_RUNS, Target, asked, least_difference, smallest_difference
+from torchcoll.stats.power import holm, holm_levels
 from torchcoll.stats.ratios import LEVEL, Ratio, exp, geometric
 from torchcoll.stats.side_faults import fault_runs
 from torchcoll.stats.sides import METRICS, PUBLISHED, Measured, Side
