@@ -181,7 +181,7 @@ class Output:
         if self.options.resume:
             self.run.path = Path(self.options.resume)
         self.show(lambda: self._reporter.begin(self.run, todo))
-        self._indices = {cases[index]: place for place, index in enumerate(missing)}
+        self._indices = {cases[index]: number for number, index in enumerate(missing)}
         self._shown = True
         return missing
 

@@ -42,10 +42,10 @@ ONE_RANK = "one rank, no communication: times, but no bandwidth"
 
 def quantile(ordered: Sequence[float], q: float) -> float:
     """Quantile of ascending values, linear between neighbours (numpy's default, R type 7)."""
-    place = q * (len(ordered) - 1)
-    below = math.floor(place)
+    position = q * (len(ordered) - 1)
+    below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
 def median(values: Sequence[float]) -> float:
@@ -476,9 +476,9 @@ def first_results(results: Sequence[CaseResult], backend: str | None = None) -> 
 def cold_by_rank(results: Sequence[CaseResult]) -> dict[int, Sequence[int]]:
     """Rank of the run, ascending -> its cold calls. results: of one case in all sub-groups."""
     by_rank = {
-        result.members[place] if place < len(result.members) else place: row
+        result.members[index] if index < len(result.members) else index: row
         for result in results
-        for place, row in enumerate(result.cold_ns)
+        for index, row in enumerate(result.cold_ns)
     }
     return dict(sorted(by_rank.items()))
 
