@@ -106,16 +106,6 @@ def load_one(
     return runs[0]
 
 
-def load_traffic(path: str | os.PathLike[str]) -> Traffic:
-    """Loads the calls of one job: a file or folder of a capture, of traces, or of dumps.
-
-    Raises UnreadableError for anything else, UsageError for files of several jobs.
-    """
-    from torchcoll.reading.traces import read_traffic
-
-    return read_traffic([path])
-
-
 def load_all(
     sources: Iterable[Source], *, collective: str | None = None, ranks: int | None = None
 ) -> list[Run]:

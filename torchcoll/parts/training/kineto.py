@@ -23,7 +23,7 @@ from torchcoll.core.intervals import Span, Union, exposed, merged
 from torchcoll.core.traffic import ROOT, Group, Traffic, TrafficCall
 from torchcoll.core.units import counted
 from torchcoll.libraries.nccl.algorithms import kernel_choice
-from torchcoll.reading import kineto_events
+from torchcoll.parts.training import kineto_events
 from torchcoll.reading.base import itemsize, whole
 from torchcoll.reading.torch_names import (
     Numbers,
