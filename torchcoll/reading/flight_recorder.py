@@ -3,6 +3,9 @@
 A file has one rank. Layout: ``dump`` and ``dump_json`` of torch/csrc/distributed/c10d/
 FlightRecorderDetail.hpp, versions 2.4 (torch 2.6) to 2.10 (torch 2.15). The times at which the
 watchdog noticed that a call had started or ended are not read: they may be much too late.
+
+``read_document`` reads the JSON or the pickle of a dump, and of a profiler's trace, which the part
+``training`` reads on.
 """
 
 from __future__ import annotations
