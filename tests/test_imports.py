@@ -85,7 +85,6 @@ TABLE = {
 }
 # Files that run on ranks, in packages of questions and parts.
 ON_RANKS = {
-    "questions/pairs/bisect",
     "questions/pairs/pairs_run",
     *(f"parts/proof/{name}" for name in ("fault_probe", "probe", "probes")),
     *(

@@ -236,6 +236,6 @@ def test_the_smallest_difference_that_thirty_launches_show():
     # Holm over 25 cases and the rule of versus ask for more.
     more = [
         needed.smallest_difference(one, ratio)
-        for one in (needed.make_target(0.02, 25), needed.asked(0.02, 1, looks=True))
+        for one in (needed.make_target(0.02, 25), needed.make_target(0.02, 1, looks=True))
     ]
     assert min(more) > 1.2 * math.expm1(0.14715)
