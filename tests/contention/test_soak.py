@@ -273,7 +273,7 @@ def test_a_disk_that_fills(tmp_path):
     (line,) = job.errors()
     assert "File too large" in line
     assert len(job.run.windows) == 2
-    assert job.run.resume_hint == ""  # a soak begins anew
+    assert job.run.way_on == ""  # a soak begins anew
 
 
 class Clock:

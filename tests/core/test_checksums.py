@@ -183,7 +183,7 @@ def test_a_lost_line_is_named(tmp_path, text):
     ]
     run = load(tmp_path / "x.jsonl")
     assert (len(run.results), run.lost, run.complete) == (3, 1, False)
-    assert run.resume_hint.endswith("--resume " + str(tmp_path / "x.jsonl"))
+    assert run.way_on.endswith("--resume " + str(tmp_path / "x.jsonl"))
     content = b"".join(lines[:1] + lines[3:])
     assert problems(tmp_path / "y.jsonl", content) == ["F:2: lines 2 to 3 are missing before it"]
 

@@ -16,7 +16,6 @@ from ranks import busy
 from torchcoll.cli import main
 from torchcoll.core.backends import BACKENDS
 from torchcoll.machine import doctor_facts as gathering
-from torchcoll.machine.command import show_doctor
 from torchcoll.machine.doctor import (
     CHECKS,
     backends,
@@ -38,6 +37,7 @@ from torchcoll.machine.doctor_facts import (
 from torchcoll.machine.launcher import Launch
 from torchcoll.machine.placement import matching
 from torchcoll.machine.setting_traps import TRAPS
+from torchcoll.machine.show import show_doctor
 
 BINDINGS = "oneccl_bindings_for_pytorch"
 

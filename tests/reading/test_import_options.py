@@ -71,7 +71,7 @@ def test_another_tools_run_is_not_resumed(tmp_path, capsys):
     assert main(["convert", str(path), "-o", str(out)]) == 0
     stops = "truncated: the output stops before its last lines"
     assert f"{path}: {stops}\n" in capsys.readouterr().out
-    assert (load(out).ending, load(out).resume_hint) == (stops, "")
+    assert (load(out).ending, load(out).way_on) == (stops, "")
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ from torchcoll.core.result import (
     check_whole,
     or_none,
 )
-from torchcoll.core.shell import is_name
 from torchcoll.core.soak_windows import SoakWindow
+from torchcoll.core.variables import is_name
 
 SCHEMA = "torchcoll/2"
 _MANY_BYTES = 1 << 17  # of a line: from there on its samples are packed

@@ -560,7 +560,7 @@ class Run(Displayed):
         return f"{status}: {reason or 'no reason given'}"
 
     @property
-    def resume_hint(self) -> str:
+    def way_on(self) -> str:
         """The command that runs the missing cases of a file, as one line; '' if there is none."""
         # Another tool's run cannot go on, and a soak begins anew.
         if self.path is None or self.complete or self.source or self.windows:

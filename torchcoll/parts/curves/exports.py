@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.shell import exports, named
 from torchcoll.core.units import MAX_BYTES, format_size
+from torchcoll.core.variables import exports, named
 from torchcoll.libraries.known_variables import FORCING
 from torchcoll.libraries.nccl import forced as nccl_forced
 from torchcoll.libraries.nccl.algorithms import ALGORITHMS, FUNCTIONS, PROTOCOLS

@@ -19,11 +19,11 @@ from typing import Any
 
 from torchcoll.core.collectives import exchange_with_splits, uneven
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.intervals import Span, Union, exposed, merged
-from torchcoll.core.traffic import ROOT, Group, Traffic, TrafficCall
+from torchcoll.core.traffic import ROOT, Group, Span, Traffic, TrafficCall
 from torchcoll.core.units import counted
 from torchcoll.libraries.nccl.algorithms import kernel_choice
 from torchcoll.parts.training import kineto_events
+from torchcoll.parts.training.intervals import Union, exposed, merged
 from torchcoll.reading.base import itemsize, whole
 from torchcoll.reading.torch_names import (
     Numbers,

@@ -13,7 +13,6 @@ from typing import Any
 from torchcoll.core.errors import TorchcollError, one_line
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import facts_of
-from torchcoll.core.shell import Name
 from torchcoll.core.summary import Row
 from torchcoll.core.units import (
     counted,
@@ -21,6 +20,7 @@ from torchcoll.core.units import (
     plural,
     shorten,
 )
+from torchcoll.core.variables import Name
 from torchcoll.questions.check.judging import Verdict, judge
 from torchcoll.questions.check.limits import FAIL, NO_REFERENCE
 from torchcoll.questions.check.measured_show import runs_answer
