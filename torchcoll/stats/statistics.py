@@ -344,6 +344,7 @@ def _candidates(cases: Sequence[Figures]) -> dict[tuple[int, int], Outlier]:
     return candidates
 
 
+# Runs may start in one of two modes, such as two placements: then all their cases are slow, or none.
 _FEWEST_RUNS = 8  # of both sides: with fewer Otsu's criterion asks for more than there is
 _LEAST = 2  # runs of a mode: one slow run is an outlier
 _APART = 1.1  # the modes' middles, as a ratio
