@@ -14,9 +14,9 @@ import pytest
 from ranks import free_port
 
 from torchcoll.cli import main
-from torchcoll.core.call_ring import read_ring
 from torchcoll.core.errors import UnreadableError
 from torchcoll.parts.postmortem.live_ranks import LiveRank, _why_no_stacks, collect, find_ranks
+from torchcoll.parts.postmortem.ring_reader import read_ring
 
 TRAINING = """
 import sys, time

@@ -268,7 +268,9 @@ class _Comparison:
     def add(self, layout: ParallelLayout, batches: Sequence[Batch]) -> None:
         """Adds the row of a layout. A layout that does not fit is tried with checkpointing."""
         row = self._best(layout, batches)
-        again = (SELECTIVE, FULL) if self.search and layout.data != ZERO1 else (FULL,)
+        again: tuple[str, ...] = (
+            (SELECTIVE, FULL) if self.search and layout.data != ZERO1 else (FULL,)
+        )
         if layout.checkpoint or not self.setting.architecture.hidden:
             again = ()
         if row and self._too_many_states(row):
