@@ -203,17 +203,6 @@ def test_network_is_one_factor_at_a_time():
             ),
         ),
         (
-            "-m torchcoll.allreduce --check 0",
-            "nccl-algorithms",
-            {"nccl_version": "2.27.5"},
-            error_text(
-                "command",
-                "-c 0",
-                "verification, where NCCL_ALGO is forced. A forced algorithm may be wrong "
-                "where the library would not have chosen it.",
-            ),
-        ),
-        (
             "-m torchcoll.allreduce",
             "scaling",
             {"up_to": 4},

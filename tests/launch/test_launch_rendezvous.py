@@ -163,16 +163,6 @@ def test_ranks_below_one_launcher_process(monkeypatch):
             ),
         ),
         (
-            Launch("Intel MPI", 0, 8, 0, 2),
-            {"MASTER_ADDR": "a"},
-            error_text(
-                "MASTER_PORT of 8 ranks from Intel MPI",
-                "none",
-                "the host of rank 0 and a free port there. Give all ranks MASTER_PORT, or "
-                "--rendezvous-file PATH in a folder that all hosts share.",
-            ),
-        ),
-        (
             Launch(BY_HAND, 0, 2, 0, 2),
             STEP,
             error_text(
