@@ -22,18 +22,10 @@ def test_the_odd_ranks(words, odd):
     assert odd_ranks(words) == odd
 
 
-@pytest.mark.parametrize(
-    ("sizes", "got", "expected"),
-    [
-        (["1K", "2K", "2K"], "sizes [1024]", "sizes [2048]"),
-        (
-            [",".join(map(str, range(8, 400, 8))), "8", "8"],
-            "sizes [8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 12...",
-            "sizes [8]",
-        ),
-    ],
-)
-def test_a_program_whose_specs_differ_is_told_in_what(tmp_path, jobs, sizes, got, expected):
+def test_a_program_whose_specs_differ_is_told_in_what(tmp_path, jobs):
+    sizes = [",".join(map(str, range(8, 400, 8))), "8", "8"]
+    got = "sizes [8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 12..."
+
     def target() -> None:
         dist.init_process_group("gloo")
         try:
@@ -46,4 +38,4 @@ def test_a_program_whose_specs_differ_is_told_in_what(tmp_path, jobs, sizes, got
     for rank in range(3):
         last = job.text(rank).splitlines()[-1]
         assert error_text(f"arguments of rank 0 ({HOST})", got, "as on rank 1 (") in last
-        assert last.endswith(f": {expected}. Start all ranks with the same arguments.")
+        assert last.endswith(": sizes [8]. Start all ranks with the same arguments.")

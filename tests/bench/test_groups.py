@@ -1,7 +1,5 @@
 """Sub-groups at once, asynchronous and coalesced calls, and graphs that are not captured."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

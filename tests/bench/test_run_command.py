@@ -2,8 +2,6 @@
 tests/bench/test_bench_torchrun.py.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

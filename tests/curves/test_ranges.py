@@ -1,7 +1,5 @@
 """Ranges of curves that are computed by hand from two laws."""
 
-from __future__ import annotations
-
 import numpy
 import pytest
 

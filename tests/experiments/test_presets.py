@@ -1,7 +1,5 @@
 """What presets hold to be valid; expected values from NCCL's and oneCCL's documentation."""
 
-from __future__ import annotations
-
 from importlib import metadata
 
 import pytest

@@ -1,7 +1,5 @@
 """Where ranks meet that no launcher has told: derived alike on all, or one clear line."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

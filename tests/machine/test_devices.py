@@ -3,8 +3,6 @@
 The order of calls and the nanoseconds are exact. What this cannot show is in tests/test_cuda.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
