@@ -16,11 +16,10 @@ import pytest
 from error_form import error_line, error_text
 
 from torchcoll import __version__, cli
-from torchcoll.cli import commands, load_command, main
+from torchcoll.cli import GROUPS, commands, group_options, load_command, main
 from torchcoll.core.case import Case
 from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.help import GROUPS, group_options
 
 ROOT = Path(__file__).resolve().parent.parent
 CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "gloo", "cpu")

@@ -18,9 +18,9 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Traffic
 from torchcoll.libraries.job_logs import read_log
 from torchcoll.libraries.nccl.log import NcclLogReader
+from torchcoll.parts.training.traces import read_traffic
 from torchcoll.reading import base
 from torchcoll.reading.inputs import load
-from torchcoll.reading.traces import read_traffic
 
 # What numpy, pandas and the interpreter map themselves is about 500 MB of address space.
 LIMIT_BYTES = 1_800_000_000

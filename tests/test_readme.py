@@ -29,8 +29,8 @@ from torch.distributed.run import parse_args
 
 import torchcoll
 from torchcoll import cli
+from torchcoll.cli import KERNEL
 from torchcoll.core.commands import Listed
-from torchcoll.help import KERNEL
 from torchcoll.reading import registry
 
 ROOT = Path(__file__).parent.parent

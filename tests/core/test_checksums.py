@@ -11,9 +11,9 @@ import zlib
 import pytest
 from error_form import error_text
 
-from torchcoll.core.checksums import LineWriter
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.file import Writer, save
+from torchcoll.core.jsonl import LineWriter
 from torchcoll.core.result import CaseResult, Run, Verification
 from torchcoll.core.spec import Spec
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
