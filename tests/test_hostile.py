@@ -1,7 +1,5 @@
 """A small file does not take the machine: inputs that were made to exhaust a reader."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """The model of a comparison, against statsmodels' figures and figures worked out by hand."""
 
-from __future__ import annotations
-
 import math
 import warnings
 
