@@ -1,7 +1,5 @@
 """A machine with an accelerator that is none, for tests of devices."""
 
-from __future__ import annotations
-
 import contextlib
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Small outputs of other tools."""
 
-from __future__ import annotations
-
 HEAD = """\
 # nccl-tests version 2.19.6 nccl-headers=22902 nccl-library=22902
 # Collective test starting: {program}

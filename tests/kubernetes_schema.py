@@ -3,8 +3,6 @@
 The whole (22 MB, the package kubernetes-validate) is used where it is installed.
 """
 
-from __future__ import annotations
-
 
 def exactly(required, **optional):
     """An object of these fields and no others, as the API server's strict validation has it."""

@@ -1,7 +1,5 @@
 """Evidence of jobs that never were, for tests of ``torchcoll postmortem``."""
 
-from __future__ import annotations
-
 from torchcoll.parts.postmortem import evidence
 
 SECOND = 10**9

@@ -1,7 +1,5 @@
 """Runs of torchcoll.pairs made by hand."""
 
-from __future__ import annotations
-
 import io
 import itertools
 

@@ -1,7 +1,5 @@
 """Ring files made by hand, from the layout in the docstring of core/call_ring.py."""
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

@@ -3,8 +3,6 @@
 What the table of a GPU lacks is answered with NVML_ERROR_NOT_SUPPORTED, as drivers do.
 """
 
-from __future__ import annotations
-
 NOT_SUPPORTED, NOT_FOUND = 3, 6  # nvmlReturn_t
 
 

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from ranks import Job
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Mlp(nn.Module):
@@ -91,23 +90,6 @@ def step(model: nn.Module) -> None:
 
 
 Sent = list[list[Any]]  # [torch's name of the op, dtype, bytes in, bytes out] of each call
-
-
-class Watch(TorchDispatchMode):
-    """The collectives that torch issues, C++ included, by nothing of ours."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent: Sent = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "c10d":
-            # all_reduce and broadcast: a list of tensors; the others: output, input.
-            tensors = args[0] if isinstance(args[0], list) else args[:2]
-            sizes = [t.numel() * t.element_size() for t in tensors]
-            dtype = str(tensors[0].dtype).removeprefix("torch.")
-            self.sent.append([func.__name__.split(".")[0], dtype, sizes[-1], sizes[0]])
-        return func(*args, **(kwargs or {}))
 
 
 def on_ranks(folder: Path, ranks: int, cases: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:

@@ -33,9 +33,9 @@ fi
 export PYTEST_ADDOPTS="-m 'not postgres and not slurm and not browser and not notebook and not install'"
 # Side by side, for tests wait as much as they compute: parts that take about the same CPU time, so
 # that none runs on alone. The part with the most ranks is shown live.
-first='tests/bench tests/experiments tests/curves'
-second='tests/test_readme.py tests/launch tests/fleet tests/contention tests/proof'
-third='tests/pairs tests/reading tests/machine tests/report tests/show tests/training tests/check'
+first='tests/bench tests/curves tests/core'
+second='tests/test_readme.py tests/launch tests/experiments tests/contention tests/proof'
+third='tests/fleet tests/training tests/reading tests/pairs tests/machine tests/report tests/check'
 fourth=tests
 for folder in $first $second $third; do
     fourth+=" --ignore $folder"

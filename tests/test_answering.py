@@ -1,7 +1,5 @@
 """``torchcoll PATH...``: inputs in the shape of public files, and the command that answers each."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -4,8 +4,6 @@ Each input claims ranks, calls, batches or layers that it does not have. The com
 limit of memory, so without a bound they end with a MemoryError.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess

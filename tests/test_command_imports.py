@@ -1,7 +1,5 @@
 """Which slow packages each command imports: most of its time is theirs."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

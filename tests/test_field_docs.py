@@ -1,7 +1,5 @@
 """What the docstring of a dataclass documents as ``name:`` is a name in its class."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

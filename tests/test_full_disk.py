@@ -4,8 +4,6 @@ file that stands in the way of the same command.
 The system refuses a file longer than a limit of the process, as a full disk does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """Some of the inputs of tests/fuzz.py, and those that were once uncaught."""
 
-from __future__ import annotations
-
 import fuzz
 import pytest
 

@@ -1,11 +1,12 @@
-"""A small file does not take the machine: the inputs of tests/hostile.py that matter most."""
-
-from __future__ import annotations
+"""A small file does not take the machine: inputs that were made to exhaust a reader."""
 
 import gzip
 import json
+import os
+import resource
+import subprocess
+import sys
 
-import hostile
 import pytest
 from error_form import error_tail, got
 
@@ -21,24 +22,83 @@ from torchcoll.reading.inputs import load
 
 # What numpy, pandas and the interpreter map themselves is about 500 MB of address space.
 LIMIT_BYTES = 1_800_000_000
+MB = 1_000_000
+DUMP = {
+    "version": "2.10",
+    "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 90000000]"}},
+    "entries": [
+        {
+            "process_group": ["0", "default_pg"],
+            "profiling_name": "nccl:all_reduce",
+            "collective_seq_id": 1,
+            "input_sizes": [[3]],
+            "input_dtypes": ["Float"],
+            "output_sizes": [[3]],
+            "output_dtypes": ["Float"],
+            "time_created_ns": 5,
+        }
+    ],
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "logged"),
+    ("command", "name", "before", "piece", "size_bytes", "logged"),
     [
-        ("a dump of rank 90000000", got(error_tail("rank 90000000", "ranks from 0 to 1048575"))),
-        ("zeros, log", "a .gz that unpacks to at most 256 MiB, or to 200 times its size. Where"),
-        ("nested XML, log", got(error_tail("more", "at most 100 elements in each other"))),
         (
-            "nested JSON, trace",
+            "trace",
+            "rank0.json",
+            json.dumps(DUMP).encode(),
+            b"",
+            0,
+            got(error_tail("rank 90000000", "ranks from 0 to 1048575")),
+        ),
+        (
+            "log",
+            "a.log.gz",
+            b"",
+            b"0",
+            4000 * MB,
+            "a .gz that unpacks to at most 256 MiB, or to 200 times its size. Where",
+        ),
+        (
+            "log",
+            "a.xml",
+            b"<system>",
+            b"<pci>",
+            20 * MB,
+            got(error_tail("more", "at most 100 elements in each other")),
+        ),
+        (
+            "trace",
+            "rank0.json",
+            b'{"a":',
+            b"[",
+            50 * MB,
             "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump",
         ),
-        ("a long line of a log", ""),
+        ("log", "a.log", b"n0:1:1 [0] NCCL INFO ", b"a", 50 * MB, ""),
     ],
 )
-def test_what_it_takes(tmp_path, name, logged):
-    path = hostile.write(name, tmp_path)
-    done = hostile.read(name, path, LIMIT_BYTES)
+def test_what_it_takes(tmp_path, command, name, before, piece, size_bytes, logged):
+    """``before``, and then the piece so often that it is ``size_bytes``; alone, and limited."""
+    path = tmp_path / name
+    whole = MB // len(piece) * piece if piece else b""
+    with open(path, "wb") as file:
+        file.write(before)
+        part = gzip.compress(whole) if path.suffix == ".gz" else whole
+        for _ in range(size_bytes // MB):
+            file.write(part)
+
+    def limited():
+        resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "torchcoll", command, str(path)],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        preexec_fn=limited,
+    )
     assert "Traceback" not in done.stderr and "MemoryError" not in done.stderr
     assert logged in done.stderr
     assert done.returncode == (3 if logged else 0)
@@ -47,7 +107,7 @@ def test_what_it_takes(tmp_path, name, logged):
 
 @pytest.mark.parametrize("command", ["show", "log", "convert"])
 def test_a_bomb_is_refused_by_every_command(tmp_path, capsys, command, monkeypatch):
-    """A 32nd of the limit, in a 32nd of the time; "zeros, log" has all of it."""
+    """A 32nd of the limit, in a 32nd of the time; ``log`` above has all of it."""
     assert bounds._UNPACKED_BYTES == 256 << 20
     monkeypatch.setattr(bounds, "_UNPACKED_BYTES", 8 << 20)
     path = tmp_path / "rank0.json.gz"

@@ -1,7 +1,5 @@
 """Who may import whom, what importing costs, and the public names."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

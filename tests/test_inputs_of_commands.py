@@ -1,7 +1,5 @@
 """Every command that reads a file refuses what it cannot use, in one line with exit code 3."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from pathlib import Path

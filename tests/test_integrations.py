@@ -1,7 +1,5 @@
 """What Weights & Biases and MLflow have of a run and a comparison, both without their servers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """tests/mutate.py: which places of a file it changes, and what it makes of them."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the tests themselves stand on: how long they wait."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """The repr of what public functions return: one short line, however much it holds."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect

@@ -3,8 +3,6 @@
 One property says so, of a case and of its row; every figure goes by it.
 """
 
-from __future__ import annotations
-
 import pytest
 from made_runs import measured, run
 

@@ -1,7 +1,5 @@
 """Every public function refuses objects of a wrong type with an error that says what to do."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 

@@ -283,22 +283,22 @@ SUITE = ",".join(name for name in PLACEMENTS if name != "all_gather_v")  # gloo 
 
 
 def test_one_wrong_element_is_found_and_counted(launch):
-    """In every collective and placement, in four kinds of type, on one rank."""
+    """In every collective and placement, in two kinds of type, on one rank."""
 
     def one_bit(name, layout, recv):
         if layout.rank == bad_rank(name):
             flip(recv, len(recv) // 2)
 
-    options = "--dtype float32,bfloat16,uint8,int64 --sizes 960 --in-place both --splits 1,2 -n 1"
+    options = "--dtype float32,uint8 --sizes 960 --in-place both --splits 1,2 -n 1"
     measured = launch(
         None, f"--collectives {SUITE} {options}", 2, setup=spoil_calls(one_bit)
     ).ended(1)
     results = measured.run.results
-    assert len(results) == 17 * 4
+    assert len(results) == 17 * 2
     # Elements of all outputs, as multiples of the 960 bytes' own.
     outputs = {"reduce_scatter": 1, "reduce_scatter_v": 1, "reduce": 1, "gather": 1, "scatter": 1}
     outputs["all_to_all_v"] = 1.5
-    itemsizes = {"float32": 4, "bfloat16": 2, "uint8": 1, "int64": 8}
+    itemsizes = {"float32": 4, "uint8": 1}
     for result in results:
         name, case = result.case.collective, result.case
         checked = int(outputs.get(name, 2) * 960 / itemsizes[case.dtype])
@@ -310,12 +310,12 @@ def test_one_wrong_element_is_found_and_counted(launch):
         assert result.verification.wrong_ranks == (bad_rank(name),), case
         assert result.time_ns["host"], "a wrong case keeps its timing"
     assert measured.errors() == [
-        "torchcoll: error: 68 wrong of 68 cases. First: all_reduce 960 float32 sum on gloo: "
+        "torchcoll: error: 34 wrong of 34 cases. First: all_reduce 960 float32 sum on gloo: "
         "1 of 480 elements wrong; first on rank 1, element 120: -2.000000238418579 for -2.0"
     ]
     end = measured.run.end
     assert (end["status"], end["exit_code"]) == ("complete", 1)
-    assert measured.stdout().count("wrong") >= 68
+    assert measured.stdout().count("wrong") >= 34
 
 
 @pytest.mark.parametrize("op", ["sum", "avg", "max"])
@@ -346,9 +346,9 @@ def test_swapped_blocks_are_wrong(launch):
             recv[layout.count : 2 * layout.count] = first
 
     names = "all_gather,all_to_all,gather,hypercube"
-    options = f"--collectives {names} --in-place both --dtype float32,uint8,bfloat16"
+    options = f"--collectives {names} --in-place both --dtype float32,uint8"
     measured = launch(None, f"{options} --sizes 1K,64K -n 0", 2, setup=spoil_calls(swap)).ended(1)
-    assert len(measured.run.results) == 7 * 3 * 2
+    assert len(measured.run.results) == 7 * 2 * 2
     for result in measured.run.results:
         # Both blocks come from other ranks or other places of a rank: nearly all is wrong.
         assert result.status == "wrong", result.case
@@ -357,11 +357,11 @@ def test_swapped_blocks_are_wrong(launch):
 
 def test_an_output_that_is_never_written_is_wrong(launch):
     """The poison is seen; in place, the input is not taken for the answer."""
-    options = "--dtype float32,uint8,int64 --sizes 960 --in-place both -n 0"
+    options = "--dtype float32,uint8 --sizes 960 --in-place both -n 0"
     measured = launch(
         None, f"--collectives {SUITE} {options}", 2, setup=spoil_calls(working=0)
     ).ended(1)
-    assert len(measured.run.results) == 17 * 3
+    assert len(measured.run.results) == 17 * 2
     for result in measured.run.results:
         assert result.status == "wrong", result.case
         if not result.case.in_place:
@@ -402,10 +402,10 @@ def test_an_element_that_nobody_reduces_is_wrong(launch):
 
     ops = [op for op in OPS if op != "avg" or gloo_has_avg()]
     options = f"--collectives all_reduce,reduce_scatter --op {','.join(ops)} --in-place both"
-    measured = launch(None, f"{options} -d int32,float32 --sizes 240,248 -n 0", 2, setup=setup)
+    measured = launch(None, f"{options} -d int32,float32 --sizes 240 -n 0", 2, setup=setup)
     done = [r for r in measured.ended(1).run.results if r.status != "unsupported"]
-    # 4 operations of both types (and avg of floats), 3 of integers; three placements; 2 sizes.
-    assert len(done) == 2 * 3 * (4 + 4 + 3 + ("avg" in ops))
+    # 4 operations of both types (and avg of floats), 3 of integers; three placements.
+    assert len(done) == 3 * (4 + 4 + 3 + ("avg" in ops))
     assert {r.status for r in done} == {"wrong"}
     for result in done:
         both = 2 if result.case.collective == "all_reduce" or result.case.op not in TWICE else 1

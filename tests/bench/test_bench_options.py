@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 
 import pytest
-from error_form import error_line, error_tail, error_text
+from error_form import error_line, error_text
 from torch.distributed.run import get_args_parser
 
 from torchcoll.bench import options
 from torchcoll.bench.options import parse
+from torchcoll.cli import main
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.questions.pairs import pairs_run
@@ -155,16 +159,6 @@ def test_an_option_that_is_no_such_one_is_told_the_nearest(line, hint):
     assert str(caught.value) == f"unrecognized arguments: {line}. {hint}"
 
 
-def test_the_mode_names_what_there_is():
-    with pytest.raises(
-        UsageError,
-        match=error_text(
-            "^mode", error_tail("busy", ".*synchronized, back-to-back, blocking, graph$")
-        ),
-    ):
-        parse(["--mode", "busy"], None, "x")
-
-
 # What only a run finds: exit code, line.
 BAD_ON_RANKS = [
     ("--root 2", 2, error_text("root", "2", "0 to 1 (2 ranks)")),
@@ -212,19 +206,6 @@ def test_one_line_from_rank_0(launch, arguments, code, message):
     assert stated[0]["timestamp"] < stated[1]["timestamp"], "torchrun shows the earliest"
 
 
-def test_an_existing_output_is_kept(launch, tmp_path):
-    (tmp_path / "old.jsonl").write_text("precious\n")
-    measured = launch("barrier", f"-n 1 --output {tmp_path}/old.jsonl", 2, output=False).ended(2)
-    assert measured.errors() == [
-        error_line(
-            "output",
-            f"{tmp_path}/old.jsonl",
-            "a file that does not exist. Name another file or remove it.",
-        )
-    ]
-    assert (tmp_path / "old.jsonl").read_text() == "precious\n"
-
-
 def test_help_is_printed_once(launch):
     measured = launch("all_reduce", "--help", 2, output=False).ended(0)
     assert measured.stdout(0).startswith("usage: torchcoll.allreduce ")
@@ -255,3 +236,34 @@ def test_dry_run_prints_once_and_starts_nothing(launch):
         "1.stderr",
         "1.stdout",
     ]
+
+
+# torchcoll run: arguments are checked before torchrun starts (tests/bench/test_bench_torchrun.py).
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ("-n 2 allreduce --size 8", ("--size 8", "Did you mean --sizes?")),
+        ("-n 2 allreduce --sizes 1KB", ("1KB",)),
+        ("-n 2 alreduce", (error_text("collective", "alreduce"), "all_reduce")),
+        ("-n 0 allreduce", (error_text("n", "0"), "a whole number from 1 on")),
+        ("-n two allreduce", (error_text("n", "two"),)),
+        ("-n 2", (error_text("collective", "none"), "torchcoll run -n 2 allreduce")),
+        ("allreduce -n 2", (error_text("n", "none"), "before the collective")),
+        ("-n 2 suite --collectives x", ("x",)),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_start_nothing(monkeypatch, capsys, words, parts):
+    monkeypatch.setattr(os, "execv", None)
+    assert main(["run", *words.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("torchcoll: error: ") and all(part in line for part in parts)
+
+
+def test_the_check_loads_no_torch():
+    code = (
+        "import sys; from torchcoll.cli import main\n"
+        "assert main(['run', '-n', '2', 'allreduce', '--size', '8']) == 2\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

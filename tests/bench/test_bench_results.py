@@ -1,7 +1,5 @@
 """What rank 0 makes of what the ranks sent, by hand. Real ranks are in the other tests here."""
 
-from __future__ import annotations
-
 from torchcoll.bench.recorder import result_of_pair, results_of
 from torchcoll.core.case import Case, size_case
 from torchcoll.core.result import Verification

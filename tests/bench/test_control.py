@@ -1,7 +1,5 @@
 """How ranks agree and name each other: threads over a store in memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

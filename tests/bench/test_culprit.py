@@ -1,7 +1,5 @@
 """Who is to blame, of what the ranks say of themselves: stories by hand, no process."""
 
-from __future__ import annotations
-
 import pytest
 from error_form import error_text
 

@@ -1,7 +1,5 @@
 """The end of a run is its end: threads are joined, and the file tells one story."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Where ranks meet, and through which interface, from the command itself."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

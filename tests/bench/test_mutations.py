@@ -3,8 +3,6 @@
 results/benchmarks/mutations-2026-11-28.txt has every type on 2, 3 and 4 ranks.
 """
 
-from __future__ import annotations
-
 import json
 
 import mutations

@@ -1,7 +1,5 @@
 """After a call that all ranks were refused, nothing of it reaches the next case."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

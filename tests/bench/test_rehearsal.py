@@ -2,8 +2,6 @@
 are in tests/test_cuda.py.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """What a thread is seen to do, from inside and from outside of its process."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

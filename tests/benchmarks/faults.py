@@ -361,7 +361,6 @@ AT_START = (
     "number of another rank",
     "interface that is not there",
 )
-OF_ITEM_6 = ("sleep before a call", "spin", "late", "skipped call", "hang in the exchange")
 
 
 # Who was named.

@@ -1,7 +1,5 @@
 """The verdict on the ranks: it ends the table, and is no exit code: torchcoll check has a gate."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

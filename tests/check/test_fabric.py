@@ -1,7 +1,5 @@
 """Which fabric a run was measured on: by its links or by who states it, never by a name alone."""
 
-from __future__ import annotations
-
 import pytest
 from error_form import error_text
 from judged import case_of, launch

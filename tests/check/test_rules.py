@@ -1,7 +1,5 @@
 """Rules: each number by its source, and every way in which a file of them can be wrong."""
 
-from __future__ import annotations
-
 import pytest
 from error_form import error_text
 from judged import GIB, MIB, case_of

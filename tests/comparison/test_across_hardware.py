@@ -1,7 +1,5 @@
 """Sides on different hardware: what may be said of them, and how it is shown."""
 
-from __future__ import annotations
-
 import json
 
 from made_runs import given, measured, run

@@ -1,7 +1,5 @@
 """What is wrong with files reaches those who read CSV and JSON."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Against the worked numbers of nccl-tests' formulas (reference: doc/PERFORMANCE.md)."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_gbps

@@ -1,7 +1,5 @@
 """What damage to our files does not go unnoticed: result files, traffic files, manifests."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The table against a simulation of each collective on lists, written without the table."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 from types import SimpleNamespace

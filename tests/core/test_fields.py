@@ -1,7 +1,5 @@
 """The table of the fields of a Spec and its cases: one entry there makes an option of a run."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from torchcoll.core.case import DIMENSIONS, FIELDS, SETTINGS, Case

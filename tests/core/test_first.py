@@ -1,7 +1,5 @@
 """The first call of a run: whose it is, and what counts as connecting."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchcoll.core.case import Case

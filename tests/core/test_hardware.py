@@ -1,7 +1,5 @@
 """Bounds of devices: the numbers are those of NVIDIA's pages and of NCCL's src/graph/topo.h."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchcoll.core.plausibility import DEVICES, device_named, device_of

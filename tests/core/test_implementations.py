@@ -1,7 +1,5 @@
 """The table of implementations: what is asked for, and what no torch can do."""
 
-from __future__ import annotations
-
 import pytest
 from error_form import error_tail, error_text
 from handmade import case, result, run

@@ -1,7 +1,5 @@
 """Every variable that a library, a plug-in, a runtime or a launcher reads is recorded by name."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchcoll.core.case import Case

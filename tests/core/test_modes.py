@@ -1,7 +1,5 @@
 """Two modes among the calls of a case, on samples made by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchcoll.core.two_modes import Modes, two_modes

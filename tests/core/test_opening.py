@@ -1,7 +1,5 @@
 """Writing follows no link, whatever waits under the name; and what is written stays whole."""
 
-from __future__ import annotations
-
 import os
 import socket
 

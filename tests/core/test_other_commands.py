@@ -1,7 +1,5 @@
 """A file that another command reads is refused with the name of that command."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

@@ -1,7 +1,5 @@
 """A case of many ranks, whose samples are kept packed."""
 
-from __future__ import annotations
-
 import json
 
 import handmade

@@ -1,7 +1,5 @@
 """Sub-groups: who is in which."""
 
-from __future__ import annotations
-
 import pytest
 from error_form import error_text
 from hypothesis import given

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -174,18 +172,6 @@ def test_what_a_file_of_before_had_failed_is_made_up_for(tmp_path):
     (tmp_path / "run.jsonl.2").unlink()
     save(again, tmp_path / "run.jsonl.2")
     assert (len(load(path).results), load(path).lost) == (3, 0)
-
-
-def test_the_file_is_json_lines_with_record_first(tmp_path):
-    save(a_run(), tmp_path / "run.jsonl")
-    lines = (tmp_path / "run.jsonl").read_text().splitlines()
-    assert [next(iter(json.loads(line).items())) for line in lines] == [
-        ("record", kind)
-        for kind in ("header", "ranks", "phase", "phase", "case", "case", "case", "event", "end")
-    ]
-    assert json.loads(lines[0])["schema"] == "torchcoll/2"
-    assert json.loads(lines[4])["time_ns"] == {"host": [[10, 11], [12, 13]]}
-    assert "gbps" not in "".join(lines)  # bandwidths are derived, never stored
 
 
 def test_a_truncated_run_stays_truncated_when_saved_again(tmp_path):

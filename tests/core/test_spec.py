@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import json
 from decimal import Decimal
@@ -21,24 +19,6 @@ def refusal(**fields):
     with pytest.raises(UsageError) as caught:
         Spec(**fields)
     return str(caught.value)
-
-
-def test_default_sizes():
-    assert Spec().size_list() == (
-        8,
-        32,
-        128,
-        512,
-        2048,
-        8192,
-        32768,
-        131072,
-        524288,
-        2097152,
-        8388608,
-        33554432,
-        134217728,
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from error_form import error_text
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Forced cells against AUTO: results, ranges, wrong and failed cells, the command and exports."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

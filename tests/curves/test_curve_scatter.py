@@ -1,7 +1,5 @@
 """What runs and calls tell of noise: figures that can be computed in the head."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

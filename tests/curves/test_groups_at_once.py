@@ -1,7 +1,5 @@
 """Models of groups that call at once, and of calls that run together with other work."""
 
-from __future__ import annotations
-
 import made_models
 import pytest
 from error_form import got

@@ -1,7 +1,5 @@
 """How durations grow with ranks: figures that can be computed in the head, and no false claims."""
 
-from __future__ import annotations
-
 import math
 import random
 

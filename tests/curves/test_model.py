@@ -620,24 +620,6 @@ def test_two_numbers_of_ranks_predict_a_third_within_a_useful_interval():
         assert found.high_ns / found.low_ns < 1.4
 
 
-def test_ranks_between_those_measured_lie_in_their_interval_about_nine_times_in_ten():
-    """Rings of 2, 4 and 8 ranks with noise of 3 % a size and 5 % a number of ranks."""
-    generator = random.Random(7)
-
-    def noisy(n, together):
-        return lambda _, s: ring(n, s) * math.exp(generator.gauss(0, 0.03) + together)
-
-    inside = []
-    for _ in range(25):
-        model = fitted(*(launch(n, noisy(n, generator.gauss(0, 0.05))) for n in (2, 4, 8)))
-        for n in (3, 5, 6, 7):
-            time = noisy(n, generator.gauss(0, 0.05))
-            for size in (1 << 14, 1 << 19, 1 << 23):
-                found = model.predict("all_reduce", size, n)
-                inside.append(found.low_ns <= time(n, size) <= found.high_ns)
-    assert 0.85 <= sum(inside) / len(inside) <= 0.95
-
-
 def test_hosts_that_the_files_do_not_name(model_path):
     """A table does not tell on how many hosts it was measured: nothing is said of others."""
     model = load_model(model_path)

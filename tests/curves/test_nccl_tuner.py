@@ -1,7 +1,5 @@
 """The tuner file, read as the plugin reads it (NCCL's ext-tuner/example/plugin.c)."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchcoll.libraries.nccl.forced import missing

@@ -1,7 +1,5 @@
 """Pictures over ranks and of a model's errors: the numbers that are drawn."""
 
-from __future__ import annotations
-
 import made_models
 import pytest
 from error_form import error_text

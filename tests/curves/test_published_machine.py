@@ -1,7 +1,5 @@
 """Machines that others measured: what is predicted for them, and what a sum of calls is."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """Ranges of curves that are computed by hand from two laws."""
 
-from __future__ import annotations
-
 import numpy
 import pytest
 
@@ -123,17 +121,6 @@ def test_a_slow_size_is_a_slow_size_and_no_range():
     curve = find_ranges(SIZES, times)
     assert curve.boundaries == ()
     assert curve.slow_sizes == {12: pytest.approx(3)}
-
-
-def test_a_slow_size_on_a_coarse_grid():
-    # Where the law bends, sizes that double lie above both lines too: that hid a slow size of 3x.
-    sizes = [1024 * 2**k for k in range(16)]
-    times = [20_000 + size / 100 for size in sizes]
-    assert find_ranges(sizes, times).slow_sizes == {}
-    times[7] *= 3
-    curve = find_ranges(sizes, times)
-    assert curve.slow_sizes == {7: pytest.approx(3)}
-    assert curve.boundaries == ()
 
 
 def test_a_step_up_is_no_slow_size():

@@ -1,7 +1,5 @@
 """The table of laws over the number of ranks: values that can be computed in the head."""
 
-from __future__ import annotations
-
 import numpy
 import pytest
 

@@ -1,7 +1,5 @@
 """Curves over the number of ranks: what is in them, and what is told beside them."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Single slow sizes on curves that are computed by hand, and what noise alone does."""
 
-from __future__ import annotations
-
 import numpy
 import pytest
 

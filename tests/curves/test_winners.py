@@ -1,7 +1,5 @@
 """The best of several cells without the winner's curse; values by hand or by scipy's own test."""
 
-from __future__ import annotations
-
 import math
 
 import numpy

@@ -1,7 +1,5 @@
 """The page of the Python interface: its sessions are run, and print what they show."""
 
-from __future__ import annotations
-
 import doctest
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Cells, their names, and the order of runs."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

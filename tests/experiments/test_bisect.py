@@ -1,7 +1,5 @@
 """``torchcoll bisect``: the posterior by hand, searches with little noise, and the command."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@ The folder may be in a place that others can write to. Each link points to a fil
 user who runs the matrix, which must stay as it was.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

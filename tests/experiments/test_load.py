@@ -1,7 +1,5 @@
 """--load: a load that runs around each run, and what comes of one that dies."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A real matrix: runs that measure, and a library that is really preloaded."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

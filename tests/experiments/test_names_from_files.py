@@ -1,7 +1,5 @@
 """A variable of a result file that somebody else made becomes no code of the reader's shell."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from itertools import chain

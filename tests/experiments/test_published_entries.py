@@ -1,7 +1,5 @@
 """``torchcoll again ENTRY``, shares of the limit, and the check of a proposed entry."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import shutil

@@ -1,7 +1,5 @@
 """Runing: what is recorded, what counts, and going on after being killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ Most tests write the result files that runs would have left; the last ones run
 tests/fake_launch.py, which takes 30 ms.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -3,8 +3,6 @@
 Once each. How often it is in many runs: results/benchmarks/culprit-2026-11-22.txt.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

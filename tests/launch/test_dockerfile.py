@@ -1,7 +1,5 @@
 """launch/Dockerfile: linted, and what it copies is enough to install. It was never built here."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

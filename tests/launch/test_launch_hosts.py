@@ -1,7 +1,5 @@
 """Two hosts: two network namespaces with a shaped link between, and a host name for each."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import socket

@@ -1,7 +1,5 @@
 """Open MPI's own mpirun, and launch/mpi.sh over it and over stand-ins for the others."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

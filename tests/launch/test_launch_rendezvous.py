@@ -1,7 +1,5 @@
 """Where ranks meet that no launcher has told: derived alike on all, or one clear line."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
@@ -159,16 +157,6 @@ def test_ranks_below_one_launcher_process(monkeypatch):
                 "MASTER_ADDR of 8 ranks from Open MPI",
                 "none",
                 "the host of rank 0 and a free port there. Give all ranks MASTER_ADDR, or "
-                "--rendezvous-file PATH in a folder that all hosts share.",
-            ),
-        ),
-        (
-            Launch("Intel MPI", 0, 8, 0, 2),
-            {"MASTER_ADDR": "a"},
-            error_text(
-                "MASTER_PORT of 8 ranks from Intel MPI",
-                "none",
-                "the host of rank 0 and a free port there. Give all ranks MASTER_PORT, or "
                 "--rendezvous-file PATH in a folder that all hosts share.",
             ),
         ),

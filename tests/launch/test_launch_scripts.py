@@ -1,7 +1,5 @@
 """launch/pbs.sh, slurm.sbatch and kubernetes.yaml over stand-ins for what is not here."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """launch/slurm.sbatch on a real Slurm of two nodes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

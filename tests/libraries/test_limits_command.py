@@ -1,7 +1,5 @@
 """``torchcoll limits``, and ``show --topology``, which compares rows with what the links allow."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """``torchcoll log``: tables, other formats, and files that are not logs."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -2,8 +2,6 @@
 hand.
 """
 
-from __future__ import annotations
-
 import pytest
 from made_topologies import cpu, gpu, hgx, pci, system
 

@@ -1,7 +1,5 @@
 """The times that NCCL expects by the tuning table in its log; figures computed by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

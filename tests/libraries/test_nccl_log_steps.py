@@ -1,7 +1,5 @@
 """The time to read NCCL's log grows linearly with its length."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

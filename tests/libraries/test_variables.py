@@ -1,7 +1,5 @@
 """Names of variables: known ones, misspelt ones, and those of other software."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

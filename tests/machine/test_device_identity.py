@@ -6,8 +6,6 @@ mode: 0000:01:00.0 to .2), ROCm/rocm-systems#10740 (CPX, and NVIDIA's MLOPart wi
 #3977 (partitions with one UUID). torch has no PCI function: domain, bus and device alone.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

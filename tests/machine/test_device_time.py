@@ -6,8 +6,6 @@ makes times longer, never shorter, so most bounds are lower ones; the others com
 test that lie far apart.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import textwrap

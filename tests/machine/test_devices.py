@@ -3,8 +3,6 @@
 The order of calls and the nanoseconds are exact. What this cannot show is in tests/test_cuda.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
@@ -190,35 +188,6 @@ def test_cost_of_measuring():
     assert len(aligned) == 50 and costs["cost_barrier"] > 1_000_000 > costs["cost_timed_loop"] > 0
     assert costs["cost_event"] == 10
     assert list(cost_of_measuring(Cpu(), None)) == ["cost_timed_loop"]
-
-
-def test_isolated_is_idle_at_both_stamps():
-    machine = Machine()
-    device = machine.open()
-    clocks = device.clocks("synchronized")
-    device.synchronized(machine.call, lambda: machine.note("align"), 2, clocks)
-    each = ["align", "synchronize", "stamp", "call", "stamp", "synchronize", "stamp"]
-    assert machine.log == each * 2
-    # stamps are 10 ns apart: issued after one, complete after two
-    assert clocks == {"host": [20, 20], "issue": [10, 10]}
-    assert next(iter(clocks)) == "host"
-
-
-def test_stream_puts_an_event_between_calls():
-    machine, lead = Machine(ms=[9.0, 4.0, 0.5, 0.001234, 2.0]), []
-    device = machine.open()
-    clocks = device.clocks("back-to-back")
-    device.stream(machine.call, 3, clocks, 2, lead)
-    assert machine.log == [
-        *["event on cuda:0"] * 6,
-        "record",
-        *["call", "record"] * 2,  # so that a steady call does not begin on an idle device
-        *["stamp", "call", "stamp", "record"] * 3,
-        "synchronize",
-    ]
-    assert lead == [9_000_000, 4_000_000]
-    assert clocks == {"device": [500_000, 1_234, 2_000_000], "issue": [10, 10, 10]}
-    assert next(iter(clocks)) == "device"
 
 
 @pytest.mark.parametrize(

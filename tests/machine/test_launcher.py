@@ -1,7 +1,5 @@
 """Rank and number of ranks from the variables of launchers, and of launchers inside launchers."""
 
-from __future__ import annotations
-
 import pytest
 from error_form import error_text
 

@@ -4,8 +4,6 @@ Recorded with oneccl_bindings_for_pytorch 2.8 over oneCCL 2021.14, torch 2.13, o
 what it writes on stdout, and which calls it refuses.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Mapped libraries, nearest NICs and interfaces, with small trees of files and on this host."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

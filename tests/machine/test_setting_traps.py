@@ -1,7 +1,5 @@
 """Settings of one host's ranks that make calls slow, hang, or measure something else."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

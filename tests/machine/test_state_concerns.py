@@ -1,7 +1,5 @@
 """The warnings for two records of a host's state; the records are made by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchcoll.machine.state import before, during, processes_text

@@ -1,7 +1,5 @@
 """Shares of cores from a hand-made /proc with 100 ticks per second; sums computed by hand."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

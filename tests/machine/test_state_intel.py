@@ -1,7 +1,5 @@
 """Intel's GPUs: a small sysfs of each driver, and outputs of xpu-smi."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The machine's state in a run: read by one rank of each host, saved, shown, and refused."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from torchcoll.machine import host_watch
 
 

@@ -1,7 +1,5 @@
 """NVML with a table of answers; expected numbers by hand, names from nvml.h."""
 
-from __future__ import annotations
-
 import ctypes
 
 from nvml_fake import FakeNvml

@@ -1,7 +1,5 @@
 """The matrix of pairs: figures of a few ranks, shades of many, in the width that there is."""
 
-from __future__ import annotations
-
 import pytest
 from handmade import Terminal
 from made_pairs import pairs_run, shown

@@ -1,7 +1,5 @@
 """torchcoll.pairs on real ranks: what it measures, writes and says, and how it fails."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Every form of the report, and what it concludes; the matrix: test_pair_matrix.py."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

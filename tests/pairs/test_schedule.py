@@ -1,7 +1,5 @@
 """Every pair once, in rounds of disjoint pairs; what --dry-run says."""
 
-from __future__ import annotations
-
 import itertools
 import tracemalloc
 

@@ -1,7 +1,5 @@
 """Who is suspected, on pairs made by hand."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

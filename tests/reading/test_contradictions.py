@@ -1,7 +1,5 @@
 """A printed bandwidth that contradicts the printed time: both are shown."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchcoll.core.summary import summarise

@@ -1,7 +1,5 @@
 """Outputs that people cut, annotate and paste: the rest is read by its headings."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

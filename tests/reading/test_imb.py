@@ -1,7 +1,5 @@
 """Intel MPI Benchmarks: IMB-MPI1 of several releases, as its source prints them."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchcoll.cli import main

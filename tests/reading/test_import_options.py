@@ -1,7 +1,5 @@
 """``torchcoll convert`` with options that contradict the file, and with files that were cut off."""
 
-from __future__ import annotations
-
 import pytest
 from error_form import error_line, error_text
 from foreign_files import ONECCL, OSU, PARAM, RCCL, SMALL, text

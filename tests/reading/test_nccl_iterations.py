@@ -4,8 +4,6 @@ The figures of analyze_perf_json.py are those that the script of nccl-tests 2.19
 file ``made_json(PROCESSES)``; each can be computed by hand from PROCESSES.
 """
 
-from __future__ import annotations
-
 import json
 from statistics import mean
 

@@ -1,7 +1,5 @@
 """NCCL's own messages in the output of nccl-tests: variables, version and choices of a run."""
 
-from __future__ import annotations
-
 import json
 
 from torchcoll.cli import main

@@ -1,7 +1,5 @@
 """nccl-tests' text: all layouts of its versions, and what terminals and people do to it."""
 
-from __future__ import annotations
-
 import pytest
 from error_form import error_text
 from foreign_files import HEAD, NAMES, ROW, SMALL, text

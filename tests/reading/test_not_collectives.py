@@ -1,7 +1,5 @@
 """Output of tools that do not measure collectives is refused with the name of the tool."""
 
-from __future__ import annotations
-
 import pytest
 from error_form import error_tail, got
 from foreign_files import text

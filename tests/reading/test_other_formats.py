@@ -1,7 +1,5 @@
 """oneCCL, OSU, PARAM, DeepSpeed, nccl-tests' JSON, plain tables."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Measurements between two ranks or hosts, as OSU, perftest and lists print them."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchcoll.core.errors import UnreadableError

@@ -1,7 +1,5 @@
 """Tables in Markdown as people publish them: units in brackets, quotes, columns of tests."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchcoll.core.summary import summarise

@@ -1,7 +1,5 @@
 """Published tables: headings with and without units, and figures that contradict each other."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchcoll.core.summary import summarise

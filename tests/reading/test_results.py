@@ -1,7 +1,5 @@
 """results/: all published figures are read exactly, and what follows from them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

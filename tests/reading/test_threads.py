@@ -1,7 +1,5 @@
 """``torchcoll FILE`` is right at the first try for inputs in the shape of public files."""
 
-from __future__ import annotations
-
 import pytest
 from first_tries import differences, read_truth
 

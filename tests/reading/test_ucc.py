@@ -1,7 +1,5 @@
 """ucc_perftest of several releases, as tools/perf/ucc_pt_benchmark.cc prints it."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchcoll.core.summary import summarise

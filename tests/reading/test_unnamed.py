@@ -1,7 +1,5 @@
 """Tables of nccl-tests without a name: collective and ranks are inferred from the figures."""
 
-from __future__ import annotations
-
 import pytest
 from foreign_files import HEAD, NAMES, text
 

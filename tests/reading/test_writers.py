@@ -1,7 +1,5 @@
 """Who wrote which line: prefixes of launchers, containers, daemons and mails."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchcoll.reading.writers import Writers, document_parts, unwrapped, wrapping_width

@@ -1,7 +1,5 @@
 """A page prints a caveat in full once; later tables have its first words."""
 
-from __future__ import annotations
-
 from torchcoll.core.answer import Answer, Caveat
 from torchcoll.report.grid import Grid
 from torchcoll.report.page import Section, TitledGrids, shorten_repeated_caveats

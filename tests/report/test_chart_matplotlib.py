@@ -1,7 +1,5 @@
 """Pictures of charts: each kind of chart is drawn, and its names, units and limits are in it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

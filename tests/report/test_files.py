@@ -1,7 +1,5 @@
 """No command overwrites a file or follows a link without --force."""
 
-from __future__ import annotations
-
 import pytest
 from error_form import expecting
 from handmade import case, run

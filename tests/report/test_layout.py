@@ -1,7 +1,5 @@
 """Where the answer stands, how wide a pipe is, and how a wide table becomes several."""
 
-from __future__ import annotations
-
 import io
 
 import handmade

@@ -1,7 +1,5 @@
 """``show --quote``: a run as a block of Markdown."""
 
-from __future__ import annotations
-
 from handmade import case, result, run
 
 from torchcoll.cli import main

@@ -1,7 +1,5 @@
 """``--view ranks``: which rank is named, when none is, and which cases are shown."""
 
-from __future__ import annotations
-
 import handmade
 import pytest
 from handmade import case, run

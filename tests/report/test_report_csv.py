@@ -1,7 +1,5 @@
 """The one writer of CSV: which columns there are, and what a field is."""
 
-from __future__ import annotations
-
 from torchcoll.report.formats import records_csv
 
 

@@ -1,7 +1,5 @@
 """Imported runs: figures of the source, shown as what they are."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

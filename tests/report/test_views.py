@@ -1,7 +1,5 @@
 """Views of ``show`` beside the table: markdown, csv, json, per rank, calls, pivot."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

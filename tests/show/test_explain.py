@@ -1,7 +1,5 @@
 """Where a figure comes from, with the numbers of the row filled in."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

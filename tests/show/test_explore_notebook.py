@@ -1,7 +1,5 @@
 """examples/explore.ipynb in a real Jupyter kernel: every cell runs, and displays what it should."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The charts and frames that findings give in Python."""
 
-from __future__ import annotations
-
 import pytest
 from handmade import case, result, run
 

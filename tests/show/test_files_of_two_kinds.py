@@ -1,7 +1,5 @@
 """A folder of results has traffic too, after ``torchcoll replay``, and a matrix its manifest."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

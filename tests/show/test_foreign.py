@@ -1,7 +1,5 @@
 """A file from elsewhere may hold anything: it is shown or refused, and no text of it acts."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json

@@ -1,7 +1,5 @@
 """results/*/report.md: made by results/report.sh, which makes them again."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Result files as lines over sizes."""
 
-from __future__ import annotations
-
 import pytest
 from error_form import error_text
 from made_runs import given, make_runs, measured, run

@@ -1,7 +1,5 @@
 """Python does what the command line does: sides by name, folders, plots without a name."""
 
-from __future__ import annotations
-
 import pytest
 from error_form import error_tail, error_text, expecting, got
 from handmade import case, result, run

@@ -1,7 +1,5 @@
 """What starting costs: calls, set-up, runs of one job, cases that are cold later."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

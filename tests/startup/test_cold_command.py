@@ -1,7 +1,5 @@
 """``torchcoll cold`` and ``torchcoll scaling``: what they print, and one line for each error."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

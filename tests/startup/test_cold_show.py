@@ -1,7 +1,5 @@
 """Starts and curves over ranks on terminals: nothing is cut, whatever the width."""
 
-from __future__ import annotations
-
 import pytest
 from handmade import Terminal, case, result, run
 

@@ -1,7 +1,5 @@
 """The distributions and estimators, against those of scipy.stats."""
 
-from __future__ import annotations
-
 import math
 
 import numpy

@@ -1,7 +1,5 @@
 """The model of a comparison, against statsmodels' figures and figures worked out by hand."""
 
-from __future__ import annotations
-
 import math
 import warnings
 
@@ -56,22 +54,6 @@ def test_the_ratio_is_that_of_statsmodels():
     ends = [math.log(end) for end in (found.low, found.high, found.low_90, found.high_90)]
     far = [stats.t.ppf(q, degrees) * found.error for q in (0.025, 0.975, 0.05, 0.95)]
     assert ends == pytest.approx([math.log(found.ratio) + one for one in far])
-
-
-def test_without_start_times_it_is_welchs_t():
-    found = side_ratio(figures(VALUES, SIDES))
-    base, new = (
-        [math.log(v) for v, side in zip(VALUES, SIDES, strict=True) if side == number]
-        for number in (0, 1)
-    )
-    welch = stats.ttest_ind(new, base, equal_var=False)
-    assert found.p_value == pytest.approx(welch.pvalue)
-    # Welch and Satterthwaite, by hand.
-    squares = numpy.var(base, ddof=1) / 3, numpy.var(new, ddof=1) / 4
-    assert found.degrees == pytest.approx(
-        sum(squares) ** 2 / (squares[0] ** 2 / 2 + squares[1] ** 2 / 3)
-    )
-    assert found.error == pytest.approx(math.sqrt(sum(squares)))
 
 
 def sided(base, new):

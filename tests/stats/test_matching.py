@@ -1,7 +1,5 @@
 """What is compared with what, what differs beside it, and different hardware."""
 
-from __future__ import annotations
-
 import pytest
 from error_form import error_text
 from made_runs import given, make_runs, measured, run

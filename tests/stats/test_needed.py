@@ -1,7 +1,5 @@
 """How many runs a result takes, against noncentral t and against simulated runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """Runs in time, runs left out, and differences in how the sides were measured."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
