@@ -251,7 +251,7 @@ def dry_run(plan: RunPlan, folder: Path, every: bool = True, most: str = "") -> 
     every: all commands, not only the first. most: the most runs and when it ends, in words, of a
     command that decides itself when it ends; ``plan`` has one run of each cell.
     """
-    from torchcoll.core.shell import command_line, named
+    from torchcoll.core.variables import command_line, named
     from torchcoll.machine.environment import variables
     from torchcoll.parts.experiments.run import labels_of
 
