@@ -229,6 +229,7 @@ def test_a_matrix_of_speed_ups(sizes):
     assert grid.above == ["speed-up of after over before; ~ inconclusive; = the same within 2 %"]
     assert grid.rows[:3] == [["8", "0.833"], ["64", "1.111"], ["1K", "="]]
     assert grid.rows[3][1].startswith("~")
+    assert grid.styles == ["red", "", "", ""]
     assert grid.below == ["times and intervals: --all"]
 
 

@@ -435,6 +435,13 @@ def test_links_that_are_known_bound_a_prediction():
     assert least <= found.low_ns <= found.time_ns <= found.high_ns
     (unbounded,) = model.entries
     assert unbounded.predict(1 << 34, 4).low_ns < least
+    # Two ranks a host, with 80 GB/s of the interfaces each: all of S leaves a host.
+    labels = {"link_gbps": "80"}
+    found = fitted(run(*results, ranks=4, hosts=["a", "b"], labels=labels)).predict(
+        "all_reduce", 1 << 34, 4, 2
+    )
+    assert (1 << 34) / 160 <= found.low_ns <= found.time_ns
+    assert unbounded.predict(1 << 34, 4).low_ns < (1 << 34) / 160
 
 
 def test_a_block_a_rank_of_three_is_not_beyond_the_smallest_size():

@@ -12,6 +12,7 @@ from torchcoll.parts.postmortem.evidence import (
     JobEvidence,
     Place,
 )
+from torchcoll.parts.postmortem.job_facts import sort_events
 from torchcoll.parts.postmortem.job_folder import FileEvidence, jobs_of
 
 HOUR = 3600 * SECOND
@@ -120,3 +121,11 @@ def test_groups_of_one_name_and_other_ranks_are_two_groups():
     }
     assert [call.group for call in job.calls] == ["split:0"] * 2 + ["split:0@2"] * 2
     assert job.last_number[3, "split:0@2"] == 1
+
+
+def test_a_rank_that_had_complained_before_it_raised_is_no_cause():
+    """In two files the times decide which of the events came first."""
+    for at, ranks in ((1, []), (3, [0])):
+        timeout = JobEvent("timeout", Place("nccl.log", 9), "timed out", rank=0, when_ns=at)
+        raised = JobEvent("exception", Place("rank0.err", 5), "boom", rank=0, when_ns=2)
+        assert [*sort_events(JobEvidence(events=[timeout, raised])).causes] == ranks

@@ -257,11 +257,7 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.machine.environment import variables
     from torchcoll.parts.experiments.blocks import make_plan
     from torchcoll.parts.experiments.folder import Folder
-    from torchcoll.parts.experiments.matrix_command import (
-        RunWatcher,
-        dry_run,
-        parse_number,
-    )
+    from torchcoll.parts.experiments.matrix_command import RunWatcher, dry_run, parse_number
     from torchcoll.parts.experiments.run import run
     from torchcoll.parts.experiments.version_search import METRICS, VersionRuns
     from torchcoll.parts.experiments.version_show import answer_of, show_versions

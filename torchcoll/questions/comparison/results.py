@@ -13,13 +13,7 @@ from torchcoll.core.display import OneLine, as_one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE, LIKELY
 from torchcoll.core.result import EXPECTED_STATUSES
 from torchcoll.core.summary import COLD_CALL, Row, median, stated
-from torchcoll.core.units import (
-    counted,
-    format_digits,
-    format_factor,
-    format_percent,
-    format_ratio,
-)
+from torchcoll.core.units import counted, format_digits, format_factor, format_percent, format_ratio
 from torchcoll.stats.across_hardware import unlike, unlike_ranks
 from torchcoll.stats.matching import NAMES, Pair
 from torchcoll.stats.needed import (

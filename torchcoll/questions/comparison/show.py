@@ -21,12 +21,7 @@ from torchcoll.questions.comparison.across_hardware_show import (
 from torchcoll.questions.comparison.compare import Comparison
 from torchcoll.questions.comparison.matrix_show import MATRIX_FROM, matrix_grid
 from torchcoll.questions.comparison.prediction import error_of
-from torchcoll.questions.comparison.results import (
-    FIRST_CALLS,
-    Compared,
-    tables_of,
-    titles_of,
-)
+from torchcoll.questions.comparison.results import FIRST_CALLS, Compared, tables_of, titles_of
 from torchcoll.report.columns import ROW_FIELDS
 from torchcoll.report.formats import Forms, print_results, select_fields
 from torchcoll.report.grid import Grid, Head, grid_of_columns
