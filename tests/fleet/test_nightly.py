@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,8 +22,8 @@ from torchcoll.parts.fleet.snapshot import pack, unpack
 OCTOBER_1 = 20_727  # 2026-10-01, the first night of made_fleet
 
 
-def judged(runs, last=None, accept=()):
-    """The model after the night ``last`` of these runs, by default the last one."""
+def judged(runs, last=None, accept=(), first_calls=False):
+    """The steady times, or the first calls, of these runs, judged up to the night ``last``."""
     builder = SummariesBuilder()
     for summary, cases in runs:
         builder.add(summary, cases)
@@ -30,8 +31,9 @@ def judged(runs, last=None, accept=()):
     nights = overview_of(summaries).nights
     end = nights[-1] if last is None else OCTOBER_1 + last
     accepted = [Acceptance(which, "me", "why") for which in accept]
-    (only,) = judge_summaries(summaries, end, {end: accepted})
-    return only
+    of_both = judge_summaries(summaries, end, {end: accepted})
+    assert [each.model.first_calls for each in of_both] == [False, True]
+    return of_both[first_calls]
 
 
 def said(runs, **options):
@@ -55,6 +57,16 @@ def test_made_summaries_are_those_of_the_made_runs():
         assert [(c.key, c.status, c.time_ns) for c in cases] == [
             (c.key, c.status, c.time_ns) for c in summaries
         ]
+
+
+def with_first_calls(summaries, times):
+    """First calls vary by 20 %, and one in 50 takes three times as long."""
+    random = np.random.default_rng(4)
+    for number, (run, cases) in enumerate(summaries):
+        level = times(number % 12, number // 12, 0) * (3 if random.random() < 0.02 else 1)
+        factors = level * np.exp(random.normal(0, 0.2, len(cases)))
+        firsts = [50e6 * factor for factor in factors]
+        yield run, [replace(c, first_call_ns=ns) for c, ns in zip(cases, firsts, strict=True)]
 
 
 def slow(node, *spans):
@@ -115,6 +127,20 @@ def test_a_life_is_told_as_it_was(name):
         assert math.expm1(incident.effect) == pytest.approx(level, abs=0.006)
         assert incident.low < incident.effect < incident.high
         assert incident.where == "all collectives"
+
+
+def test_first_calls_are_judged_too():
+    """And steady times do not change what is said of them."""
+    steady = slow(5, (25, 1.1))
+    runs = list(with_first_calls(made_summaries(12, 40, steady), slow(3, (18, 3.0))))
+    events, (incident,) = said(runs, first_calls=True)
+    assert events == [("opened", "node003", 18)]
+    assert incident.id == "node003@2026-10-19-first"
+    assert incident.where == "first calls of all collectives"
+    assert math.expm1(incident.effect) == pytest.approx(2, abs=0.4)
+    events, (incident,) = said(runs)
+    assert events == [("opened", "node005", 25)] and incident.where == "all collectives"
+    assert said(with_first_calls(made_summaries(12, 90), slow(3)), first_calls=True) == ([], [])
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 4, 8, 16])
@@ -289,14 +315,38 @@ def test_wrong_results_are_an_incident_from_the_first_night():
     assert incident.ended - incident.seen == 14
 
 
-def test_missing_nights_delay_and_do_not_mislead():
+@pytest.mark.parametrize("gone", [0, 3])
+def test_missing_nights_delay_and_do_not_mislead(gone):
+    """The node has no run in some nights before and after the fault, and 3 in 10 otherwise."""
     life = made_life("step", np.random.default_rng(2), 16, 90, quiet=45, missing=0.3)
+    (fault,) = life.faults
+    began, node = fault.events[0].night, fault.nodes[0]
+    life.panel.environment[began - 1 : began + gone, node] = -1
+    life.panel.log_times[began - 1 : began + gone, node] = np.nan
     model = FleetModel()
     for _ in nights_of_panel(model, life.panel, {}):
         pass
     (incident,) = model.incidents
-    assert incident.subject == life.faults[0].subject
-    assert abs(incident.began - FIRST_NIGHT - life.faults[0].events[0].night) <= 2
+    assert incident.subject == fault.subject
+    (level,) = incident.levels
+    ran = np.flatnonzero(life.panel.environment[:, node] >= 0)
+    assert level.night - FIRST_NIGHT == ran[ran >= began][0]
+    assert level.night - FIRST_NIGHT - level.unseen == ran[ran < began][-1] + 1
+    assert level.unseen >= gone + 1
+
+
+@pytest.mark.parametrize("kind", ["step", "version on a third"])
+def test_errors_are_as_large_as_the_intervals_say(kind):
+    """The half width of a 90 % interval is 1.645 standard deviations."""
+    errors = []
+    for seed in range(30):
+        life = made_life(kind, np.random.default_rng([3, seed]), 12, 40, quiet=20)
+        model = FleetModel()
+        for _ in nights_of_panel(model, life.panel, {}):
+            pass
+        (incident,) = model.incidents
+        errors.append(1.645 * (incident.effect - 0.08) / ((incident.high - incident.low) / 2))
+    assert 0.8 < np.sqrt(np.mean(np.square(errors))) < 1.2
 
 
 def test_a_fault_that_began_within_the_first_week_has_its_date():
