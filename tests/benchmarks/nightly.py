@@ -195,7 +195,8 @@ def lives(options: argparse.Namespace) -> None:
         print(
             f"\n{options.fleets} fleets a kind, {options.nodes} nodes, {options.nights} nights, "
             f"faults of {options.sigmas:g} sigma of {100 * options.sigma:g} % after "
-            f"{options.quiet} nights or more, noise {noise}, {100 * missing:.0f} % of the nights missing"
+            f"{options.quiet} nights or more, noise {noise}, "
+            f"{100 * missing:.0f} % of the nights missing"
         )
         print(" | ".join(HEADS))
         for kind in options.kinds or KINDS[1:]:
