@@ -266,7 +266,7 @@ def test_the_memory_of_the_model_is_whole(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lives_of_the_benchmark(kind):
-    """Nobody is blamed for somebody else's fault, whose date is right. The benchmark has many fleets."""
+    """Nobody is blamed for somebody else's fault. tests/benchmarks/nightly.py has many fleets."""
     life = made_life(kind, np.random.default_rng([7, 0]), 32, 90, quiet=35)
     model = FleetModel()
     for _ in nights_of_panel(model, life.panel, {}):
