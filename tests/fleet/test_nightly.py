@@ -321,6 +321,14 @@ def test_missing_nights_delay_and_do_not_mislead(gone):
     assert level.unseen >= gone + 1
 
 
+def test_a_version_is_not_blamed_on_a_rack_whose_other_nodes_have_no_run():
+    life = made_life("version on a third", np.random.default_rng([1, 2]), 48, 60, missing=0.3)
+    model = FleetModel()
+    for _ in nights_of_panel(model, life.panel, {}):
+        pass
+    assert {each.subject for each in model.incidents} == {"nccl=2.27.7"}
+
+
 @pytest.mark.parametrize("kind", ["step", "version on a third"])
 def test_errors_are_as_large_as_the_intervals_say(kind):
     """The half width of a 90 % interval is 1.645 standard deviations."""
