@@ -322,7 +322,7 @@ def test_missing_nights_delay_and_do_not_mislead(gone):
 
 
 def test_a_version_is_not_blamed_on_a_rack_whose_other_nodes_have_no_run():
-    life = made_life("version on a third", np.random.default_rng([1, 2]), 48, 60, missing=0.3)
+    life = made_life("version on a third", np.random.default_rng([1, 2]), 48, 75, missing=0.3)
     model = FleetModel()
     for _ in nights_of_panel(model, life.panel, {}):
         pass
