@@ -10,7 +10,6 @@ import pytest
 from made_stores import (
     DAY_US,
     NOON_US,
-    figures,
     made_files,
     rows,
     summary,
