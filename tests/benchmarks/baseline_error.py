@@ -101,6 +101,7 @@ def summaries_of_times(log_times, node):
         run=np.repeat(np.arange(runs, dtype=np.int32), CASES),
         key=np.tile(np.arange(CASES, dtype=np.int32), runs),
         time_ns=np.exp(log_times).ravel(),
+        first_ns=np.full(runs * CASES, np.nan, np.float32),
         status=np.zeros(runs * CASES, np.int8),
     )
 

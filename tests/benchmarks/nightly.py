@@ -14,20 +14,24 @@ what the model says after each night is compared with the truth.
     healthy   incidents of nodes in 1,000 node-years, of groups and of the fleet in a fleet-year
     power     share of faults that are found within 7 nights, by nodes, nights and missing nights
     otava     the same series read by Apache Otava (apache-otava, in an environment of its own)
-    year      time and memory of a replay of 365 nights of 1,000 nodes
+    year      time and memory of `torchcoll nightly` for a store of 365 nights of 1,000 nodes
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import resource
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,11 +39,14 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from made_lives import ALL, FIRST_NIGHT, KINDS, LARGE, RACK, Fault, Life, made_life, step
+from made_fleet import made_summaries
+from made_lives import ALL, FIRST_NIGHT, KINDS, LARGE, Fault, Life, made_life, step
 
+from torchcoll.parts.fleet.address import parse_address
 from torchcoll.parts.fleet.fleet_model import FleetModel
 from torchcoll.parts.fleet.incident import Incident, IncidentRecord
 from torchcoll.parts.fleet.night_judgements import nights_of_panel
+from torchcoll.parts.fleet.writer import StoreWriter
 
 THRESHOLD, WEEK = 0.03, 7
 AGES = (3, 7, 14)  # of a level, in nights
@@ -73,10 +80,10 @@ def about(incident: Incident | IncidentRecord, fault: Fault) -> bool:
     return subject == fault.subject
 
 
-def judge(life: Life, tally: Counter[str]) -> None:
+def judge(life: Life, tally: Counter[str], threshold: float) -> None:
     """Replays a life and counts what is right and wrong, every night."""
     panel = life.panel
-    model = FleetModel(THRESHOLD)
+    model = FleetModel(threshold)
     nights = len(panel.log_times)
     levels = [fault.levels(nights) for fault in life.faults]
     found: set[tuple[int, int]] = set()
@@ -173,60 +180,41 @@ def line(name: str, tally: Counter[str]) -> str:
     return " | ".join(cells)
 
 
+def tally_of(options: argparse.Namespace, kind: str, noise: str, missing: float) -> Counter[str]:
+    tally: Counter[str] = Counter()
+    for seed in range(options.fleets):
+        random = np.random.default_rng([options.seed, seed])
+        sizes = (options.nodes, options.nights, options.sigma, options.sigmas, options.quiet)
+        life = made_life(kind, random, *sizes, noise=noise, missing=missing)
+        judge(life, tally, options.threshold)
+    return tally
+
+
 def lives(options: argparse.Namespace) -> None:
-    for noise in options.noise:
-        for missing in options.missing:
-            print(
-                f"\n{options.fleets} fleets a kind, {options.nodes} nodes, "
-                f"{options.nights} nights, faults of {options.sigmas:g} sigma of 1 % after "
-                f"{options.quiet} nights or more, "
-                f"noise {noise}, {100 * missing:.0f} % of the nights missing"
-            )
-            print(" | ".join(HEADS))
-            for kind in options.kinds or KINDS[1:]:
-                tally: Counter[str] = Counter()
-                for seed in range(options.fleets):
-                    random = np.random.default_rng([options.seed, seed])
-                    life = made_life(
-                        kind,
-                        random,
-                        options.nodes,
-                        options.nights,
-                        sigmas=options.sigmas,
-                        quiet=options.quiet,
-                        noise=noise,
-                        missing=missing,
-                    )
-                    judge(life, tally)
-                print(line(kind, tally), flush=True)
+    for noise, missing in itertools.product(options.noise, options.missing):
+        print(
+            f"\n{options.fleets} fleets a kind, {options.nodes} nodes, {options.nights} nights, "
+            f"faults of {options.sigmas:g} sigma of {100 * options.sigma:g} % after "
+            f"{options.quiet} nights or more, noise {noise}, "
+            f"{100 * missing:.0f} % of the nights missing"
+        )
+        print(" | ".join(HEADS))
+        for kind in options.kinds or KINDS[1:]:
+            print(line(kind, tally_of(options, kind, noise, missing)), flush=True)
 
 
 def healthy(options: argparse.Namespace) -> None:
     print("\nincidents of nodes in 1,000 node-years; of groups or the fleet in a fleet-year")
-    for noise in options.noise:
-        for missing in options.missing:
-            tally: Counter[str] = Counter()
-            for seed in range(options.fleets):
-                random = np.random.default_rng([options.seed, 1, seed])
-                judge(
-                    made_life(
-                        "healthy",
-                        random,
-                        options.nodes,
-                        options.nights,
-                        noise=noise,
-                        missing=missing,
-                    ),
-                    tally,
-                )
-            years = tally["node-nights"] / 365_000
-            print(
-                f"{options.fleets} fleets of {options.nodes} nodes and {options.nights} nights, "
-                f"noise {noise}, {100 * missing:.0f} % missing ({1000 * years:.0f} node-years): "
-                f"nodes {rate(tally['false node'], years)}; groups and fleet "
-                f"{rate(tally['false group'], tally['nights'] / 365)}",
-                flush=True,
-            )
+    for noise, missing in itertools.product(options.noise, options.missing):
+        tally = tally_of(options, "healthy", noise, missing)
+        years = tally["node-nights"] / 365_000
+        print(
+            f"{options.fleets} fleets of {options.nodes} nodes and {options.nights} nights, "
+            f"noise {noise}, {100 * missing:.0f} % missing ({1000 * years:.0f} node-years): "
+            f"nodes {rate(tally['false node'], years)}; groups and fleet "
+            f"{rate(tally['false group'], tally['nights'] / 365)}",
+            flush=True,
+        )
 
 
 def power(options: argparse.Namespace) -> None:
@@ -365,18 +353,41 @@ def compare_rises(life: Life, rises: Sequence[tuple[str, int]], tally: Counter[s
         tally["false"] += not any(node == subject and abs(of - n) < WEEK for subject, n in events)
 
 
+_NIGHT_RUNS = """INSERT INTO runs SELECT id + :n * 1000, run_id || '-' || :n, path, file_sha256,
+    node, hosts, ranks, device_name, start_us + :n * 86400000000, received_us, collected_us, status,
+    exit_code, wall_s, environment_id, labels, case_count FROM runs WHERE id <= 1000"""
+_NIGHT_CASES = """INSERT INTO cases (run, case_key, repeat, status, reason, size_bytes, verified,
+    calls, time_ns, first_call_ns)
+    SELECT run + :n * 1000, case_key, repeat, status, reason, size_bytes, verified, calls,
+    time_ns * (1 + 0.0001 * (random() % 100)), first_call_ns * (1 + 0.002 * (random() % 100))
+    FROM cases WHERE run <= 1000"""
+
+
 def year(options: argparse.Namespace) -> None:
-    life = made_life("step", np.random.default_rng(options.seed), 1000, 365)
-    began, cpu = time.monotonic(), time.process_time()
-    tally: Counter[str] = Counter()
-    model = FleetModel(THRESHOLD)
-    for _, said in nights_of_panel(model, life.panel, {}):
-        tally.update(record.event for record in said)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """An SQLite store of 365 nights of 1,000 nodes, read by one `torchcoll nightly`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/store.sqlite"
+        first = list(made_summaries(1000))
+        firsts = [
+            (run, [replace(case, first_call_ns=50 * case.time_ns) for case in cases])
+            for run, cases in first
+        ]
+        StoreWriter(parse_address(path, new=True)).write(firsts)
+        with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+            assert connection.execute("SELECT max(id) FROM runs").fetchone() == (1000,)
+            for night in range(1, 365):
+                connection.execute(_NIGHT_RUNS, {"n": night})
+                connection.execute(_NIGHT_CASES, {"n": night})
+        megabytes = Path(path).stat().st_size >> 20
+        command = [sys.executable, "-m", "torchcoll", "nightly", path, "--night", "last"]
+        began = time.monotonic()
+        done = subprocess.run([*command, "--format", "line"], capture_output=True, text=True)
+        wall_s = time.monotonic() - began
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(
-        f"365 nights of 1,000 nodes in racks of {RACK}, {len(life.panel.keys)} cases: "
-        f"{time.monotonic() - began:.0f} s ({time.process_time() - cpu:.0f} s CPU), peak of the "
-        f"whole process {peak:.0f} MB; records {dict(tally)}"
+        f"365 nights of 1,000 nodes, {len(firsts[0][1])} cases, a store of {megabytes} MB: "
+        f"{wall_s:.0f} s ({used.ru_utime + used.ru_stime:.0f} s CPU), peak "
+        f"{used.ru_maxrss / 1024:.0f} MB, exit code {done.returncode}: {done.stdout.strip()}"
     )
 
 
@@ -393,6 +404,8 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=48)
     parser.add_argument("--nights", type=int, default=120)
     parser.add_argument("--sigmas", type=float, default=8)
+    parser.add_argument("--sigma", type=float, default=0.01)
+    parser.add_argument("--threshold", type=float, default=THRESHOLD)
     parser.add_argument("--quiet", type=int, default=45)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--noise", type=lambda text: text.split(","), default=["normal"])

@@ -15,7 +15,7 @@ from made_fleet import made_fleet
 
 import torchcoll
 from torchcoll.cli import main
-from torchcoll.parts.fleet.nightly import drain_of
+from torchcoll.parts.fleet.nightly import drain_of, expand_nodes
 
 TEMPLATE = "scontrol update nodename={node} state=drain reason={reason}"
 REASON = "torchcoll: 8.0 % slower since 2026-10-10 (node007@2026-10-10)"
@@ -130,3 +130,33 @@ def test_a_reason_is_one_word_to_the_shell():
 def test_a_command_without_a_node(folder, capsys):
     assert main(["nightly", folder, "--drain-command", "reboot"]) == 2
     assert error_text("drain-command", "reboot", "a command with {node}") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        # The forms of Slurm's own manuals (sinfo, scontrol, slurm.conf).
+        ("lx[0003,8]", ["lx0003", "lx8"]),
+        ("adev[8-10],tux1", ["adev8", "adev9", "adev10", "tux1"]),
+        ("rack[1-2]node[09-10]", ["rack1node09", "rack1node10", "rack2node09", "rack2node10"]),
+        ("linux[00-02,10]-ib", ["linux00-ib", "linux01-ib", "linux02-ib", "linux10-ib"]),
+    ],
+)
+def test_nodes_as_slurm_lists_them(text, nodes):
+    assert expand_nodes(text) == frozenset(nodes)
+
+
+@pytest.mark.parametrize("text", ["", "n[1-", "n[3-1]", "a,,b", "n[a-b]", "n]", "n[1-999999999]"])
+def test_what_is_no_list_of_nodes(folder, text, capsys):
+    assert main(["nightly", folder, "--night", "last", "--expected-nodes", text]) == 2
+    error = error_text(
+        "expected-nodes", text or "an empty text", "nodes such as gpu[001-048],login1"
+    )
+    assert error in capsys.readouterr().err
+
+
+def test_expected_nodes_are_missing_and_no_others(folder, capsys):
+    expected = ("--expected-nodes", "node[000-015,099]")
+    main(["nightly", folder, "--night", "last", "--format", "json", *expected])
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["who"] for row in rows if row["result"] == "missing"] == ["node099"]

@@ -10,7 +10,6 @@ import pytest
 from made_stores import (
     DAY_US,
     NOON_US,
-    figures,
     made_files,
     rows,
     summary,
@@ -81,16 +80,6 @@ def test_when_a_run_counts(store):
     assert nights["c"]["start_utc"] == nights["c"]["time_utc"]
     assert nights["d"]["start_utc"] is None
     assert nights["e"]["time_utc"] is None
-
-
-def test_hostile_names(store):
-    """Quotes, percent signs and colons are text wherever they come from."""
-    name = "it's %s :night {x} \"--\n"
-    run = summary(name, 0, device_name=name, labels={name: name}, facts={name: name})
-    write(store, (run, [figures(9, reason=name)]))
-    (row,) = rows(store, "SELECT * FROM cases_v1")
-    assert (row["node"], row["device_name"], row["reason"]) == (name, name, name)
-    assert of_json(row["labels"]) == {name: name}
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,10 @@ from torchcoll.parts.fleet.noise import (
     SeriesNoise,
     clipped_mean,
     quiet_median,
-    t_width,
 )
 from torchcoll.parts.fleet.panel import FIRST_CALL
 from torchcoll.parts.fleet.records import CaseKey
+from torchcoll.stats.distributions import t_quantile
 
 NIGHTS = 64  # that the model remembers
 THRESHOLD = 0.03  # the smallest slowdown that is reported
@@ -354,7 +354,7 @@ class FleetState:
         scale, degrees, of_usual, factors = self.noise_of(node)
         nights = max(1, min(nights, len(factors) - 1))
         variance = factors[nights] / nights + factors[min(of_usual, 64)] / of_usual
-        return t_width(0.9, degrees[subset]) * float(scale[subset]) * math.sqrt(variance)
+        return t_quantile(0.95, degrees[subset]) * float(scale[subset]) * math.sqrt(variance)
 
     def subset_of(self, cases: npt.NDArray[np.bool_]) -> int:
         likeness = [(s.cases & cases).sum() / (s.cases | cases).sum() for s in self.subsets]

@@ -134,9 +134,10 @@ def slow_group(
                 reached = dict.fromkeys(members.tolist(), length)
                 candidates.append((float(scores[row, subset]), groups[row], subset, reached))
     for group, since in changed:
-        changed_nodes = [n for n in group.members.tolist() if present[n]]
+        # Not nodes that changed tonight: one night is not enough.
+        changed_nodes = [n for n in group.members.tolist() if present[n] and since[n] < tonight]
         reached = {n: min(tonight - since[n] + 1, nights) for n in changed_nodes}
-        if len(reached) < FEWEST_MEMBERS or sum(reached.values()) < 2 * len(reached):
+        if len(reached) < FEWEST_MEMBERS:
             continue
         total = np.sum([sums[reached[n] - 1, n] for n in changed_nodes], axis=0)
         spread = math.sqrt(sum(variance[reached[n] - 1, n] for n in changed_nodes))

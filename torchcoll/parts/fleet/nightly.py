@@ -89,7 +89,12 @@ class NightFinding:
         ranks = {"node": 0, "group": 1, "fleet": 2}
         return sorted(
             (each for snapshot in self.snapshots for each in snapshot.incidents),
-            key=lambda each: (each.kind != WRONG, ranks[each.scope], -each.effect),
+            key=lambda each: (
+                each.kind != WRONG,
+                each.first_calls,
+                ranks[each.scope],
+                -each.effect,
+            ),
         )
 
     @property

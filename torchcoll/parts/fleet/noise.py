@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from torchcoll.stats.distributions import MAD_TO_SIGMA, t_quantile
+from torchcoll.stats.distributions import MAD_TO_SIGMA
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -254,8 +254,3 @@ def night_of_step(values: Floats, size: float) -> int:
     likelihood = np.cumsum(gains[::-1])[::-1]
     likelihood[~np.isfinite(values)] = -np.inf
     return int(np.argmax(likelihood)) if np.isfinite(values).any() else -1
-
-
-def t_width(share: float, degrees: float) -> float:
-    """The half width of an interval of this share, in standard errors."""
-    return t_quantile(0.5 + share / 2, degrees)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from torchcoll.parts.fleet.noise import Floats
 from torchcoll.parts.fleet.records import CaseKey
 from torchcoll.parts.fleet.series import NO_NIGHT, Summaries, nights_of
 
@@ -92,8 +90,10 @@ def panels_of(summaries: Summaries) -> list[Panel]:
         log_times = np.full(size, np.nan, dtype=np.float32)
         log_times[cell] = log_time
         if np.count_nonzero(~np.isnan(log_times)) < len(cell):  # a case several times in a night
-            cells, medians = grouped_medians(cell, log_time)
-            log_times[cells] = medians
+            import pandas as pd  # seldom needed
+
+            medians = pd.Series(log_time).groupby(cell).median()
+            log_times[medians.index] = medians
         environment = np.full(shape[:2], -1, dtype=np.int32)
         order = np.flatnonzero(runs)[np.argsort(summaries.start_us[runs], kind="stable")]
         environment[nights[order] - first, number[order]] = summaries.environment[order]
@@ -111,15 +111,3 @@ def panels_of(summaries: Summaries) -> list[Panel]:
             )
         )
     return sorted(panels, key=lambda panel: -int((panel.environment >= 0).sum()))
-
-
-def grouped_medians(
-    groups: npt.NDArray[np.integer[Any]], values: Floats
-) -> tuple[npt.NDArray[np.integer[Any]], Floats]:
-    """The groups that occur, ascending, and the median of the values of each."""
-    order = np.lexsort((values, groups))
-    ordered, groups = values[order], groups[order]
-    begins = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]]) if len(groups) else order
-    counts = np.diff(np.r_[begins, len(groups)])
-    medians = (ordered[begins + (counts - 1) // 2] + ordered[begins + counts // 2]) / 2
-    return groups[begins], medians

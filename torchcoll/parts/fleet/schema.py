@@ -93,7 +93,7 @@ _VIEWS = {
     ),
 }
 
-VERSION = 3
+VERSION = 4
 
 _JSON = JSON().with_variant(JSONB(), "postgresql")
 _ID: Any = BigInteger().with_variant(Integer(), "sqlite")  # SQLite's own row id is an INTEGER

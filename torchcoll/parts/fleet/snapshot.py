@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from torchcoll.parts.fleet.fleet_model import FleetModel
-from torchcoll.parts.fleet.fleet_state import FEWEST_PEERS
 from torchcoll.parts.fleet.following import NODE_ERROR
 from torchcoll.parts.fleet.groups import FactChange
 from torchcoll.parts.fleet.incident import Incident
@@ -55,7 +54,7 @@ class Snapshot:
     incidents: those that are open. tonight: nodes that are slow in this night alone. nodes: how
     many had a run, of which has_usual have usual times. nights: how many had a run. detectable: the
     slowdown of one node in all cases that would be found in 7 nights, as a difference of log times;
-    None if no node has usual times. peers: whether the night could be compared with other nodes.
+    None if no node has usual times.
     first_calls: this is about the first calls, not about the steady times.
     """
 
@@ -69,7 +68,6 @@ class Snapshot:
     nights: int
     cases: int
     detectable: float | None
-    peers: bool
     first_calls: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -96,7 +94,6 @@ def snapshot_of(model: FleetModel, device_name: str, ranks: int, nights: int) ->
         nights,
         len(model.keys),
         detectable(model),
-        int(present.sum()) > FEWEST_PEERS,
         model.first_calls,
     )
 
