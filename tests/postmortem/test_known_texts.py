@@ -301,6 +301,13 @@ def test_no_innocent_is_named_where_ranks_of_the_paste_report_otherwise(tmp_path
     assert "Probably" not in first
 
 
+def test_the_next_line_may_be_of_another_rank(tmp_path, capsys):
+    path = tmp_path / "paste.log"
+    path.write_text(f"  what():  CUDA error: uncorrectable ECC error\n{watchdog(0)}{watchdog(1)}")
+    main(["postmortem", str(path)])
+    assert "an uncorrectable memory error of the GPU ended a rank." in capsys.readouterr().out
+
+
 def test_the_line_of_the_rank_that_is_behind_is_evidence(tmp_path, capsys):
     path = tmp_path / "paste.log"
     path.write_text(watchdog(0, 90) + watchdog(1, 89) + watchdog(2, 90))
