@@ -379,14 +379,6 @@ def test_an_unknown_failure_is_quoted(tmp_path, capsys):
     assert "failure is: E77 flow: fatal: the capacitor is empty." in capsys.readouterr().err
 
 
-def test_an_unknown_warning_of_nccl_is_in_the_first_sentence(tmp_path, capsys):
-    path = tmp_path / "train.log"
-    path.write_text("h1:9:9 [0] foo.cc:8 NCCL WARN the flow capacitor is empty\n")
-    assert main(["postmortem", str(path)]) == 0
-    first = capsys.readouterr().out.split("\n\n")[0]
-    assert "not tell what happened first; NCCL WARN the flow capacitor is empty" in first
-
-
 def test_each_text_has_a_source_and_words_to_look_for_first():
     """Without such words a console of 300 MB takes half a second for each pattern."""
     assert [text.says for text in TEXTS if not re.match(r"[\w ]{2,}", text.source)] == []
