@@ -50,11 +50,11 @@ from torchcoll.parts.postmortem import (
     stack_evidence,
 )
 from torchcoll.parts.postmortem.diagnose import diagnose
+from torchcoll.parts.training.traces import read_jobs, read_traffic
 from torchcoll.parts.training.traffic_show import VIEWS, show_traffic
 from torchcoll.questions.show.show import show
 from torchcoll.reading.inputs import load
 from torchcoll.reading.registry import import_file
-from torchcoll.reading.traces import read_jobs, read_traffic
 from torchcoll.report.reference import load_points
 
 LIMIT_S = 1.0

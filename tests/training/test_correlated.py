@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from torchcoll.stats.correlated import (
+from torchcoll.parts.training.correlated import (
     HIGHEST,
     chance_of_mean,
     correlation_bounds,

@@ -10,7 +10,7 @@ from foreign_traces import CREATED, INFO, entry, kernel, param, step
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.reading.traces import read_jobs, read_traffic
+from torchcoll.parts.training.traces import read_jobs, read_traffic
 
 DAY_NS = 86_400 * 10**9
 

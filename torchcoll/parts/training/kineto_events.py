@@ -20,8 +20,7 @@ from sys import intern
 from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.core.intervals import Span
-from torchcoll.core.traffic import Group
+from torchcoll.core.traffic import Group, Span
 from torchcoll.reading.base import number, whole
 from torchcoll.reading.torch_names import parse_rank_list
 

@@ -15,6 +15,7 @@ from foreign_traces import CONFIG, entry
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.parts.training.ledger import Ledger
+from torchcoll.parts.training.traces import read_traffic
 from torchcoll.parts.training.traffic_show import traffic_grids
 from torchcoll.parts.training.traffic_table import summarise_traffic
 from torchcoll.reading.torch_names import (
@@ -23,7 +24,6 @@ from torchcoll.reading.torch_names import (
     torch_collective,
     torch_dtype,
 )
-from torchcoll.reading.traces import read_traffic
 
 
 @pytest.fixture

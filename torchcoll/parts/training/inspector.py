@@ -199,14 +199,13 @@ class JobCommunicator:
 class Job:
     """The communicators of one job, and its processes. ranks: size of the world, as far as seen.
 
-    numbering: how the ranks of the job are numbered. first_us, last_us: of writing, since 1970.
+    numbering: how the ranks of the job are numbered. first_us: of writing, since 1970.
     """
 
     communicators: list[JobCommunicator]
     ranks: int = 0
     numbering: str = ""
     first_us: int | None = None
-    last_us: int | None = None
 
     @property
     def name(self) -> str:
@@ -412,5 +411,5 @@ def _job(communicators: list[JobCommunicator]) -> Job:
     records = (r for c in communicators for call in c.calls.values() for r in call.values())
     messages = (r for c in communicators for r in c.messages)
     stamps = [r.dumped_us for each in (records, messages) for r in each if r.dumped_us]
-    job.first_us, job.last_us = min(stamps, default=None), max(stamps, default=None)
+    job.first_us = min(stamps, default=None)
     return job

@@ -21,7 +21,7 @@ from ranks import Job
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.reading.traces import read_traffic
+from torchcoll.parts.training.traces import read_traffic
 
 US = 1000  # ns
 SHORT = "the trace does not tell which of the 2 groups calls on gloo are of"

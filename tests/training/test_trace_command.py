@@ -14,8 +14,8 @@ from sent import call, ddp, traffic
 from torchcoll.cli import main
 from torchcoll.core.traffic import Traffic
 from torchcoll.parts.training.ledger import Ledger
+from torchcoll.parts.training.traces import read_traffic
 from torchcoll.parts.training.traffic_table import summarise_traffic
-from torchcoll.reading.traces import read_traffic
 
 
 def error(capsys, *arguments):

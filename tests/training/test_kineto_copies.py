@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchcoll.reading.kineto_events import find_copies, read_events
+from torchcoll.parts.training.kineto_events import find_copies, read_events
 
 
 def event(name, ts, dur, category="cpu_op", tid=1, **args):

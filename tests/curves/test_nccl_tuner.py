@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from torchcoll.libraries.nccl.forced import TunerRule, missing, tuner_csv
+from torchcoll.libraries.nccl.forced import missing
 from torchcoll.libraries.oneccl.algorithms import selection
+from torchcoll.parts.curves.exports import TunerRule, tuner_csv
 
 RULES = [
     TunerRule("AllReduce", 0, 32768, "TREE", "LL", 8, 1, 8),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
-Span = tuple[int, int]  # start, end
+from torchcoll.core.traffic import Span
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:

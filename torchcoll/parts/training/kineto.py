@@ -19,11 +19,11 @@ from typing import Any
 
 from torchcoll.core.collectives import exchange_with_splits, uneven
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.intervals import Span, Union, exposed, merged
-from torchcoll.core.traffic import ROOT, Group, Traffic, TrafficCall
+from torchcoll.core.traffic import ROOT, Group, Span, Traffic, TrafficCall
 from torchcoll.core.units import counted
 from torchcoll.libraries.nccl.algorithms import kernel_choice
-from torchcoll.reading import kineto_events
+from torchcoll.parts.training import kineto_events
+from torchcoll.parts.training.intervals import Union, exposed, merged
 from torchcoll.reading.base import itemsize, whole
 from torchcoll.reading.torch_names import (
     Numbers,
@@ -228,16 +228,11 @@ def is_trace(data: object) -> bool:
     return isinstance(data, dict) and isinstance(data.get("traceEvents"), list)
 
 
-def read_trace(
-    data: Mapping[str, Any], path: Path, *, without_sizes: bool = False
-) -> tuple[Traffic, int | None]:
+def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None]:
     """Read the calls of one rank: (traffic, number of the first step that the profiler marked).
 
-    without_sizes: keep calls whose bytes are UNKNOWN, for readers that only need their order. A
-    gloo profile without record_shapes has no others.
-
-    Raises UnreadableError for a trace without communication, without a rank, or without sizes
-    unless ``without_sizes``.
+    Raises UnreadableError for a trace without communication, without a rank, or without sizes, as
+    a gloo profile without record_shapes is.
     """
     events, zero = kineto_events.read_events(data)
     calls, computing = kineto_events.find_issued(events)
@@ -264,7 +259,7 @@ def read_trace(
     ranks = max((len(group.ranks) for group in maker.groups.values()), default=1)
     works = _assign_works(calls, [e for e in events if e.name.startswith("gloo:")], ranks)
     pairs = [(issued, maker.make(issued, _dtype(works.get(issued, ())))) for issued in calls]
-    if not without_sizes and all(call.bytes_in == UNKNOWN for _, call in pairs):
+    if all(call.bytes_in == UNKNOWN for _, call in pairs):
         reasons = "; ".join(maker.unknown)
         raise UnreadableError(
             f"trace {path}", reasons, "sizes of its calls", "Profile with record_shapes=True."
@@ -277,9 +272,8 @@ def read_trace(
         dataclasses.replace(call, module=units[issued] or ROOT) if issued in units else call
         for call, (issued, _) in zip(timed, pairs, strict=True)
     ]
-    traffic_calls = _numbered(pairs, _in_steps(timed, spans))
-    if not without_sizes:  # dropped after numbering
-        traffic_calls = [call for call in traffic_calls if call.bytes_in != UNKNOWN]
+    numbered = _numbered(pairs, _in_steps(timed, spans))
+    traffic_calls = [call for call in numbered if call.bytes_in != UNKNOWN]
     traffic = Traffic(SOURCE, path=path, groups=dict(maker.groups), calls={rank: traffic_calls})
     members = {member for group in traffic.groups.values() for member in group.ranks}
     check_ranks([rank, (whole(info.get("world_size")) or 1) - 1, *members], path)

@@ -7,7 +7,6 @@ are more than a day apart. Files with one name but for the rank belong together.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import re
 from collections import defaultdict
@@ -15,34 +14,29 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from torchcoll.core.bounds import ByteBudget, EventBudget
 from torchcoll.core.errors import ForeignError, UnreadableError, UsageError
 from torchcoll.core.file import is_traffic
-from torchcoll.core.jsonl import chunks_of
-from torchcoll.core.opening import common_folder
-from torchcoll.core.other_commands import TRACE, begin_of, reading_command
-from torchcoll.core.stdin import from_stdin
+from torchcoll.core.opening import common_folder, from_stdin
+from torchcoll.core.other_commands import TRACE, begin_of
 from torchcoll.core.traffic import Group, Traffic, join, latest
 from torchcoll.core.units import counted, format_ranges, shorten, shorten_list
-from torchcoll.reading.flight_recorder import is_dump, read_dump
-from torchcoll.reading.inspector import is_inspector, read_inspector
-from torchcoll.reading.kineto import is_trace, read_trace
-from torchcoll.reading.kineto_events import Event, make_event
-from torchcoll.reading.large_json import members
-from torchcoll.reading.safe_pickle import is_pickle, read_pickle
+from torchcoll.parts.training.inspector import is_inspector, read_inspector
+from torchcoll.parts.training.kineto import is_trace, read_trace
+from torchcoll.parts.training.kineto_events import Event, make_event
+from torchcoll.reading.flight_recorder import (
+    ITEM_BYTES,
+    MEMORY_RATIO,
+    foreign,
+    is_dump,
+    read_document,
+    read_dump,
+)
+from torchcoll.reading.safe_pickle import is_pickle
 
 _SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
-_LISTS = ("traceEvents", "entries")  # the long lists of a trace and of a dump
-_MEMORY_RATIO, _ITEM_BYTES = 3, 400  # memory of objects per character of JSON, and per item
 _EVENT_BYTES = 300  # memory of an event without arguments
 _MOST_DEPTH = 16  # folders below folders
-_MOST_PICKLE = 1 << 28  # bytes: 2000 calls, torch's default, with their stacks are 2 MB
-_KINDS = (
-    "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump or a file of NCCL "
-    "Inspector"
-)
 
 
 def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
@@ -155,68 +149,20 @@ def _read(path: Path) -> RankFile:
     if is_traffic(path):
         return RankFile(Traffic.load(path))
     problems: list[str] = []
-    data = read_document(path, problems)
+    data = read_document(path, problems, _event)
     if problems:
         raise UnreadableError("trace", problems[0], "a whole file")
     if is_trace(data):
         return RankFile(*read_trace(data, path))
     if is_dump(data):
         return RankFile(read_dump(data, path))
-    raise _foreign(path)
+    raise foreign(path)
 
 
-def _foreign(path: Path) -> ForeignError:
-    return ForeignError(
-        "trace", path, _KINDS, reading_command(begin_of(str(path)), str(path), "trace")
-    )
-
-
-def read_document(path: Path, problems: list[str]) -> dict[str, Any]:
-    """The outermost object of a trace or a dump, of JSON or a pickle; only the events needed.
-
-    problems: gets a line if the file was cut off; then the object has what the file has. Raises
-    UnreadableError for a file that is neither.
-    """
-    chunks = chunks_of(path, problems, "trace")
-    first = next(chunks, b"")
-    if is_pickle(first):
-        return _pickled(path, itertools.chain([first], chunks), problems)
-    document: dict[str, Any] = {}
-    memory, events = ByteBudget("trace", path), EventBudget(path)
-    try:
-        for key, value, length, item in members(itertools.chain([first], chunks), _LISTS):
-            if item and key == "traceEvents":
-                event = make_event(value)
-                events.add(event is not None, event is None)
-                if event:
-                    memory.add_bytes(_event_bytes(event))
-                    document[key].append(event)
-                continue
-            memory.add_bytes(_MEMORY_RATIO * length + _ITEM_BYTES)
-            if item:
-                document[key].append(value)
-            else:
-                document[key] = value
-    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
-        count = sum(len(document[key]) for key in _LISTS if isinstance(document.get(key), list))
-        if not (problems or count):
-            raise _foreign(path) from None
-        if not problems:
-            problems.append(f"{path}: cut off or damaged after {counted(count, 'item')}")
-    return document
-
-
-def _pickled(path: Path, chunks: Iterable[bytes], problems: list[str]) -> dict[str, Any]:
-    """The dict of a pickle, which is how torch's watchdog writes a dump."""
-    data = bytearray()
-    for chunk in chunks:
-        data += chunk
-        if len(data) > _MOST_PICKLE:
-            raise UnreadableError(f"trace {path}", "a pickle of more than 256 MiB", "a smaller one")
-    value = read_pickle(bytes(data), path, problems)
-    if not isinstance(value, dict):
-        raise _foreign(path)
-    return value
+def _event(record: object) -> tuple[Event | None, int]:
+    """The event, None if it is not needed, and its estimated memory."""
+    event = make_event(record)
+    return event, _event_bytes(event) if event else 0
 
 
 def _event_bytes(event: Event) -> int:
@@ -225,8 +171,8 @@ def _event_bytes(event: Event) -> int:
         return _EVENT_BYTES
     texts = sum(len(v) for v in event.args.values() if isinstance(v, str))
     lists = sum(len(str(v)) for v in event.args.values() if isinstance(v, (list, dict)))
-    items = _ITEM_BYTES // 4 * len(event.args)
-    return _EVENT_BYTES + items + texts + _MEMORY_RATIO * lists
+    items = ITEM_BYTES // 4 * len(event.args)
+    return _EVENT_BYTES + items + texts + MEMORY_RATIO * lists
 
 
 def _check_steps(files: Sequence[RankFile]) -> None:

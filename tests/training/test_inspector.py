@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from torchcoll.cli import main
-from torchcoll.reading.traces import read_jobs
+from torchcoll.parts.training.traces import read_jobs
 
 MIB = 1 << 20
 HOUR_US = 3_600_000_000

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchcoll.core.intervals import Union, exposed, merged
+from torchcoll.parts.training.intervals import Union, exposed, merged
 
 SPANS = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 10)).map(lambda pair: (pair[0], sum(pair)))
