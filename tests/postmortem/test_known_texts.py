@@ -301,6 +301,13 @@ def test_no_innocent_is_named_where_ranks_of_the_paste_report_otherwise(tmp_path
     assert "Probably" not in first
 
 
+def test_the_next_line_may_be_of_another_rank(tmp_path, capsys):
+    path = tmp_path / "paste.log"
+    path.write_text(f"  what():  CUDA error: uncorrectable ECC error\n{watchdog(0)}{watchdog(1)}")
+    main(["postmortem", str(path)])
+    assert "an uncorrectable memory error of the GPU ended a rank." in capsys.readouterr().out
+
+
 def test_the_line_of_the_rank_that_is_behind_is_evidence(tmp_path, capsys):
     path = tmp_path / "paste.log"
     path.write_text(watchdog(0, 90) + watchdog(1, 89) + watchdog(2, 90))
@@ -370,14 +377,6 @@ def test_an_unknown_failure_is_quoted(tmp_path, capsys):
     path.write_text("step 1\nstep 2\nE77 flow: fatal: the capacitor is empty\nbye\n")
     assert main(["postmortem", str(path)]) == 3
     assert "failure is: E77 flow: fatal: the capacitor is empty." in capsys.readouterr().err
-
-
-def test_an_unknown_warning_of_nccl_is_in_the_first_sentence(tmp_path, capsys):
-    path = tmp_path / "train.log"
-    path.write_text("h1:9:9 [0] foo.cc:8 NCCL WARN the flow capacitor is empty\n")
-    assert main(["postmortem", str(path)]) == 0
-    first = capsys.readouterr().out.split("\n\n")[0]
-    assert "not tell what happened first; NCCL WARN the flow capacitor is empty" in first
 
 
 def test_each_text_has_a_source_and_words_to_look_for_first():

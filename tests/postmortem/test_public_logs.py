@@ -1,4 +1,4 @@
-"""79 logs of dead jobs from public threads, and what each should lead to.
+"""85 logs of dead jobs from public threads, and what each should lead to.
 
 Names, addresses and figures are changed, and the logs are shortened to the lines that matter and
 some noise. ``public/truth.jsonl`` was written from the threads before the code that answers them.
@@ -66,5 +66,16 @@ def test_a_public_log_leads_to_its_cause_and_remedy(truth):
     assert verdict == "right", f"{why}: {first}"
 
 
+@pytest.mark.parametrize("name", ["slurm-oom-tasks", "ctrl-c-of-a-hang", "horovod-missing-ranks"])
+def test_a_time_before_each_line_changes_nothing(name, tmp_path):
+    """As ``kubectl logs --timestamps`` prints it."""
+    truth = next(truth for truth in TRUTHS if truth["file"] == f"{name}.log")
+    lines = (PUBLIC / truth["file"]).read_text().splitlines()
+    path = tmp_path / truth["file"]
+    path.write_text("".join(f"2026-11-28T10:00:00.123456Z {line}\n" for line in lines))
+    _, first, document = answer_of(path)
+    assert judge(truth, first, document) == ("right", "")
+
+
 def test_there_are_at_least_two_logs_of_most_kinds():
-    assert len(TRUTHS) == len({truth["thread"] for truth in TRUTHS}) == 79
+    assert len(TRUTHS) == len({truth["thread"] for truth in TRUTHS}) == 85

@@ -60,7 +60,8 @@ class Line:
         return self.rank, self.local_rank, self.pid
 
 
-_PROGRAM = re.compile(r"(?:srun|slurm\w+|mpirun|prterun): ")  # no host that labels its lines
+# No hosts that label their lines; a time may be before them.
+_PROGRAM = re.compile(r"(?:\S{1,40} ){0,3}?(?:srun|slurm\w+|mpirun|prterun): ")
 # The times of prefixes, as reading/writers.py gives them: a date and time, a fraction, a zone.
 _TIME = re.compile(r"\[?(.+?\d\d:\d\d:\d\d(?: \d{4})?)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?\]?$")
 _FORMATS = ("%Y-%m-%d %H:%M:%S", "%b %d %H:%M:%S %Y")

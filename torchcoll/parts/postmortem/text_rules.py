@@ -30,7 +30,6 @@ from torchcoll.reading.torch_names import torch_collective
 
 _MOST_BYTES = 32 << 20  # of a file: its first and its last half of that
 _MOST_MATCHES = 10_000
-_NEAR = 400  # characters after a text in which torch's watchdog repeats it with its rank
 _EXCERPT = 160
 _WENT_ON = 50  # lines of progress after an exception that somebody must have handled
 # A line that shows that its rank trains on.
@@ -137,7 +136,7 @@ def _finding(text: Text, match: re.Match[str], content: str, shown: str) -> Text
     before = content[begin : match.end()]
     if line[:1].islower() and begin:  # a terminal wrapped the line
         before = content[content.rfind("\n", 0, begin - 1) + 1 : match.end()]
-    rank = _writer(before, content[match.end() : match.end() + _NEAR])
+    rank = _writer(before, content[match.end() : end if end >= 0 else len(content)])
     processes = [*_NCCL_PROCESS.finditer(before)]
     process = processes[-1] if processes else None
     return TextMatch(

@@ -69,10 +69,13 @@ def _words(pattern: str) -> list[str]:
 def _words_of(part: str, groups: Sequence[str]) -> list[str]:
     certain = re.sub(r"(?:<\d+>|.)(?:[?*]|\{[^}]*\})|.\+", ".", part)
     best = max(re.findall(r"[\w /:'=-]+", re.sub(r"<\d+>", ".", certain)), key=len, default="")
-    if len(best) < _SHORTEST and (group := re.search(r"<(\d+)>", certain)):
-        return [
-            word for inner in groups[int(group[1])].split("|") for word in _words_of(inner, groups)
-        ]
+    if len(best) >= _SHORTEST:
+        return [best]
+    for number in re.findall(r"<(\d+)>", certain):
+        inside = groups[int(number)].split("|")
+        words = [word for inner in inside for word in _words_of(inner, groups)]
+        if min(map(len, words)) >= _SHORTEST:
+            return words
     return [best]
 
 
