@@ -21,7 +21,7 @@ from typing import IO, Any
 from torchcoll.core import errors
 from torchcoll.core.checksums import LineWriter
 from torchcoll.core.jsonl import TRUNCATED, UNUSABLE, lines_of, parse_line, read_records
-from torchcoll.core.opening import MAKE_ROOM, files_in, not_written, open_to_read, open_to_write
+from torchcoll.core.opening import MAKE_ROOM, files_in, not_written, open_to_write
 from torchcoll.core.result import (
     BOUND,
     CaseResult,
@@ -282,15 +282,6 @@ def is_traffic(path: str | os.PathLike[str]) -> bool:
 
 
 MODEL_START = re.compile(rb'"schema":\s*"torchcoll-model/')  # among the first bytes
-
-
-def is_model(path: str | os.PathLike[str]) -> bool:
-    """True for a file that `torchcoll model fit` wrote, of any version."""
-    try:
-        with open_to_read(path) as file:
-            return bool(MODEL_START.search(file.read(1 << 12)))
-    except OSError:
-        return False
 
 
 def files_of_run(path: str | os.PathLike[str]) -> list[Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from typing import Any
 
@@ -22,8 +21,3 @@ def toml_string(text: str) -> str:
     """Format a text as a TOML string on one line. What UTF-8 cannot encode becomes an escape."""
     clean = text.encode(errors="backslashreplace").decode()
     return json.dumps(clean, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def toml_key(text: str) -> str:
-    """Format a text as a key, with quotes only if TOML needs them."""
-    return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else toml_string(text)
