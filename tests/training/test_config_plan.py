@@ -31,7 +31,7 @@ from torchcoll.parts.training.step_program import (
     BeginCall,
     Idle,
     PassWork,
-    Repeat,
+    RepeatedActs,
     StepProgram,
 )
 
@@ -84,11 +84,11 @@ def test_ddp_sends_the_buckets_of_the_order_of_its_gradients(llama_8b):
 def test_micro_batches_that_are_alike_are_simulated_once(layout):
     """A step of 10 micro-batches takes as long as one that has them all written down."""
     program = plan(llama_config(4), layout, "10x1x8").program
-    (middle,) = [act for act in program.acts if isinstance(act, Repeat)]
+    (middle,) = [act for act in program.acts if isinstance(act, RepeatedActs)]
     assert middle.times == 7
     written = []
     for act in program.acts:
-        written += list(act.acts) * act.times if isinstance(act, Repeat) else [act]
+        written += list(act.acts) * act.times if isinstance(act, RepeatedActs) else [act]
     for ns in (1.0, 30.0):  # hidden, or longer than the computation
         passes = {FORWARD: 1000.0, BACKWARD: 2000.0}
         expected = StepProgram(tuple(written)).step_ns(lambda call, ns=ns: ns, passes)

@@ -257,7 +257,7 @@ def memory_of_gpu(machine: Predictor | None) -> float | None:
     return None if limit is None else 1e9 * limit
 
 
-class _Comparison:
+class _LayoutPlans:
     """Plans each layout with the micro-batches with which its step is the fastest that fits."""
 
     def __init__(self, setting: PlanSetting, memory_bytes: float | None, search: bool) -> None:
@@ -334,7 +334,7 @@ def compare_layouts(
     does not fit is tried with checkpointing. Raises UsageError for a batch that cannot be shared.
     """
     machine, architecture, batch = setting.machine, setting.architecture, setting.batch
-    comparison = _Comparison(setting, memory_bytes, search)
+    plans = _LayoutPlans(setting, memory_bytes, search)
     widest = min(layouts, key=lambda layout: layout.inner)
     sequences = batch.micro_batches * batch.sequences
     if search:
@@ -347,12 +347,12 @@ def compare_layouts(
         expected = "sequences of all ranks that data-parallel ranks can share"
         raise UsageError("batch", counted(sequences, "sequence"), expected)
     if search:
-        shared.sort(key=lambda pair: min(comparison.least_ns(pair[0], each) for each in pair[1]))
+        shared.sort(key=lambda pair: min(plans.least_ns(pair[0], each) for each in pair[1]))
     for layout, batches in shared:
-        comparison.add(layout, batches)
+        plans.add(layout, batches)
     tokens = round(sequences * batch.tokens)
     model = f"{architecture.source}: {architecture.parameters:,} parameters"
-    rows = comparison.rows
+    rows = plans.rows
     return LayoutComparison(
         what=f"{model}, {setting.options.dtype}; {tokens:,} tokens in a step",
         ranks=layouts[0].ranks,
