@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from torchcoll.core import errors
-from torchcoll.core.checksums import LineWriter
-from torchcoll.core.jsonl import TRUNCATED, UNUSABLE, lines_of, parse_line, read_records
+from torchcoll.core.jsonl import TRUNCATED, UNUSABLE, LineWriter, lines_of, parse_line, read_records
 from torchcoll.core.opening import MAKE_ROOM, files_in, not_written, open_to_write
 from torchcoll.core.result import (
     BOUND,
@@ -33,8 +32,8 @@ from torchcoll.core.result import (
     check_whole,
     or_none,
 )
-from torchcoll.core.shell import is_name
 from torchcoll.core.soak_windows import SoakWindow
+from torchcoll.core.variables import is_name
 
 SCHEMA = "torchcoll/2"
 _MANY_BYTES = 1 << 17  # of a line: from there on its samples are packed

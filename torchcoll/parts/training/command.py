@@ -177,8 +177,8 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_trace(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.parts.training.traces import read_jobs, read_traffic
     from torchcoll.parts.training.traffic_show import VIEWS, show_traffic
-    from torchcoll.reading.traces import read_jobs, read_traffic
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.report.formats import FORMATS, split_list
 

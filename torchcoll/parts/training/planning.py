@@ -41,7 +41,7 @@ from torchcoll.parts.training.layouts import (
 )
 from torchcoll.parts.training.measured_step import MeasuredStep, measure_step
 from torchcoll.parts.training.projection import Computation, Correction, Plan, PlannedStep
-from torchcoll.reading.inputs import load_traffic
+from torchcoll.parts.training.traces import read_traffic
 
 DEFAULT_BATCH = "1x8192"
 _LAUNCHED = 3  # layouts of a search whose flags are shown
@@ -266,7 +266,7 @@ def _load_measured(source: Any, machine: Predictor | None) -> tuple[Traffic, Pre
     if machine is None:
         raise UsageError("measured", "no machine", "a machine, whose times the capture corrects")
     if isinstance(source, str | os.PathLike):
-        return load_traffic(source), machine
+        return read_traffic([source]), machine
     if not isinstance(source, Traffic):
         raise UsageError("measured", type(source).__name__, "a Traffic, its file or its folder")
     return source, machine
@@ -280,7 +280,7 @@ def _as_capture(model: Any) -> Traffic | None:
         return None
     path = os.fspath(model)
     folder = os.path.isdir(path) and not os.path.exists(os.path.join(path, "config.json"))
-    return load_traffic(path) if folder or is_traffic(path) else None
+    return read_traffic([path]) if folder or is_traffic(path) else None
 
 
 def _corrected(
