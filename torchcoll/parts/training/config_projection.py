@@ -269,8 +269,8 @@ class _LayoutPlans:
         """Adds the row of a layout. A layout that does not fit is tried with checkpointing."""
         row = self._best(layout, batches)
         again = (SELECTIVE, FULL) if self.search and layout.data != ZERO1 else (FULL,)
-        known = self.setting.architecture.hidden and not layout.checkpoint
-        for checkpoint in again if known and not (row and self._too_many_states(row)) else ():
+        allowed = self.setting.architecture.hidden and not layout.checkpoint
+        for checkpoint in again if allowed and not (row and self._too_many_states(row)) else ():
             if row and (row.fits == FITS or (row.fits == TIGHT and not self.search)):
                 break
             other = self._best(replace(layout, checkpoint=checkpoint), batches)
