@@ -19,7 +19,7 @@ from torchcoll.core.display import OneLine
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import DeviceLimits, device_named
 from torchcoll.core.units import counted, format_digits, format_size
-from torchcoll.parts.curves.predictor import PredictedCase, Prediction, Predictor, bounded, least_ns
+from torchcoll.parts.curves.predictor import PredictedCase, Prediction, bounded, least_ns
 from torchcoll.parts.curves.published_law import HALVES, half_all_reduce_interval
 from torchcoll.parts.curves.rank_laws import StepLaw, step_laws
 from torchcoll.parts.curves.size_law import SizeLaw, log_factors
@@ -532,6 +532,3 @@ class MachineModel(OneLine):
         if text := self.facts.get(TOO_SHORT):
             notes.append(str(text))
         return notes
-
-    def alternatives(self) -> list[tuple[str, Predictor]]:
-        return []

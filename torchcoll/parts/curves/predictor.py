@@ -99,11 +99,6 @@ class Predictor(Protocol):
     def notes(self) -> list[str]:
         """What is assumed, and what is not in a prediction."""
 
-    def alternatives(self) -> list[tuple[str, Predictor]]:
-        """What a time may depend on, such as `half the network speed between hosts`, and the
-        machine as it then would be.
-        """
-
 
 class PlannedCalls(NamedTuple):
     """So many calls of one kind and size, one after another."""

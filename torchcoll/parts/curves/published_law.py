@@ -153,13 +153,11 @@ class LawPrediction:
     """Predicted logarithms of times in ns, and their standard deviations.
 
     common: of each variance the share that all calls on this machine have in common.
-    latency: the share of latency in each time.
     """
 
     logs: Floats
     deviations: Floats
     common: Floats
-    latency: Floats
 
 
 class PublishedLaw:
@@ -209,7 +207,7 @@ class PublishedLaw:
         variances = numpy.maximum(numpy.diag(remaining), 1e-6) + noise
         shared = numpy.maximum(numpy.diag(remaining), 0.0)
         return LawPrediction(
-            logs + cross @ self._weights, numpy.sqrt(variances), shared / variances, 1 - shares
+            logs + cross @ self._weights, numpy.sqrt(variances), shared / variances
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
@@ -15,7 +15,7 @@ from torchcoll.core.collectives import find_collective
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import device_named
 from torchcoll.core.units import counted, format_size
-from torchcoll.parts.curves.predictor import Prediction, Predictor, bounded, least_ns
+from torchcoll.parts.curves.predictor import Prediction, bounded, least_ns
 from torchcoll.parts.curves.published_law import (
     PREDICTED,
     QUANTILE,
@@ -63,14 +63,12 @@ class PublishedMachine:
     name: as in `--machine`.
     type: the type of machine whose runs tell its own deviation from the law; '' for a kind.
     runs: the published runs of it.
-    slower: factors by which its latency and its network are assumed to be worse.
     """
 
     name: str
     type: str
     links: MachineLinks
     runs: tuple[Publication, ...] = field(repr=False)
-    slower: tuple[float, float] = (1.0, 1.0)
 
     @cached_property
     def _law(self) -> PublishedLaw:
@@ -114,14 +112,13 @@ class PublishedMachine:
         if not fewest <= hosts <= ranks:
             expected = f"{fewest} to {ranks}: {self.links.linked} GPUs of {self.name} are linked"
             raise UsageError("hosts", f"{hosts} for {ranks} ranks", expected)
-        latency, network = self.slower
-        links = replace(self.links, nics_gbps=self.links.nics_gbps / network)
+        links = self.links
         place = (case.collective, size_bytes, ranks, hosts)
         point = law_point(links, self.type, *place)
         if point is None:
             raise UsageError("machine", self.name, "one whose links are known", _FIT)
         predicted = self._law.predict([point])
-        log = float(predicted.logs[0]) + math.log(latency) * float(predicted.latency[0])
+        log = float(predicted.logs[0])
         half = QUANTILE * float(predicted.deviations[0])
         prediction = Prediction(
             math.exp(log),
@@ -185,15 +182,6 @@ class PublishedMachine:
         if links.doubt:
             return [text, f"assumed: {nics}"]
         return [text, f"{nics}, as published"]
-
-    def alternatives(self) -> list[tuple[str, Predictor]]:
-        latency, network = self.slower
-        slow_network = replace(self, slower=(latency, 2 * network))
-        slow_calls = replace(self, slower=(2 * latency, network))
-        return [
-            ("half the network speed between hosts", slow_network),
-            ("twice the latency of each call", slow_calls),
-        ]
 
 
 _FIT = "Measure it: torchcoll model fit RUN... -o machine.json, then --machine machine.json."

@@ -340,6 +340,7 @@ class _Reader:
             for n in range(count)
         ]
         routed = any(layer.moe for layer in layers)
+        visited = self.number("visited_groups")  # node-limited routing
         dense = not routed or any("dense" in each or "mlp" in each for each in tags)
         dtype = self.values.get("torch_dtype", self.values.get("dtype"))
         return Architecture(
@@ -361,19 +362,13 @@ class _Reader:
             top_k=self.number("top_k") if routed else 0,
             expert_columns=self.number("columns") if routed else 0,
             expert_input=self.number("expert_width") or numbers["hidden"],
-            expert_groups=self._expert_groups(),
+            expert_groups=visited if visited < self.number("expert_groups") else 0,
             shared_experts=routed and self.number("shared") > 0,
             tied=self.flags["tied"],
             dtype=dtype if isinstance(dtype, str) else "",
             tokens=self.number("tokens"),
             vocabulary=self.number("vocabulary"),
         )
-
-    def _expert_groups(self) -> int:
-        """Returns the groups of experts that a token may visit (node-limited routing)."""
-        groups, visited = self.values.get("n_group"), self.values.get("topk_group")
-        limited = isinstance(groups, int) and isinstance(visited, int) and 0 < visited < groups
-        return int(visited or 0) if limited else 0
 
     def _tags(self, layer: int) -> set[str]:
         """Returns the kinds of a layer: of its attention, and of its feed-forward block."""

@@ -65,7 +65,7 @@ def plan_traffic(
         )
     program = captured_program(calls)
 
-    def groups(count: int, on: Predictor | None) -> dict[str, PlannedGroup]:
+    def groups(count: int) -> dict[str, PlannedGroup]:
         placed_groups: dict[str, PlannedGroup] = {}
         for name, own_ranks in members.items():
             size = len(own_ranks)
@@ -77,12 +77,12 @@ def plan_traffic(
                     f"a multiple of {captured_ranks // math.gcd(captured_ranks, size)}",
                 )
             apart = own_ranks[1] - own_ranks[0] if size > 1 else 1
-            placed_groups[name] = place_group(name, int(grown), apart, on)
+            placed_groups[name] = place_group(name, int(grown), apart, machine)
         return placed_groups
 
-    def step(count: int, share: float = 1.0, on: Predictor | None = machine) -> PlannedStep:
+    def step(count: int, share: float = 1.0) -> PlannedStep:
         part = None if compute is None else compute.times(share)
-        return planned_step(on, program, groups(count, on), count, {}, part, correction=correction)
+        return planned_step(machine, program, groups(count), count, {}, part, correction=correction)
 
     first = captured_ranks if captured_ranks in rank_counts else rank_counts[0]
     what = f"a step of {traffic.source} on {captured_ranks} ranks, {len(calls)} calls a rank"
@@ -90,7 +90,7 @@ def plan_traffic(
     if len(rank_counts) > 1:
         projection.weak = [step(count) for count in rank_counts]
         projection.strong = [step(count, first / count) for count in rank_counts]
-    return finish(projection, machine, lambda other: step(first, on=other), correction is not None)
+    return finish(projection, machine, correction is not None)
 
 
 def _calls_of_a_step(traffic: Traffic) -> list[Sent]:

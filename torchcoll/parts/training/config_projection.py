@@ -10,6 +10,7 @@ from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import counted, format_digits
 from torchcoll.parts.curves.predictor import Predictor
+from torchcoll.parts.curves.published_machine import PublishedMachine
 from torchcoll.parts.training.architectures import Architecture
 from torchcoll.parts.training.config_plan import TrainingOptions, plan_config
 from torchcoll.parts.training.layouts import (
@@ -23,6 +24,7 @@ from torchcoll.parts.training.layouts import (
 )
 from torchcoll.parts.training.projection import (
     UNCORRECTED,
+    UNSURE,
     Computation,
     Correction,
     Plan,
@@ -31,9 +33,6 @@ from torchcoll.parts.training.projection import (
     place_group,
     planned_step,
 )
-
-# The memory of a plan may be off by so much: torch's allocator and kernels decide about the rest.
-UNSURE = 0.1
 
 
 @dataclass(frozen=True)
@@ -107,17 +106,13 @@ def project_config(setting: PlanSetting, layout: ParallelLayout, ranks: Sequence
         notes=_notes(architecture, layout),
     )
     projection.notes += computing_notes(projection.step, layout)
+    projection.memory_bytes = memory_of_gpu(setting.machine)
     if len(ranks) > 1:
         projection.weak = [setting.step(layout.on(count)) for count in ranks]
         projection.strong = [
             setting.step(layout.on(count), layout.ranks / count) for count in ranks
         ]
-    return finish(
-        projection,
-        setting.machine,
-        lambda other: replace(setting, machine=other).step(layout),
-        setting.correction is not None,
-    )
+    return finish(projection, setting.machine, setting.correction is not None)
 
 
 def _notes(architecture: Architecture, layout: ParallelLayout) -> list[str]:
@@ -243,11 +238,10 @@ def _shared_batches(layout: ParallelLayout, batch: Batch, sequences: int) -> lis
     """Returns the batches that a data-parallel rank of the layout can have if all ranks together
     have so many sequences, from the largest micro-batches on; [] if they cannot be shared.
 
-    - batch: its micro-batches and sequences are the fewest.
+    - batch: its micro-batches are the fewest.
     """
     each, rest = divmod(sequences, layout.replicas * layout.shards)
-    largest = each // batch.micro_batches
-    sizes = [] if rest else range(largest, batch.sequences - 1, -1)
+    sizes = [] if rest else range(each // batch.micro_batches, 0, -1)
     batches = [replace(batch, micro_batches=each // n, sequences=n) for n in sizes if each % n == 0]
     return [b for b in batches if layout.virtual == 1 or b.micro_batches % layout.pp == 0]
 
@@ -257,7 +251,13 @@ _MOST_SEQUENCES = 16  # of a micro-batch in a search
 _SLOWER = 1.25
 
 
-class _Comparison:
+def memory_of_gpu(machine: Predictor | None) -> float | None:
+    """Returns the bytes of memory of a machine's GPU by its data sheet; None if unknown."""
+    limit = machine.memory_gb if isinstance(machine, PublishedMachine) else None
+    return None if limit is None else 1e9 * limit
+
+
+class _LayoutPlans:
     """Plans each layout with the micro-batches with which its step is the fastest that fits."""
 
     def __init__(self, setting: PlanSetting, memory_bytes: float | None, search: bool) -> None:
@@ -268,14 +268,9 @@ class _Comparison:
     def add(self, layout: ParallelLayout, batches: Sequence[Batch]) -> None:
         """Adds the row of a layout. A layout that does not fit is tried with checkpointing."""
         row = self._best(layout, batches)
-        again: tuple[str, ...] = (
-            (SELECTIVE, FULL) if self.search and layout.data != ZERO1 else (FULL,)
-        )
-        if layout.checkpoint or not self.setting.architecture.hidden:
-            again = ()
-        if row and self._too_many_states(row):
-            again = ()
-        for checkpoint in again:
+        again = (SELECTIVE, FULL) if self.search and layout.data != ZERO1 else (FULL,)
+        allowed = self.setting.architecture.hidden and not layout.checkpoint
+        for checkpoint in again if allowed and not (row and self._too_many_states(row)) else ():
             if row and (row.fits == FITS or (row.fits == TIGHT and not self.search)):
                 break
             other = self._best(replace(layout, checkpoint=checkpoint), batches)
@@ -336,32 +331,28 @@ def compare_layouts(
     - search: the layouts are candidates, and slow ones may be left out.
 
     Each layout has the micro-batches with which its step is the fastest that fits. A layout that
-    does not fit is tried with checkpointing. Raises UsageError if no layout can have the batch.
+    does not fit is tried with checkpointing. Raises UsageError for a batch that cannot be shared.
     """
     machine, architecture, batch = setting.machine, setting.architecture, setting.batch
-    comparison = _Comparison(setting, memory_bytes, search)
+    plans = _LayoutPlans(setting, memory_bytes, search)
     widest = min(layouts, key=lambda layout: layout.inner)
     sequences = batch.micro_batches * batch.sequences
     if search:
-        batch = replace(batch, micro_batches=1, sequences=1)
+        batch = replace(batch, micro_batches=1)
     else:
         sequences *= widest.replicas * widest.shards
     planned = [(layout, _shared_batches(layout, batch, sequences)) for layout in layouts]
-    unshared = next((layout for layout, batches in planned if not batches), None)
+    shared = [pair for pair in planned if pair[1]]
+    if not shared or (len(shared) < len(planned) and not search):
+        expected = "sequences of all ranks that data-parallel ranks can share"
+        raise UsageError("batch", counted(sequences, "sequence"), expected)
     if search:
-        planned = [pair for pair in planned if pair[1]]
-        if not planned:
-            expected = "sequences of all ranks that the data-parallel ranks can share"
-            raise UsageError("batch", counted(sequences, "sequence"), expected)
-        planned.sort(key=lambda pair: min(comparison.least_ns(pair[0], each) for each in pair[1]))
-    elif unshared is not None:
-        expected = f"layouts whose data-parallel ranks divide those of {widest.name}"
-        raise UsageError("compare", unshared.name, expected)
-    for layout, batches in planned:
-        comparison.add(layout, batches)
+        shared.sort(key=lambda pair: min(plans.least_ns(pair[0], each) for each in pair[1]))
+    for layout, batches in shared:
+        plans.add(layout, batches)
     tokens = round(sequences * batch.tokens)
     model = f"{architecture.source}: {architecture.parameters:,} parameters"
-    rows = comparison.rows
+    rows = plans.rows
     return LayoutComparison(
         what=f"{model}, {setting.options.dtype}; {tokens:,} tokens in a step",
         ranks=layouts[0].ranks,

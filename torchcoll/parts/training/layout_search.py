@@ -26,7 +26,8 @@ from torchcoll.parts.training.layouts import (
 FIND = "find"
 _LINKED = 8  # ranks of a host where the machine does not tell
 _DEEPEST = 32  # stages of a pipeline
-_LEAST_TOKENS = 2048  # of a sequence on each rank of cp
+_LEAST_TOKENS = 4096  # of a sequence on each rank of cp
+_VIRTUAL = (4, 12)  # of the virtual stages up to these the most are searched
 _DATA = (FSDP, HSDP, ZERO1)
 
 
@@ -68,8 +69,7 @@ def _combinations(
     pipelines = [
         (pp, virtual)
         for pp in range(1, min(_DEEPEST, layers) + 1 if divided else 2)
-        for virtual in range(1, layers // pp + 1 if pp > 1 else 2)
-        if virtual == 1 or _even_layers(layers, pp * virtual)
+        for virtual in _virtual_stages(layers, pp)
     ]
     for tp in split:
         for cp in contexts:
@@ -103,6 +103,14 @@ def _combinations(
                             sequence_parallel=tp > 1,
                             tp_overlap=tp > 1 and data == ZERO1,
                         )
+
+
+def _virtual_stages(layers: int, pp: int) -> list[int]:
+    """Returns the numbers of virtual stages of a rank that are searched, without one first."""
+    most = layers // pp if pp > 1 else 1
+    even = [n for n in range(2, most + 1) if _even_layers(layers, pp * n)]
+    largest = [max((n for n in even if n <= most), default=1) for most in _VIRTUAL]
+    return sorted({1, *largest})
 
 
 def _even_layers(layers: int, stages: int) -> int:

@@ -248,9 +248,9 @@ def parse_layout(
         tp_overlap=TP_OVERLAP in values,
         ep_overlap=EP_OVERLAP in values,
     )
-    for one, other in ((FULL, SELECTIVE), (DEEPEP, DEEPEP_FP8)):
-        if one in values and other in values:
-            raise UsageError(option, text, f"one of {one} and {other}")
+    for first, second in ((FULL, SELECTIVE), (DEEPEP, DEEPEP_FP8)):
+        if first in values and second in values:
+            raise UsageError(option, text, f"one of {first} and {second}")
     if (layout.dispatch or layout.ep_overlap) and layout.ep < 2:
         expected = f"ep=2 or more with {layout.dispatch or EP_OVERLAP}"
         raise UsageError(option, text, expected)

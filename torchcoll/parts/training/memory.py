@@ -23,7 +23,7 @@
   megatron/core/pipeline_parallel/schedules.py, get_pp_rank_microbatches).
 
 ``tests/training/test_memory.py`` has what torch really allocates for FSDP2 and DDP, and published
-peaks are in ``results/benchmarks/published-runs-2026-11-28.txt``.
+peaks are in ``results/benchmarks/published-runs-2026-11-29.txt``.
 """
 
 from __future__ import annotations

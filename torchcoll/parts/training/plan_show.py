@@ -29,6 +29,7 @@ from torchcoll.parts.training.projection import (
     GAIN,
     HALF,
     STRONG,
+    UNSURE,
     WEAK,
     Plan,
     PlannedRow,
@@ -201,7 +202,6 @@ def _forms(projection: Plan) -> Forms:
         "schema": "torchcoll-plan/1",
         "what": projection.what,
         "machine": projection.machine or None,
-        "depends": projection.depends or None,
         "compute_ns": projection.compute_ns,
         "step": _step(projection.step),
         "memory": vars(projection.step.memory) if projection.step.memory else None,
@@ -255,14 +255,16 @@ def plan_answer(projection: Plan) -> Answer:
         text = f"the communication of a step{of_subject} on {setup} ({sent}) {comm}"
     if projection.measured is not None:
         texts.append(correction_text(projection.measured))
-    elif projection.depends:
-        texts.append(projection.depends)
     kinds = [kind for kind in (WEAK, STRONG) if getattr(projection, kind)]
-    level = ""
+    level, limit = "", projection.memory_bytes
+    if step.memory and limit and step.memory.total > (1 + UNSURE) * limit:
+        needed, has = format_gigabytes(step.memory.total), format_gigabytes(limit)
+        texts.insert(0, f"it does not fit: {needed} of memory on a GPU of {has}; --find has others")
+        level = "doubt"
     if kinds and projection.compute_ns is None:
         texts.append(f"{' and '.join(kinds)} scaling: not known without --step-ms")
     elif kinds:
-        level = "doubt" if any(map(projection.scaling_break, kinds)) else "good"
+        level = "doubt" if level or any(map(projection.scaling_break, kinds)) else "good"
         texts.insert(0, text)
         text = "; ".join(_scaling_text(projection, kind) for kind in kinds)
     return Answer(one_line(text), level, details=tuple(map(one_line, texts)))

@@ -28,6 +28,7 @@ from torchcoll.parts.training.config_projection import (
     LayoutComparison,
     PlanSetting,
     compare_layouts,
+    memory_of_gpu,
     project_config,
 )
 from torchcoll.parts.training.layout_search import FIND, candidate_layouts, launch_flags
@@ -166,10 +167,8 @@ def compare_plans(
         compared = candidate_layouts(setting.architecture, counts[0], setting.machine, tokens)
     else:
         compared = parse_layouts(text, counts[0] if counts else None)
-    of_gpu = None
-    if limit is None and isinstance(setting.machine, PublishedMachine):
-        limit = of_gpu = setting.machine.memory_gb
-    memory_bytes = None if limit is None else 1e9 * limit
+    of_gpu = None if limit is not None else memory_of_gpu(setting.machine)
+    memory_bytes = of_gpu if limit is None else 1e9 * limit
     comparison = compare_layouts(setting, compared, memory_bytes, search=text == FIND)
     if text == FIND:
         layers = len(setting.architecture.layers)
@@ -177,7 +176,7 @@ def compare_plans(
         comparison.launch = [launch_flags(row.layout, row.batch, layers) for row in best]
     if of_gpu is not None:
         comparison.notes.append(
-            f"memory of a GPU: {of_gpu:g} GB by its data sheet; --memory-gb for another size"
+            f"memory of a GPU: {of_gpu / 1e9:g} GB by its data sheet; --memory-gb for another size"
         )
     return comparison
 

@@ -14,15 +14,13 @@ does at the ends of its interval (``sum_of`` of curves/predictor.py).
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
-from torchcoll.core.units import format_digits
 from torchcoll.parts.curves.predictor import (
     WIDEST,
     Ends,
@@ -108,6 +106,8 @@ PASS_SHARES = {FORWARD: 1 / 3, BACKWARD: 2 / 3}
 # It stops scaling if more than half of a step is exposed communication (weak), or if twice the
 # ranks make the step less than 1.25 times as fast (strong).
 HALF, GAIN = 0.5, 1.25
+# The memory of a plan may be off by so much: torch's allocator and kernels decide about the rest.
+UNSURE = 0.1
 WEAK, STRONG = "weak", "strong"
 _MESSAGE = "sendrecv"
 _NETWORK = "network"  # the lane of all groups that leave a host
@@ -276,7 +276,7 @@ class Plan(Displayed):
     - weak, strong: the steps over ranks; [] for one number of ranks.
     - machine: its name; '' without one.
     - notes: what is assumed and left out.
-    - depends: a clause on what the communication depends on most.
+    - memory_bytes: the memory of the machine's GPU; None if unknown.
     - concurrent: the work that ran during the machine's measured calls; '' if they ran alone.
     - measured: the measured step that corrects the times, and uncorrected: the step without it;
       None without one.
@@ -288,7 +288,7 @@ class Plan(Displayed):
     strong: list[PlannedStep] = field(default_factory=list)
     machine: str = ""
     notes: list[str] = field(default_factory=list)
-    depends: str = ""
+    memory_bytes: float | None = None
     concurrent: str = ""
     subject: str = ""
     measured: MeasuredStep | None = None
@@ -450,24 +450,15 @@ def place_group(name: str, ranks: int, apart: int, machine: Predictor | None) ->
     return PlannedGroup(name, ranks, hosts, concurrent, apart)
 
 
-def finish(
-    projection: Plan,
-    machine: Predictor | None,
-    step_on: Callable[[Predictor], PlannedStep],
-    corrected_by_step: bool,
-) -> Plan:
-    """Adds what the step depends on, notes on the limits, and removes what would be a guess.
+def finish(projection: Plan, machine: Predictor | None, corrected_by_step: bool) -> Plan:
+    """Adds notes on the limits, and removes what would be a guess.
 
-    - step_on: returns the step of the projection on another machine.
     - corrected_by_step: whether a measured step corrects the times.
     """
     if machine is None:
         projection.notes.append("--machine NAME or FILE gives the times; --machine list, the names")
         return projection
     projection.machine = machine.name
-    projection.depends = _depends(
-        projection.step, [(text, step_on(other)) for text, other in machine.alternatives()]
-    )
     guesses = sorted(
         {step.ranks for step in (*projection.weak, *projection.strong) if step.only_a_guess}
     )
@@ -504,33 +495,3 @@ def finish(
     if projection.compute_ns is None:
         projection.notes.append("--step-ms MS tells how much of it is exposed, and how it scales")
     return projection
-
-
-def _depends(step: PlannedStep, alternatives: Sequence[tuple[str, PlannedStep]]) -> str:
-    """What the communication of a step depends on most: the alternative that makes it longest; of a
-    machine without alternatives the calls with the largest share. '' for one kind of call.
-    """
-    if not step.rows or not step.comm_ns:
-        return ""
-    if alternatives:
-        longest = [(step.comm_ns[0], text) for text, step in alternatives if step.comm_ns]
-        worst_ns, text = max(longest)
-        longer = worst_ns / step.comm_ns[0]
-        return f"with {text} the communication would take {format_digits(longer, 2)} times as long"
-    name, share = dominant(step)
-    return f"most of it is {name} ({100 * share:.0f} %)" if share < 1 else ""
-
-
-def dominant(step: PlannedStep) -> tuple[str, float]:
-    """Returns the group and collective with the most time, or without a machine the most bytes, and
-    its share.
-    """
-    weights: dict[str, float] = defaultdict(float)
-    for row in step.rows:
-        times = row.time_ns
-        group = f"group {row.group}" if row.group.isdigit() else row.group  # torch's own names
-        weights[f"{row.collective} of {group}"] += times[0] if times else row.sent_bytes
-    if not weights:
-        return "no call", 1.0
-    name = max(weights, key=lambda key: weights[key])
-    return name, weights[name] / (sum(weights.values()) or 1.0)

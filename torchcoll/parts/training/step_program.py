@@ -114,7 +114,7 @@ class Idle(NamedTuple):
     waited: tuple[SentCall, ...]
 
 
-class Repeat(NamedTuple):
+class RepeatedActs(NamedTuple):
     """Micro-batches that are alike: these acts ``times`` times. One is simulated, and each of the
     others takes as long.
     """
@@ -123,7 +123,7 @@ class Repeat(NamedTuple):
     times: int
 
 
-ProgramAct = PassWork | BeginCall | Wait | Mark | Idle | Repeat
+ProgramAct = PassWork | BeginCall | Wait | Mark | Idle | RepeatedActs
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,9 @@ class StepProgram:
     def calls(self) -> Iterator[tuple[BeginCall, int]]:
         """Yields each call, and how often it is made."""
         for act in self.acts:
-            repeated, times = (act.acts, act.times) if isinstance(act, Repeat) else ((act,), 1)
+            repeated, times = (
+                (act.acts, act.times) if isinstance(act, RepeatedActs) else ((act,), 1)
+            )
             for inner in repeated:
                 if isinstance(inner, BeginCall):
                     yield inner, times
@@ -164,8 +166,10 @@ class StepProgram:
         """
         acts: list[ProgramAct] = []
         for act in self.acts:
-            if isinstance(act, Repeat):
-                acts.append(Repeat(StepProgram(act.acts).waiting_for(collectives).acts, act.times))
+            if isinstance(act, RepeatedActs):
+                acts.append(
+                    RepeatedActs(StepProgram(act.acts).waiting_for(collectives).acts, act.times)
+                )
             elif isinstance(act, BeginCall) and act.sent.collective in collectives:
                 acts += [act._replace(after=None), Wait((act.name,))]
             else:
@@ -232,7 +236,7 @@ class _Moment:
             else:
                 self._repeat(act)
 
-    def _repeat(self, repeat: Repeat) -> None:
+    def _repeat(self, repeat: RepeatedActs) -> None:
         now, free = self.now, dict(self.free)
         self.run(repeat.acts)
         more = repeat.times - 1
@@ -297,4 +301,4 @@ class ProgramWriter:
             start = len(self.acts)
             yield number == 0, number == written - 1
             if number == 2 and count > written:
-                self.acts[start:] = [Repeat(tuple(self.acts[start:]), count - 3)]
+                self.acts[start:] = [RepeatedActs(tuple(self.acts[start:]), count - 3)]
