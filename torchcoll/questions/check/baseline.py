@@ -17,6 +17,10 @@ from torchcoll.core.units import counted, format_factor, format_ns
 from torchcoll.questions.check import limits
 
 
+# One run each does not show what is usual.
+_AGAIN = "measure again; three good runs and torchcoll check --learn show what is usual"
+
+
 class JudgedByBaseline(Protocol):
     """A run judged by good runs."""
 
@@ -48,7 +52,7 @@ class BaselineRuns(Protocol):
         ...
 
 
-def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> limits.Phrase:
+def baseline_phrases(rows: Sequence[Row], run: Run, base: Run) -> list[limits.Phrase]:
     """How fast the cases that both have are: the median of them, the largest sizes, and the worst.
 
     The lower of the first two decides. Of many cases of one run some are slow on any machine, so
@@ -91,19 +95,20 @@ def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> limits.Phrase:
     texts[0] = texts[0].replace(" % in ", f" % of the speed of {name} in ", 1)
     if figures[-1] is of_worst:
         texts[-1] = f"at worst {texts[-1]}"
-    text = "; ".join([*texts, "one run each"])
     lacking = sum(row.is_right and bool(row.median_ns) for row in summarise_run(base)) - len(pairs)
     if lacking > 0:
-        text += f"; {counted(lacking, 'case')} of {name} without a time in this run"
+        texts.append(f"{counted(lacking, 'case')} of {name} without a time in this run")
+    slower = f"{limits.case_text(row)} takes {format_factor(1 / worst)} as long as in {name}"
     if level != limits.FAIL and worst <= 1 / limits.SLOW_FACTOR:
-        factor = format_factor(1 / worst)
-        return limits.Phrase(limits.FAIL, f"{factor} slower in {limits.case_text(row)}: {text}")
-    if level != limits.FAIL and worst <= 1 / limits.DOUBTED_FACTOR:
-        doubt = f"{limits.case_text(row)} takes {format_factor(1 / worst)} as long"
-        return limits.Phrase(
-            limits.CANNOT_TELL, f"{doubt}, and one run each cannot say why: {text}"
-        )
-    return limits.Phrase(level, text)
+        level = limits.FAIL
+        texts.insert(0, slower)
+    elif level != limits.FAIL and worst <= 1 / limits.DOUBTED_FACTOR:
+        level = limits.CANNOT_TELL
+        texts.insert(0, f"why {slower}: one run each")
+    else:
+        texts.append("one run each")
+    first = limits.Phrase(level, texts[0], next_step="" if level == limits.PASS else _AGAIN)
+    return [first, *(limits.Phrase("", text) for text in texts[1:])]
 
 
 def baseline_pairs(rows: Sequence[Row], base: Run) -> list[tuple[Row, Row]]:

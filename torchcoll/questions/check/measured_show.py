@@ -43,6 +43,7 @@ def run_answer(verdict: Verdict, rows: Sequence[Row], bimodal: int = 0) -> Answe
         level=answer.level,
         worst=answer.worst,
         details=(*measured.details, *details, *warnings, *absent),
+        next_step=answer.next_step,
     )
 
 
@@ -91,16 +92,17 @@ def runs_answer(
     if measured is None:
         return answer
     if answer.level and answer.level != "doubt":
-        return replace(answer, details=(measured.headline, *details))
+        return replace(answer, details=(*answer.details, measured.headline, *details))
     before = "" if pooled else f"{units.counted(len(names), 'run')}: "
-    details = [*measured.details, *details, *([answer.subject] if answer.level else [])]
+    details += [answer.subject, *answer.details] if answer.level else []
     return replace(
         measured,
         before=before,
         level=answer.level,
         worst=answer.worst if answer.level else (),
-        details=(*details, *list(absent)[:1]),
+        details=(*measured.details, *details, *list(absent)[:1]),
         counts=answer.counts,
+        next_step=next((v.answer.next_step for v in verdicts if v.answer.next_step), ""),
     )
 
 
@@ -132,12 +134,12 @@ def over_all(named: Sequence[tuple[str, Verdict]], unjudged: bool = True) -> Ans
         reason = answer.worst[0] if answer.worst else answer.headline
         reasons.setdefault(reason, []).append(one_line(name))
     if len(reasons) == 1 and (len(of_worst) > 1 or not level):
-        [reason] = of_worst[0][1].worst[:1] or reasons
+        [reason] = reasons
         return Answer(f"{text}: {reason}", level, **facts)
     texts = [f"{units.shorten(names, 1)}: {why}" for why, names in list(reasons.items())[:_REASONS]]
     left = sum(len(names) for names in list(reasons.values())[_REASONS:])
     texts += [f"and {left} more"] if left else []
-    return Answer(f"{text} ({'; '.join(texts)})", level, **facts)
+    return Answer(f"{text}: {texts[0]}", level, details=tuple(texts[1:]), **facts)
 
 
 def measured_answer(rows: Sequence[Row], runs: int = 1) -> Answer | None:

@@ -80,7 +80,7 @@ def explained(run: Run, collective: str | None, size_bytes: int | None) -> Grid:
         lines.append(f"not recorded by the source: {', '.join(unknown)}")
     more = len(fitting) - 1
     head = one_line(f"{result.case.describe()}, {row.ranks or 'unknown'} ranks, {row.device}")
-    above = [f"{one_line(run.path or 'run')}: {head}"]
+    above = [head]
     above += [f"(one of {more + 1} rows: name a collective or a size for another)"] if more else []
     text, level = _sentence(row, result), ""
     if row.median_ns and not row.is_right:

@@ -212,10 +212,10 @@ def show(
     pairs = usual and any(map(has_pairs, runs))
     by_collective = by_collective and usual and not every
     if pairs and format in ("table", "markdown"):
-        show_with_pairs(runs, format, out)
+        show_with_pairs(runs, readings, format, out)
     elif format in ("table", "markdown"):
         titled, verdict = _titled_grids(
-            runs, readings, view, metric or "busbw", every, by_collective
+            runs, readings, view, metric or "", every, by_collective
         )
         print_grids(titled, format, out, verdict)
     else:
@@ -316,17 +316,25 @@ def _titled_grids(
     """The tables to print, under the path of the file that they come from, and of several runs that
     are judged one verdict.
     """
+    from torchcoll.report.many import MOST_RUNS, runs_grids, same_cases
     from torchcoll.report.ranks_view import ranks_grids
     from torchcoll.report.sample_views import calls_grids
     from torchcoll.report.views import pivot_grids
 
+    titles = [title_of(run) for run in runs]
     if view.startswith(_PIVOT):
-        return [("", pivot_grids(runs, readings, view.removeprefix(_PIVOT), metric))], None
-    from torchcoll.report.many import MOST_RUNS, runs_grids, same_cases
+        rows_of, verdicts = _judged_rows(runs, readings)
+        answer = runs_answer(titles, verdicts, rows_of, same_cases(runs, rows_of))
+        if len(runs) == 1:
+            answer = run_answer(verdicts[0], rows_of[0])
+        return [("", pivot_grids(runs, readings, view.removeprefix(_PIVOT), metric))], answer
 
     def make(run: Run) -> list[Grid]:
         if view == "ranks":
-            return ranks_grids(run, readings, every)
+            grids = ranks_grids(run, readings, every)
+            # Pairs measure each rank with each other: they decide.
+            grids[-1].answer = answer_of(run) if has_pairs(run) else grids[-1].answer
+            return grids
         if view == "calls":
             return calls_grids(run, readings)
         if by_collective and _compares_collectives(run):
@@ -336,7 +344,7 @@ def _titled_grids(
             table.answer, further[-1].answer = None, table.answer
         return grids
 
-    titles = [title_of(run) if len(runs) > 1 else "" for run in runs]
+    titles = titles if len(runs) > 1 else [""]
     if len(runs) > MOST_RUNS and not every and view == "cases":
         rows_of, verdicts = _judged_rows(runs, readings)
         groups = same_cases(runs, rows_of)
@@ -465,24 +473,29 @@ def has_pairs(run: Run) -> bool:
     return any(map(is_pair, run.results))
 
 
-def show_with_pairs(runs: Sequence[Run], format: str, out: Destination) -> None:
-    """Of pairs their matrix, what follows from it and the verdict; of other runs their table."""
-    for number, run in enumerate(runs):
+def show_with_pairs(runs: Sequence[Run], readings: View, format: str, out: Destination) -> None:
+    """Of pairs their matrix, what follows from it and the verdict; of other runs their tables, and
+    before them one answer about all.
+    """
+    others = [run for run in runs if not has_pairs(run)]
+    if others:
+        titled = [(title_of(run), [table_grid(run)]) for run in others]
+        rows_of, verdicts = _judged_rows(runs, readings)
+        alone = [[number] for number in range(len(runs))]
+        titles = list(map(title_of, runs))
+        print_grids(titled, format, out, runs_answer(titles, verdicts, rows_of, alone))
+        out.write("\n")
+    for number, run in enumerate(filter(has_pairs, runs)):
         out.write("\n" if number else "")
-        if has_pairs(run):
-            rows = summarise_run(run)
-            verdict = judge(run, rows=rows)  # raises before anything is printed
-            if show_pairs(run, format, file=out.file):  # which has accused in better words
-                recorded = {str(e.get("message")) for e in run.events if e.get("kind") == "suspect"}
-                kept = tuple(phrase for phrase in verdict.phrases if phrase.text not in recorded)
-                verdict = replace(verdict, phrases=kept)
-            doubts = [row for row in rows if row.status == IMPLAUSIBLE]
-            grid = Grid([], [], below=reason_lines(doubts), answer=verdict.answer)
-            if verdict.phrases or grid.below:
-                print_grids([("", [grid])], format, out)
-        else:
-            title = title_of(run) if len(runs) > 1 else ""
-            print_grids([(title, [table_grid(run)])], format, out)
+        rows = summarise_run(run)
+        verdict = judge(run, rows=rows)  # raises before anything is printed
+        show_pairs(run, format, file=out.file)
+        answer = answer_of(run)
+        said = {answer.headline} if answer else set()
+        kept = tuple(phrase for phrase in verdict.phrases if phrase.text not in said)
+        doubts = [row for row in rows if row.status == IMPLAUSIBLE]
+        below = reason_lines(doubts) + ["; ".join(map(str, kept))]
+        out.lines(filter(None, below))
 
 
 def answer_of(finding: Any) -> Answer | None:
