@@ -254,6 +254,26 @@ def print_answer(answer: Answer, out: Destination) -> None:
     out.lines(further)
 
 
+def _without_same_columns(grids: Sequence[Grid], width: int) -> list[Grid]:
+    """The grids without each column that one of them must leave out; the first says so."""
+    texts: set[str] = set()
+    for grid in grids:
+        if grid.rows:
+            drawn = _numbered(grid, width)
+            dropped, _ = fit(drawn.heads, drawn.widths(), width)
+            texts |= {drawn.heads[i].text for i in dropped}
+    said: set[str] = set()
+    result = []
+    for grid in grids:
+        dropped = {i for i, head in enumerate(grid.heads) if head.drop and head.text in texts}
+        kept = [i for i in range(len(grid.heads)) if i not in dropped]
+        note = hidden_note(grid.heads, dropped, width)
+        below = [note, *grid.below] if dropped and note not in said else grid.below
+        said.add(note)
+        result.append(replace(grid.only(kept), below=below) if dropped else grid)
+    return result
+
+
 def print_grids(
     titled: Sequence[tuple[str, list[Grid]]],
     format: str,
@@ -287,6 +307,9 @@ def print_grids(
         for title, grids in titled
     ]
     between = "\n" if answers else ""
+    if format == "table":
+        fitting = iter(_without_same_columns([g for _, grids in titled for g in grids], out.width))
+        titled = [(title, [next(fitting) for _ in grids]) for title, grids in titled]
     for title, grids in titled:
         if title:
             out.write(between + (f"## {title}\n\n" if format == "markdown" else f"{title}\n"))

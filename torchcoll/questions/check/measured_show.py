@@ -11,7 +11,7 @@ from torchcoll.core.answer import Answer
 from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
-from torchcoll.core.summary import Row, median
+from torchcoll.core.summary import COLD_CALL, Row, median
 from torchcoll.questions.check.judging import Verdict
 from torchcoll.questions.check.limits import NO_REFERENCE, PASS, WORDS, case_text, correct_text
 from torchcoll.report.columns import distinct_values
@@ -43,7 +43,7 @@ def run_answer(verdict: Verdict, rows: Sequence[Row], bimodal: int = 0) -> Answe
         level=answer.level,
         worst=answer.worst,
         details=(*measured.details, *details, *warnings, *absent),
-        next_step=answer.next_step,
+        next_step=measured.next_step or answer.next_step,
     )
 
 
@@ -102,7 +102,8 @@ def runs_answer(
         worst=answer.worst if answer.level else (),
         details=(*measured.details, *details, *list(absent)[:1]),
         counts=answer.counts,
-        next_step=next((v.answer.next_step for v in verdicts if v.answer.next_step), ""),
+        next_step=measured.next_step
+        or next((v.answer.next_step for v in verdicts if v.answer.next_step), ""),
     )
 
 
@@ -152,6 +153,8 @@ def measured_answer(rows: Sequence[Row], runs: int = 1) -> Answer | None:
     good = [row for row in rows if row.is_right and row.median_ns]
     if not good:
         return None
+    if all(row.statistic == COLD_CALL for row in good):
+        return _cold_answer(good)
     kinds = {tuple(getattr(row, name) for name in _KIND) for row in good}
     several = len(kinds) > 1
     answer = Answer(_subject(good, several), verb=_times_text(good, several), many=several)
@@ -179,6 +182,21 @@ def measured_answer(rows: Sequence[Row], runs: int = 1) -> Answer | None:
     if runs > 1:
         answer = replace(answer, scope=f"{answer.scope}, medians of {runs} runs".lstrip())
     return answer
+
+
+def _cold_answer(rows: Sequence[Row]) -> Answer:
+    """Of single first calls the range of their times on the most ranks, and on the fewest."""
+    fewest, most = (
+        [row for row in rows if row.ranks == end(row.ranks for row in rows)] for end in (min, max)
+    )
+    of_fewest = _times_text(fewest, True).removeprefix("take ")
+    return Answer(
+        _subject(most, True).replace("case", "single call", 1),
+        verb=_times_text(most, True),
+        many=len(most) > 1,
+        scope=f"(on {units.counted(fewest[0].ranks, 'rank')}: {of_fewest})" if fewest != most else "",
+        next_step="torchcoll cold FILE tells first calls from later ones",
+    )
 
 
 def _times_text(rows: Sequence[Row], several: bool) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TextIO
 
-from torchcoll.core.answer import Answer, Caveat
+from torchcoll.core.answer import Answer, Caveat, worst_level
 from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.errors import UsageError, choice, literal, one_line, unknown
 from torchcoll.core.file import is_traffic
@@ -95,7 +95,7 @@ def table_grid(
         above=above + first_lines(run, how, total=how != "max", verbose=view.verbose),
         below=most_notes(without_verdict(below, verdict), run, view.verbose),
         styles=[row_style(entry) for entry in entries],
-        answer=run_answer(verdict, rows, notes.bimodal),
+        answer=answer_with_further(run, run_answer(verdict, rows, notes.bimodal)),
         keys=[row_keys.get(id(entry.result), "") for entry in entries] if row_keys else [],
     )
 
@@ -300,8 +300,8 @@ def _machine_text(runs: Sequence[Run], readings: View, format: str, view: str) -
         rows = [entry.row for entry in readings.entries(run, notes)]
         verdict = judge(run, rows=rows if readings.usual else None)
         document = run_object(run, readings, records, verdict)
-        answer = {"answer": run_answer(verdict, rows, notes.bimodal).to_json()}
-        objects.append({**document, **_further_object(run), **answer})
+        answer = answer_with_further(run, run_answer(verdict, rows, notes.bimodal))
+        objects.append({**document, **_further_object(run), "answer": answer.to_json()})
     return json_text(objects)
 
 
@@ -430,6 +430,33 @@ def _collectives_grids(run: Run, readings: View) -> list[Grid]:
     last.below = [*notes, "times and first calls of each case: --view cases"]
     last.answer = table.answer
     return [*grids, last]
+
+
+def answer_with_further(run: Run, answer: Answer) -> Answer:
+    """The answer of a run after that of --soak or --concurrent, for which the run was made; a
+    failure comes first.
+    """
+    first: Answer | None = None
+    if any(result.concurrent for result in run.results):
+        from torchcoll.questions.contention.overlap import overlaps
+        from torchcoll.questions.contention.show import concurrent_answer
+
+        first = concurrent_answer(rows) if (rows := overlaps(run)) else None
+    if run.windows:
+        from torchcoll.questions.contention.soaked import soaked
+
+        first = soak.answer if (soak := soaked(run)) else first
+    if first is None:
+        return answer
+    if answer.level == "bad":
+        return replace(answer, details=(*answer.details, first.headline, *first.details))
+    return replace(
+        first,
+        level=worst_level(first.level, answer.level),
+        worst=(*first.worst, *answer.worst),
+        details=(*first.details, answer.headline, *answer.details),
+        next_step=first.next_step or answer.next_step,
+    )
 
 
 def further_grids(run: Run) -> list[Grid]:
