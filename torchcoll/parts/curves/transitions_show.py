@@ -224,8 +224,11 @@ def transitions_answer(
     if refine:
         sizes = sorted({size for curve in curves for size in curve.refining})
         listed = ",".join(map(str, sizes))
-        text = f"to narrow the transitions: --sizes {listed}" if sizes else "nothing to narrow"
         answer = transitions_answer(curves, titles)
+        if not sizes:
+            narrow = "no size would narrow a transition"
+            return replace(answer, details=(*answer.details, narrow), next_step="")
+        text = f"to narrow the transitions: --sizes {listed}"
         return Answer(text, answer.level, details=(answer.headline, *answer.details))
     titles, _ = split_titles(titles)
     fit = _fit_texts(curves[0]) if len(curves) == 1 else []
@@ -261,8 +264,9 @@ def transitions_answer(
     short = sum(bool(curve.note) for curve in curves)
     steady = len(curves) - short
     if not short:
-        text = "; ".join([*fit, "no change of behaviour found", *texts])
-        return Answer(text, "doubt" if slow else "")
+        worst = max(curve_range.misfit for curve in curves for curve_range in curve.curve.ranges)
+        fits = f"no change of behaviour: the law fits all sizes within {units.format_share(worst)}"
+        return Answer("; ".join([*fit, fits, *texts]), "doubt" if slow else "")
     reason = "too few sizes, or too much scatter"
     if short == 1:
         reason = next(curve.note for curve in curves if curve.note)

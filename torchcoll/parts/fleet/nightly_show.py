@@ -137,6 +137,13 @@ def answer_of(finding: NightFinding) -> Answer:
             counts,
             tuple(dict.fromkeys([*worst, *finding.missing])),
         )
+    if not finding.nodes:
+        return Answer(
+            "no node can be judged: no run is of one host alone",
+            "doubt",
+            counts,
+            next_step="collect runs of single hosts, or find slow hosts with torchcoll pairs",
+        )
     size = finding.detectable
     answer = Answer(
         "no node",
@@ -244,7 +251,7 @@ def night_grid(finding: NightFinding) -> Grid:
         f"{counted(each.cases, 'case')}"
         for each in finding.snapshots
     ]
-    above = [f"night of {finding.date} (UTC), one of {finding.nights}; {'; '.join(kinds)}"]
+    above = ["; ".join([f"night of {finding.date} (UTC), one of {finding.nights}", *kinds])]
     below = list(finding.notes)
     if finding.accepted:
         below.insert(0, f"accepted: {', '.join(map(one_line, finding.accepted))}")

@@ -158,7 +158,8 @@ def by_fabric(rows: Sequence[Row], fabric: rules.Fabric | None, run: Run) -> lis
     rows: those with a result, of several ranks. An imported file may not say how many.
     """
     if all(row.ranks < 1 for row in rows):
-        return [Phrase(NO_REFERENCE, "where the number of ranks is unknown")]
+        text = "where the number of ranks is unknown"
+        return [Phrase(NO_REFERENCE, text, next_step="state it with --ranks N")]
     if fabric is None:
         where = " and ".join(
             dict.fromkeys(

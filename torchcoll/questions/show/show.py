@@ -356,7 +356,8 @@ def _titled_grids(
     if len(runs) < 2 or view != "cases":
         return [(title, make(run)) for title, run in zip(titles, runs, strict=True)], None
     if len(set(titles)) == 1:  # programs of one file
-        titles = [", ".join(dict.fromkeys(r.case.collective for r in run.results)) for run in runs]
+        names = [", ".join(dict.fromkeys(r.case.collective for r in run.results)) for run in runs]
+        titles = [f"run {number}: {name}" for number, name in enumerate(names, 1)]
     usual = readings == View(verbose=readings.verbose)
     return _several_runs(runs, readings, titles, usual and not every, make)
 
