@@ -23,7 +23,13 @@ from torchcoll.core.summary import P99_CALLS, library_of
 from torchcoll.core.units import format_size
 from torchcoll.questions.check.judging import judge
 from torchcoll.questions.check.measured_show import run_answer
-from torchcoll.questions.show.show import answer_with_further, further_grids, row_style, show, without_verdict
+from torchcoll.questions.show.show import (
+    answer_with_further,
+    further_grids,
+    row_style,
+    show,
+    without_verdict,
+)
 from torchcoll.report import grid
 from torchcoll.report.columns import COLUMNS_OF_DATA, Column, default_columns, distinct_values
 from torchcoll.report.destination import Destination, ProgressLine, RunProgress

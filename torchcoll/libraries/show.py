@@ -542,7 +542,11 @@ def _answer(limits: Limits, machine: Machine) -> Answer:
     unlike = len({len(host.described_gpus) for host in machine.hosts}) > 1
     note = "the hosts have unlike numbers of GPUs: give the files of like hosts"
     first, *more = texts
-    return Answer(first, "doubt" if machine.problems or reasons else "", details=(*more, *([note] if unlike else [])))
+    return Answer(
+        first,
+        "doubt" if machine.problems or reasons else "",
+        details=(*more, *([note] if unlike else [])),
+    )
 
 
 def _interfaces_text(machine: Machine, gbps: float) -> str:

@@ -195,8 +195,8 @@ def _check_own(paths: Sequence[str], options: argparse.Namespace) -> None:
 def _runs_of(
     options: argparse.Namespace, lines: list[str]
 ) -> tuple[list[Run], list[errors.UnreadableError]]:
-    """The runs of all files, and the errors of the files that cannot be read. Adds to ``lines`` what
-    was read of each file.
+    """The runs of all files, and the errors of those that cannot be read. lines: what was read of
+    each file is added.
     """
     from torchcoll.reading.base import ImportOptions
     from torchcoll.reading.inputs import expand, load_all

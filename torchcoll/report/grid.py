@@ -302,7 +302,10 @@ def print_grids(
     titled = [
         (
             title,
-            [replace(grid, answer=_again(grid.answer, bool(over_all) or repeated)) for grid in grids],
+            [
+                replace(grid, answer=_again(grid.answer, bool(over_all) or repeated))
+                for grid in grids
+            ],
         )
         for title, grids in titled
     ]

@@ -47,8 +47,9 @@ def pivot_grids(
 ) -> list[Grid]:
     """One table for each combination of what else varies. Raises UsageError for an unknown key.
 
-    metric: by default busbw, or the time where no case has one. overview: of several runs each cell has the lowest and the highest value after the median, and
-    sizes at which a bandwidth is below 0.01 GB/s have times.
+    metric: by default busbw, or the time where no case has one. overview: of several runs each cell
+    has the lowest and the highest value after the median, and sizes at which a bandwidth is below
+    0.01 GB/s have times.
     """
     _check_key(runs, key)
     points = [

@@ -240,7 +240,9 @@ class CheckedRun:
             return "run it again; if it stays slow, torchcoll doctor and torchcoll pairs find why"
         if judged.state == good_runs.AS_USUAL:
             return ""
-        if judged.state == good_runs.PROBABLY_SLOW and not judged.cases_that_are(good_runs.TOO_NOISY):
+        if judged.state == good_runs.PROBABLY_SLOW and not judged.cases_that_are(
+            good_runs.TOO_NOISY
+        ):
             return "run it again: a real slowdown stays"
         if judged.cases_that_are(good_runs.DOUBTED):
             return "run it again: a real slowdown stays"

@@ -16,7 +16,6 @@ from torchcoll.core.summary import Row, median
 from torchcoll.core.units import counted, format_factor, format_ns
 from torchcoll.questions.check import limits
 
-
 # One run each does not show what is usual.
 _AGAIN = "measure again; three good runs and torchcoll check --learn show what is usual"
 
@@ -95,9 +94,6 @@ def baseline_phrases(rows: Sequence[Row], run: Run, base: Run) -> list[limits.Ph
     texts[0] = texts[0].replace(" % in ", f" % of the speed of {name} in ", 1)
     if figures[-1] is of_worst:
         texts[-1] = f"at worst {texts[-1]}"
-    lacking = sum(row.is_right and bool(row.median_ns) for row in summarise_run(base)) - len(pairs)
-    if lacking > 0:
-        texts.append(f"{counted(lacking, 'case')} of {name} without a time in this run")
     slower = f"{limits.case_text(row)} takes {format_factor(1 / worst)} as long as in {name}"
     if level != limits.FAIL and worst <= 1 / limits.SLOW_FACTOR:
         level = limits.FAIL
@@ -107,6 +103,9 @@ def baseline_phrases(rows: Sequence[Row], run: Run, base: Run) -> list[limits.Ph
         texts.insert(0, f"why {slower}: one run each")
     else:
         texts.append("one run each")
+    lacking = sum(row.is_right and bool(row.median_ns) for row in summarise_run(base)) - len(pairs)
+    if lacking > 0:
+        texts.append(f"{counted(lacking, 'case')} of {name} without a time in this run")
     first = limits.Phrase(level, texts[0], next_step="" if level == limits.PASS else _AGAIN)
     return [first, *(limits.Phrase("", text) for text in texts[1:])]
 

@@ -263,7 +263,9 @@ def _damage_text(run: Run, rows: Sequence[Row]) -> str:
     lines = damaged_lines(run.problems)
     if not lines:
         return ""
-    verb = "is cut off in" if any(CUT_OFF in problem for problem in run.problems) else "is damaged at"
+    verb = (
+        "is cut off in" if any(CUT_OFF in problem for problem in run.problems) else "is damaged at"
+    )
     where = f"{plural(len(lines), 'line')} {format_ranges(lines)}"
     return f"the file {verb} {where}: {counted(len(rows), 'case')} could be read"
 

@@ -194,7 +194,9 @@ def _cold_answer(rows: Sequence[Row]) -> Answer:
         _subject(most, True).replace("case", "single call", 1),
         verb=_times_text(most, True),
         many=len(most) > 1,
-        scope=f"(on {units.counted(fewest[0].ranks, 'rank')}: {of_fewest})" if fewest != most else "",
+        scope=f"(on {units.counted(fewest[0].ranks, 'rank')}: {of_fewest})"
+        if fewest != most
+        else "",
         next_step="torchcoll cold FILE tells first calls from later ones",
     )
 

@@ -102,7 +102,9 @@ def _of_run(run: Run) -> tuple[list[Grid], list[dict[str, Any]]]:
     if grid is None:
         kind = one_line(published.kind_of_run(run))
         text = f"nothing is published of {kind}" if kind else _unknown(run)
-        return [Grid([], [], answer=Answer(text, next_step="torchcoll show --published has all"))], []
+        return [
+            Grid([], [], answer=Answer(text, next_step="torchcoll show --published has all"))
+        ], []
     cases: list[published.PublishedCase] = published.standings(run, summarise_run(run))
     return [grid], [
         {

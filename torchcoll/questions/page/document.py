@@ -227,9 +227,9 @@ def _tables(document: PageDraft, verdicts: Sequence[Verdict]) -> Section:
     plain = [(run, rows, verdict) for run, rows, verdict in judged if not has_pairs(run)]
     section = Section("Every case", commands=[document.command("show")], folded=len(plain) > _OPEN)
     if len(plain) > MOST_RUNS:
-        named = [(title_of(run), verdict.answer) for run, _, verdict in plain]
         runs, rows_of = [run for run, _, _ in plain], [rows for _, rows, _ in plain]
-        section.tables.append(TitledGrids("", runs_grids(runs, rows_of, named)))
+        grids = runs_grids(runs, rows_of, list(map(title_of, runs)))
+        section.tables.append(TitledGrids("", grids))
     else:
         for run, _, verdict in plain:
             grid = table_grid(run, verdict=verdict, row_keys=document.keys)

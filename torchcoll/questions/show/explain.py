@@ -14,22 +14,6 @@ from torchcoll.core.units import format_bandwidth, format_ns, format_size, parse
 from torchcoll.report.grid import Grid
 from torchcoll.report.header import reading, reported_text
 
-_MODES = {
-    "synchronized": "a barrier before every call, outside the stamps: a call is timed by itself",
-    "back-to-back": "calls are queued with no barrier between them: the time is their period, and "
-    "what one call hides behind another does not count",
-    "blocking": "each rank waits until its call is complete, then makes the next, with no barrier "
-    "between them: the time is their period",
-    "graph": "calls captured in a CUDA graph and replayed: the host's time to issue them is not "
-    "in it",
-}
-_CLOCKS = {
-    "host": "host: from before the call until it is complete, by the clock of the rank's CPU",
-    "device": "device: between two events on the device's stream; the host's time to issue a call "
-    "is in it only where the device waits for it",
-    "issue": "issue: until the Python call returns; the operation may still run",
-}
-
 
 def asked(terms: Sequence[str]) -> tuple[str | None, int | None]:
     """A collective and a size, in any order; None where one is not named. Raises UsageError for
@@ -74,7 +58,6 @@ def explained(run: Run, collective: str | None, size_bytes: int | None) -> Grid:
     row, result = max(timed, key=lambda pair: pair[0].size_bytes)
     parts = _parts(run, row, result)
     unknown = [n for n, field in _SAMPLED.items() if result.reported and not getattr(row, field)]
-    unknown += [n for n in ("clock", "mode") if getattr(row, n) in (None, "unknown")]
     lines = [f"{name}: {line}" for name in parts if name not in unknown for line in parts[name]]
     if unknown:
         lines.append(f"not recorded by the source: {', '.join(unknown)}")
@@ -137,13 +120,13 @@ def _parts(run: Run, row: Row, result: CaseResult) -> dict[str, list[str]]:
     how = reported_text(run) or reading([row], "max")
     calls = f"{row.calls} steady calls" if row.calls else "a number of calls that is not recorded"
     what = " (time of the batches / calls)" if row.statistic == PERIOD else ""
-    spread = "percentile of the steady calls of this run: a spread, no confidence interval"
+    spread = "percentile of the steady calls of this run"
     lines: dict[str, list[str]] = {
         "time": [f"{time}, the {one_line(row.statistic or 'time')}{what} of {calls}; {how}"],
         "first": [f"{format_ns(row.first_call_ns)}: the first cold call of the case, host clock"],
         "low": [f"{format_ns(row.low_ns)}: the 5th {spread}"],
         "high": [f"{format_ns(row.high_ns)}: the 95th {spread}"],
-        "p99": [f"{format_ns(row.p99_ns)}: the 99th {spread}; from 100 calls on"],
+        "p99": [f"{format_ns(row.p99_ns)}: the 99th {spread}"] if row.p99_ns else [],
     }
     if row.algbw_gbps is None:
         why = (
@@ -159,8 +142,6 @@ def _parts(run: Run, row: Row, result: CaseResult) -> dict[str, list[str]]:
         given = _given("algbw_gbps", row, result)
         lines["algbw"] = [f"{format_bandwidth(row.algbw_gbps)} GB/s{source if given else formula}"]
         lines["busbw"] = _busbw(row, result)
-    lines["clock"] = [_CLOCKS.get(row.clock or "", one_line(row.clock or "not recorded"))]
-    lines["mode"] = [f"{one_line(row.mode)}: {_MODES.get(row.mode, 'not recorded')}"]
     return lines
 
 

@@ -214,9 +214,7 @@ def show(
     if pairs and format in ("table", "markdown"):
         show_with_pairs(runs, readings, format, out)
     elif format in ("table", "markdown"):
-        titled, verdict = _titled_grids(
-            runs, readings, view, metric or "", every, by_collective
-        )
+        titled, verdict = _titled_grids(runs, readings, view, metric or "", every, by_collective)
         print_grids(titled, format, out, verdict)
     else:
         out.write(_machine_text(runs, readings, format, view))
@@ -350,14 +348,13 @@ def _titled_grids(
         groups = same_cases(runs, rows_of)
         if 1 < len(groups) <= _MOST_TABLES and min(map(len, groups)) > 1:
             return _several_runs(runs, readings, titles, True, make)
-        named = list(zip(titles, (verdict.answer for verdict in verdicts), strict=True))
-        grids = runs_grids(runs, rows_of, named, readings.over_ranks)
+        grids = runs_grids(runs, rows_of, titles, readings.over_ranks)
         return [("", grids)], runs_answer(titles, verdicts, rows_of, [range(len(runs))])
     if len(runs) < 2 or view != "cases":
         return [(title, make(run)) for title, run in zip(titles, runs, strict=True)], None
     if len(set(titles)) == 1:  # programs of one file
         names = [", ".join(dict.fromkeys(r.case.collective for r in run.results)) for run in runs]
-        titles = [f"run {number}: {name}" for number, name in enumerate(names, 1)]
+        titles = [f"run {number} ({name})" for number, name in enumerate(names, 1)]
     usual = readings == View(verbose=readings.verbose)
     return _several_runs(runs, readings, titles, usual and not every, make)
 
@@ -395,8 +392,7 @@ def _several_runs(
             grids = pivot_grids(of_group, readings, "collective", "busbw", overview=True)
             grids[-1].below.append("the table of each run: --all")
         else:
-            unnamed = [(name, Answer("")) for name in names]  # the answer has their verdicts
-            grids = runs_grids(of_group, [rows_of[place] for place in group], unnamed)
+            grids = runs_grids(of_group, [rows_of[place] for place in group], names)
         for place in group:
             grids[-1].below = without_verdict(grids[-1].below, verdicts[place])
         title = f"{len(group)} runs: {shorten(names, 3)}" if len(groups) > 1 else ""
@@ -522,7 +518,7 @@ def show_with_pairs(runs: Sequence[Run], readings: View, format: str, out: Desti
         said = {answer.headline} if answer else set()
         kept = tuple(phrase for phrase in verdict.phrases if phrase.text not in said)
         doubts = [row for row in rows if row.status == IMPLAUSIBLE]
-        below = reason_lines(doubts) + ["; ".join(map(str, kept))]
+        below = [*reason_lines(doubts), "; ".join(map(str, kept))]
         out.lines(filter(None, below))
 
 
