@@ -1,5 +1,8 @@
-"""Every command that reads, on all of results/: what each answer and table has to keep to.
+"""Every command that reads, on all of results/, examples/ and tests/reading/threads/: what each
+answer and table has to keep to.
 
+- The output begins with the answer, whose first paragraph fits into two lines of 100 characters.
+- Where the level is not good, the answer names the next step.
 - An answer is only 'good' if it states what would have been found, or a measured figure.
 - No number has an exponent, and no plural follows a 1.
 - At most four notes stand below a table.
@@ -36,7 +39,6 @@ ONE_FOLDER = (
     "show @ --view ranks",
     "show @ --view calls",
     "show @ --view pivot:collective",
-    "show @",
     "show @ --published",
     "show @ --reference results/points.json",
     "show @ --explain",
@@ -78,16 +80,13 @@ OTHERS = (
 # These measure, start runs, or draw a picture or a page.
 NOT_READING = {"run", "doctor", "versus", "bisect", "again", "matrix", "collect", "replay"}
 NOT_READING |= {"plot", "report"}
-
-LINES = [
-    *(line.replace("@", folder) for line in ONE_FOLDER for folder in FOLDERS),
-    *OTHERS,
-]
+LINES = [line.replace("@", folder) for line in ONE_FOLDER for folder in FOLDERS]
+LINES += [*OTHERS, "trace examples/inspector", "postmortem examples/stuck-rank"]
+LINES += [f"show {path.relative_to(ROOT)}" for path in sorted(ROOT.glob("tests/reading/threads/*"))]
 # Known exceptions: the beginning of a line of LINES, and why it stands.
 MANY_NOTES = (
     ("curve results/", "with --refine each line is a command to run"),
     ("show --published", "each line is the source of a figure"),
-    ("show results/a100-8gpu-baseline --reference", "four footnotes of the reference"),
     ("cold results/oneccl-cold-scaling", "one line a position in the job"),
     ("plan ", "assumptions of the plan"),
 )
@@ -194,6 +193,24 @@ def test_good_states_what_would_have_been_found_or_a_figure(all_printed):
                 measured = bool(re.search(r"\d", answer.headline)) and not negative
                 if answer.level == "good" and answer.detectable is None and not measured:
                     yield line, answer.headline
+
+    check(offences())
+
+
+def test_each_output_begins_with_its_answer(all_printed):
+    def begins(p: Printed) -> bool:
+        first = p.answers[0].lines[0] if p.answers else "no answer"
+        return " ".join(p.text.split()).startswith(" ".join(first.split()))
+
+    check((line, p.text[:80]) for line, p in all_printed.items() if p.text and not begins(p))
+
+
+def test_an_answer_is_short_and_names_the_next_step(all_printed):
+    def offences() -> Iterator[tuple[str, str]]:
+        for line, p in all_printed.items():
+            yield from ((line, a.lines[0]) for a in p.answers if len(a.lines[0]) > 200)
+            if p.answers and p.answers[0].level in ("doubt", "bad") and not p.answers[0].next_step:
+                yield line, p.answers[0].headline
 
     check(offences())
 

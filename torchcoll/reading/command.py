@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torchcoll.core import errors
+from torchcoll.core.answer import Answer
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.file import is_ours, save
 from torchcoll.core.result import Run
@@ -151,8 +152,7 @@ def run_convert(options: argparse.Namespace) -> errors.ExitCode:
     lines: list[str] = []
     runs, refused = _runs_of(options, lines)
     if not options.output and runs:
-        cases = counted(sum(len(run.results) for run in runs), "case")
-        print(f"{cases} in {counted(len(runs), 'run')}. Next: -o RUN.jsonl or ROWS.csv writes them")
+        _print_total(runs)
     aside = not runs or options.output == "-"
     for line in lines:
         print(errors.one_line(line), file=sys.stderr if aside else None)
@@ -168,6 +168,15 @@ def run_convert(options: argparse.Namespace) -> errors.ExitCode:
     for written in write(runs, options.output):
         print(f"written: {errors.one_line(written)}")
     return errors.ExitCode.OK
+
+
+def _print_total(runs: Sequence[Run]) -> None:
+    from torchcoll.report.destination import Destination
+    from torchcoll.report.grid import print_answer
+
+    cases = counted(sum(len(run.results) for run in runs), "case")
+    text = f"{cases} in {counted(len(runs), 'run')}"
+    print_answer(Answer(text, next_step="-o RUN.jsonl or ROWS.csv writes them"), Destination())
 
 
 def _is_result_file(path: str) -> bool:

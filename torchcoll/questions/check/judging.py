@@ -39,6 +39,13 @@ from torchcoll.reading.inputs import load_one
 
 _LEVELS = {verdict: level for level, verdict in VERDICTS.items()} | {limits.CANNOT_TELL: "doubt"}
 _FAILING = ("bad", "doubt")
+_STEPS = {
+    "wrong": "use neither these results nor this setting: torchcoll doctor names known faults",
+    plausibility.IMPLAUSIBLE: plausibility.CHECK_RANKS,
+    "failed": "run the failed cases again alone, with --library-log",
+}
+_WHOLE = "give the whole output of a run that ended well"
+_QUIET = "measure again without what disturbed it"
 _COPY = "copy the file again from where the run wrote it"
 _MOST_TOLD = 3  # events of a kind; the others stand above the verdict
 
@@ -163,7 +170,8 @@ def judge(
     unread = () if failures else _unread(run, rows)
     events = (*_stated(run, "setting"), *_stated(run, "machine"))
     texts = [*problems, *limits.odd_links(run), *events]
-    warnings = [*unread, *(limits.Phrase(limits.WARN, text) for text in texts if text)]
+    step = _QUIET if events else ""
+    warnings = [*unread, *(limits.Phrase(limits.WARN, t, next_step=step) for t in texts if t)]
     if failures:
         taken = []
     judged = bool(failures) or any(p.word not in (limits.NO_REFERENCE, "") for p in reference)
@@ -191,7 +199,8 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[limits.Phrase]:
     from torchcoll.questions.pairs.suspects import find_suspects
 
     if run.ending:
-        yield limits.Phrase(limits.FAIL, run.ending, next_step=one_line(run.way_on))
+        step = _WHOLE if run.source else one_line(run.way_on)
+        yield limits.Phrase(limits.FAIL, run.ending, next_step=step)
     elif run.end is None and not run.source:
         text = truncated_text(run)
         text = text if text in run.problems else "the run did not end"
@@ -216,9 +225,8 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[limits.Phrase]:
                 first = f"the first {first}"
             if status == "failed" and items[0].reason:
                 first += f": {items[0].reason}"
-            yield limits.Phrase(
-                limits.FAIL, f"{len(items)} of {counted(len(rows), 'case')} {status}: {first}"
-            )
+            text = f"{len(items)} of {counted(len(rows), 'case')} {status}: {first}"
+            yield limits.Phrase(limits.FAIL, text, next_step=_STEPS[status])
     # What reading the pairs shows, as `torchcoll pairs` says it; else what the ranks reported.
     if pairs := read_pairs(run):
         suspects = find_suspects(pairs, pairs.threshold)

@@ -29,6 +29,9 @@ GOOD, POOR = 0.9, 0.75
 # as the slowest of five other runs.
 DOUBTED_FACTOR, SLOW_FACTOR = 2.0, 6.0
 
+_ASK_LOG = "NCCL's log says why: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,TUNING, then torchcoll log"
+_FIND_SLOW = "torchcoll doctor, then torchcoll pairs, find what is slow"
+
 _Best = tuple[float, Row, rules.Limit]  # the share of the limit of the best row of a collective
 
 
@@ -246,7 +249,8 @@ def _headline(fabric: rules.Fabric, judged: Sequence[_Best]) -> tuple[list[Phras
         texts.insert(0 if level == PASS else 1, f"{of_unused}{_sure(row)}was not used")
     word = WARN if (beyond or unused) and level == PASS else level
     further = [Phrase("", text) for text in texts[1:]]
-    return [Phrase(word, f"{busbw}, {texts[0]}"), *further], row.collective
+    step = "" if word == PASS else _ASK_LOG if level == PASS else _FIND_SLOW
+    return [Phrase(word, f"{busbw}, {texts[0]}", next_step=step), *further], row.collective
 
 
 def _representative(judged: Sequence[_Best]) -> _Best:

@@ -102,8 +102,7 @@ def runs_answer(
         worst=answer.worst if answer.level else (),
         details=(*measured.details, *details, *list(absent)[:1]),
         counts=answer.counts,
-        next_step=measured.next_step
-        or next((v.answer.next_step for v in verdicts if v.answer.next_step), ""),
+        next_step=measured.next_step or answer.next_step,
     )
 
 
@@ -126,6 +125,7 @@ def over_all(named: Sequence[tuple[str, Verdict]], unjudged: bool = True) -> Ans
     facts: dict[str, Any] = {
         "counts": {result: results.count(result) for result in WORDS},
         "before": before,
+        "next_step": of_worst[0][1].next_step,
     }
     if worst == PASS:
         return Answer(text, level, **facts)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torchcoll.core import units
 from torchcoll.core.answer import CANNOT_TELL, Answer, worst_level
 from torchcoll.core.errors import one_line
+from torchcoll.core.plausibility import CHECK_RANKS, IMPLAUSIBLE
 from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.across_hardware_show import across_answer
 from torchcoll.questions.comparison.results import (
@@ -189,7 +190,9 @@ def _judged_answer(comparison: Comparison, faults: SideFaults) -> Answer:
     if not ratios:
         reasons = list(dict.fromkeys(one_line(item.reason) for item in matched))
         of = f"none of {units.counted(len(matched), 'case')} can be compared"
-        return Answer(f"{of}: {units.shorten(reasons, 1, ', ...')}", "doubt")
+        step = CHECK_RANKS if any(m.judged.fault == IMPLAUSIBLE for m in matched) else ""
+        why = units.shorten(reasons, 1, ", ...")
+        return Answer(of, "doubt", details=(why,), next_step=step)
     tested = [item for item in ratios if item.judged.p_value is not None]
     if not tested:
         answer = _untested_answer(comparison, ratios, what)

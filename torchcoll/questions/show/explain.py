@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torchcoll.core.answer import Answer
 from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, find_collective
 from torchcoll.core.errors import UnusableError, UsageError, one_line, unknown
-from torchcoll.core.plausibility import summarise_run
+from torchcoll.core.plausibility import CHECK_RANKS, IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import PERIOD, Row
 from torchcoll.core.units import format_bandwidth, format_ns, format_size, parse_size, shorten
@@ -69,7 +69,8 @@ def explained(run: Run, collective: str | None, size_bytes: int | None) -> Grid:
     if row.median_ns and not row.is_right:
         outcome = "wrong results" if row.outcome == "wrong" else row.outcome
         text, level = f"{outcome}, so no figure counts: {text}", "bad"
-    return Grid([], [], above=[*above, *lines], answer=Answer(text, level))
+    step = CHECK_RANKS if level and row.outcome == IMPLAUSIBLE else ""
+    return Grid([], [], above=[*above, *lines], answer=Answer(text, level, next_step=step))
 
 
 def _sentence(row: Row, result: CaseResult) -> str:
