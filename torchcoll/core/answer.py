@@ -187,10 +187,17 @@ class Answer:
         }
 
 
+def short_names(names: Sequence[str]) -> list[str]:
+    """The names, of paths the files alone if these differ."""
+    files = [name.rpartition("/")[2] for name in names]
+    return files if len(set(files)) == len(files) else [*names]
+
+
 def of_several(named: Sequence[tuple[str, Answer]]) -> Answer:
     """One answer for several runs, each with its name: that of all, or the worst, with its name."""
+    names = short_names([name for name, _ in named])
     name, worst = max(
-        named,
+        zip(names, (answer for _, answer in named), strict=True),
         key=lambda pair: (
             _WORST.index(pair[1].level),
             pair[1].size or 0.0,

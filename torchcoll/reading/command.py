@@ -177,6 +177,7 @@ def _print_total(runs: Sequence[Run]) -> None:
     cases = counted(sum(len(run.results) for run in runs), "case")
     text = f"{cases} in {counted(len(runs), 'run')}"
     print_answer(Answer(text, next_step="-o RUN.jsonl or ROWS.csv writes them"), Destination())
+    print()
 
 
 def _is_result_file(path: str) -> bool:

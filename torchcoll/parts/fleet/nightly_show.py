@@ -169,6 +169,8 @@ def power_text(finding: NightFinding) -> str:
     size = finding.detectable
     if size is None:
         has_usual = sum(each.has_usual for each in finding.snapshots)
+        if not has_usual:
+            return f"no node has the {FEWEST_NIGHTS} nights yet that show what is usual"
         return (
             f"{has_usual} of {counted(len(finding.nodes), 'node')} have the {FEWEST_NIGHTS} nights "
             "that show what is usual; the others are compared with their peers of tonight"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from torchcoll.core import units
-from torchcoll.core.answer import Answer
+from torchcoll.core.answer import Answer, short_names
 from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
@@ -56,11 +56,9 @@ def runs_answer(
     """The answer of ``show`` about several runs: how many have which verdict, where something was
     judged; what they measured; and last that there is no reference.
 
-    names: of the runs, of which paths are shortened to their files where these differ. groups: the
-    places of runs of the same cases and settings. Figures are medians over a group.
+    names: of the runs. groups: the places of runs of the same cases and settings. Figures are
+    medians over a group.
     """
-    files = [name.rpartition("/")[2] for name in names]
-    names = files if len(set(files)) == len(files) else names
     every = [row for rows in rows_by_run for row in rows]
     details: list[str] = []
     rows: list[Row] = []
@@ -112,13 +110,18 @@ def over_all(named: Sequence[tuple[str, Verdict]], unjudged: bool = True) -> Ans
     unjudged: whether it counts the runs without a reference.
     """
     results = [verdict.word for _, verdict in named]
+    names = short_names([name for name, _ in named])
     counts = [
         f"{results.count(result)} {result}"
         for result in WORDS
         if result in results and (unjudged or result != NO_REFERENCE)
     ]
     worst = next(result for result in WORDS if result in results)
-    of_worst = [(name, verdict.answer) for name, verdict in named if verdict.word == worst]
+    of_worst = [
+        (name, verdict.answer)
+        for name, (_, verdict) in zip(names, named, strict=True)
+        if verdict.word == worst
+    ]
     level = of_worst[0][1].level
     text = ", ".join(counts) if level else "none judged"
     before = f"{len(named)} runs{':' if level else ','} "

@@ -68,7 +68,7 @@ def published_grid(run: Run) -> Grid | None:
         for publication in alike_runs
         for (collective, size), gbps in publication.figures.items()
     ]
-    kind = f"published: {counted(len(alike_runs), 'run')} on {alike_runs[0].kind}"
+    kind = f"{counted(len(alike_runs), 'published run')} on {alike_runs[0].kind}"
     text = cases[0].text if cases else f"{kind}, of none of this run's cases and sizes"
     grid = make_grid(
         [

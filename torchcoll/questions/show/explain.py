@@ -9,7 +9,7 @@ from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, find_col
 from torchcoll.core.errors import UnusableError, UsageError, one_line, unknown
 from torchcoll.core.plausibility import CHECK_RANKS, IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.summary import PERIOD, Row
+from torchcoll.core.summary import COLD_CALL, PERIOD, Row
 from torchcoll.core.units import format_bandwidth, format_ns, format_size, parse_size, shorten
 from torchcoll.report.grid import Grid
 from torchcoll.report.header import reading, reported_text
@@ -82,7 +82,8 @@ def _sentence(row: Row, result: CaseResult) -> str:
         return f"no figure: {row.status}{f' ({one_line(row.reason)})' if row.reason else ''}"
     time = format_ns(row.median_ns)
     if row.algbw_gbps is None:
-        return f"time {time}: no bandwidth where nothing is communicated"
+        of_call = "of a single first call" if row.statistic == COLD_CALL else ""
+        return f"time {time}: no bandwidth {of_call or 'where nothing is communicated'}"
     if row.busbw_gbps is None:
         return f"time {time}: no busbw; {_busbw(row, result)[0].removeprefix('none: ')}"
     text = f"busbw {format_bandwidth(row.busbw_gbps)} GB/s"

@@ -395,7 +395,11 @@ def _several_runs(
             grids = runs_grids(of_group, [rows_of[place] for place in group], names)
         for place in group:
             grids[-1].below = without_verdict(grids[-1].below, verdicts[place])
-        title = f"{len(group)} runs: {shorten(names, 3)}" if len(groups) > 1 else ""
+        title = (
+            f"{len(group)} runs: {shorten(list(dict.fromkeys(names)), 3)}"
+            if len(groups) > 1
+            else ""
+        )
         titled.append((title, grids))
     return titled, runs_answer(titles, verdicts, rows_of, groups)
 
