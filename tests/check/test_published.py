@@ -120,7 +120,7 @@ def test_a_run_of_a_known_kind_is_told_where_it_stands():
     # 8G on eight H200: Azure 479.98 in place, stas00 473.1 (results/published/figures.csv).
     text = line_of(a_launch("NVIDIA H200", 8, 1, 475.0))
     assert text == (
-        "published: 2 runs on 8 H200 reach 473.1 to 480 GB/s busbw in all_reduce 8G; this "
+        "2 published runs on 8 H200 reach 473.1 to 480 GB/s busbw in all_reduce 8G; this "
         "run's 475 is below 1 of 2 (torchcoll show --published)"
     )
     assert "this run's 490 is below none of 2" in line_of(a_launch("NVIDIA H200", 8, 1, 490.0))
@@ -177,7 +177,7 @@ def test_show_published_names_each_figure_and_its_source(tmp_path, capsys):
     save(a_launch("NVIDIA H200", 8, 1, 475.0), path)
     assert main(["show", "--published", str(path)]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("published: 2 runs on 8 H200 reach 473.1 to 480 GB/s")
+    assert text.startswith("2 published runs on 8 H200 reach 473.1 to 480 GB/s")
     line = next(line for line in text.splitlines() if "Azure ND H200 v5" in line)
     assert line.split()[:4] == ["all_reduce", "8G", "479.980", "475.000"]
     assert "azure-nd-h200-v5" in text and "no verdict" in text
@@ -225,7 +225,7 @@ def test_the_report_says_it(tmp_path):
     page = page_of([str(path)])
     section = next(one for one in page.sections if one.title == "What others publish")
     assert section.commands == [f"torchcoll show --published {path}"]
-    assert any(answer.text.startswith("published: 2 runs on 8 H200") for answer in page.answers)
+    assert any(answer.text.startswith("2 published runs on 8 H200") for answer in page.answers)
 
 
 def imported(tmp_path, *labels):
@@ -242,7 +242,7 @@ def imported(tmp_path, *labels):
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        (["gpu=H200", "hosts=1"], "published: 2 runs on 8 H200 reach 473.1 to 480 GB/s busbw in "
+        (["gpu=H200", "hosts=1"], "2 published runs on 8 H200 reach 473.1 to 480 GB/s busbw in "
                                   "all_reduce 8G; this run's 475 is below 1 of 2"),
         (["gpu=H200", "hosts=2"], "published: nothing of 2x4 H200 (torchcoll show --published"),
         (["gpu=H200"], "published: on how many hosts is not known; --label hosts=N of torchcoll "

@@ -284,7 +284,6 @@ def test_the_end_of_a_file_that_is_not_complete_says_how_to_go_on(shown, tmp_pat
     launch.path = tmp_path / "a run.jsonl"
     assert body(shown(launch)).splitlines()[4:] == [
         "rehearsal: one GPU",
-        f"to run the rest: torchrun ... -m torchcoll.suite --resume '{launch.path}'",
         f"FAIL failed: {lost}; time to first result 1.00 ms",
     ]
     # FILE.2 alone: what is resumed is FILE.

@@ -238,15 +238,14 @@ def _untested_answer(comparison: Comparison, ratios: wording.Items, what: str) -
             start = f"{new} looks {direction} than {base}{what} in {len(items)} of {of}"
             start = f"{direction} in {len(items)}" if texts else start
             texts.append(f"{start}: {', '.join(_furthest(comparison, items))}")
-    if not texts:
+    if texts:
+        texts.append(f"not judged: {why}")
+    else:
         every = "the case does not differ" if len(ratios) == 1 else f"none of {of} differs"
-        texts = [f"{every} by more than {units.format_percent(comparison.threshold)}{what}"]
-    return Answer(
-        texts[0],
-        "doubt",
-        details=(*texts[1:], f"not judged: {why}"),
-        next_step=f"measure {FEWEST} runs of each side in turn, as torchcoll versus does",
-    )
+        limit = units.format_percent(comparison.threshold)
+        texts = [f"not judged ({why}): {every} by more than {limit}{what}"]
+    step = f"measure {FEWEST} runs of each side in turn, as torchcoll versus does"
+    return Answer(texts[0], "doubt", details=tuple(texts[1:]), next_step=step)
 
 
 def _why_untested(comparison: Comparison, judged: Judged) -> str:
