@@ -129,7 +129,7 @@ def test_a_run_of_a_known_kind_is_told_where_it_stands():
 def test_one_publication_alone():
     # Alps, 128M: 123.11 in place.
     text = line_of(a_launch("NVIDIA GH200 120GB", 8, 2, 60.0, "128M"))
-    assert "1 run on 2x4 GH200 reaches 123.1 GB/s" in text and "this run's 60 is below it" in text
+    assert "1 published run on 2x4 GH200 reaches 123.1 GB/s" in text and "this run's 60 is below it" in text
 
 
 def test_the_size_that_most_have_published_speaks():
@@ -213,10 +213,10 @@ def test_a_machine_that_nobody_published(tmp_path, capsys):
     save(a_launch("NVIDIA GeForce RTX 5090", 8, 1, 20.0), path)
     assert main(["show", "--published", str(path)]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("published: nothing of 8 NVIDIA GeForce RTX 5090 (torchcoll show")
+    assert text.startswith("nothing is published of 8 NVIDIA GeForce RTX 5090\nNext: torchcoll ")
     save(a_launch("", 8, 1, 20.0), tmp_path / "b.jsonl")
     assert main(["show", "--published", str(tmp_path / "b.jsonl")]) == 0
-    assert "which GPUs it was is not known; --label gpu=NAME of" in capsys.readouterr().out
+    assert "which GPUs it was is not known: torchcoll convert" in capsys.readouterr().out
 
 
 def test_the_report_says_it(tmp_path):
@@ -244,11 +244,10 @@ def imported(tmp_path, *labels):
     [
         (["gpu=H200", "hosts=1"], "2 published runs on 8 H200 reach 473.1 to 480 GB/s busbw in "
                                   "all_reduce 8G; this run's 475 is below 1 of 2"),
-        (["gpu=H200", "hosts=2"], "published: nothing of 2x4 H200 (torchcoll show --published"),
-        (["gpu=H200"], "published: on how many hosts is not known; --label hosts=N of torchcoll "
-                       "convert or of the run tell it"),
-        ([], "published: which GPUs on how many hosts is not known; --label gpu=NAME and --label "
-             "hosts=N of torchcoll convert"),
+        (["gpu=H200", "hosts=2"], "nothing is published of 2x4 H200\n"),
+        (["gpu=H200"], "on how many hosts is not known: torchcoll convert FILE --label hosts=N "),
+        ([], "which GPUs on how many hosts is not known: torchcoll convert FILE --label gpu=NAME "
+             "--label hosts=N -o RUN adds it\n"),
     ],
 )  # fmt: skip
 def test_the_hosts_of_an_imported_table_are_stated_by_a_label(labels, said, tmp_path, capsys):
@@ -271,4 +270,5 @@ def test_hosts_that_are_no_number(tmp_path, capsys):
     run = imported(tmp_path, "gpu=H200", "hosts=one")
     capsys.readouterr()
     assert main(["show", run]) == 0
-    assert error_text("label hosts", "'one'", "a whole number from 1 on") in capsys.readouterr().out
+    out = capsys.readouterr().out.replace("\n  ", " ")
+    assert error_text("label hosts", "'one'", "a whole number from 1 on") in out
