@@ -78,7 +78,7 @@ first call 5.00 ms, steady after 2 calls
 ANSWER = (
     "all_reduce on 8 gloo ranks takes 1.00 ms and reaches 117 GB/s of busbw at 64M; 1 of 1 case "
     "correct, 1 unsupported; time to first result 5.00 ms; NO REFERENCE for gloo on cpu within one "
-    "host: torchcoll check --baseline EARLIER-RUN gives one"
+    "host\nNext: torchcoll check FILE --baseline EARLIER-RUN"
 )
 
 
