@@ -80,7 +80,7 @@ class Verdict(OneLine):
         level = _LEVELS[self.word]
         failing = [p.text for p in self.phrases if p.word == self.word and level in _FAILING]
         next_step = self.by_good_runs.next_step if self.by_good_runs else ""
-        steps = {phrase.word: phrase.next_step for phrase in self.phrases if phrase.next_step}
+        steps = {phrase.word: phrase.next_step for phrase in self.phrases[::-1] if phrase.next_step}
         next_step = next_step or next((steps[word] for word in limits.WORDS if word in steps), "")
         return Answer(
             first, level, worst=tuple(failing), details=tuple(others), next_step=next_step
