@@ -29,7 +29,7 @@ from torchcoll.questions.page import question_sections
 from torchcoll.questions.page.comparing_sections import add_comparisons
 from torchcoll.questions.page.page_draft import PageDraft, answers_of, short_names
 from torchcoll.questions.show.recipe import recipe_of
-from torchcoll.questions.show.show import has_pairs, table_grid, title_of
+from torchcoll.questions.show.show import answer_of, has_pairs, table_grid, title_of
 from torchcoll.reading.inputs import Material, read_material
 from torchcoll.report.chart import check_installed
 from torchcoll.report.columns import distinct_values
@@ -147,7 +147,9 @@ def _about_runs(document: PageDraft) -> None:
         suspects = {str(e.get("message")) for e in runs[0].events if e.get("kind") == "suspect"}
         document.printed |= {one_line(f"suspect: {text}") for text in suspects}
         failures = {phrase.text for phrase in verdicts[0].phrases if phrase.word == FAIL}
-        answers = [] if suspects and not failures - suspects else [verdicts[0].answer]
+        accusing = answer_of(runs[0])
+        said = failures == {accusing.headline if accusing else ""}
+        answers = [] if said else [verdicts[0].answer]
     if len(runs) > 1:
         sides = [run.labels.get("cell", "") for run in runs]
         distinct = all(sides) and len(set(sides)) == len(sides)
