@@ -79,7 +79,7 @@ def test_show_takes_every_choice(path, capsys):
     assert main([*line.split(), "--clock", "host"]) == 0
     assert capsys.readouterr().out == "median_ns,p0_ns,p100_ns\n1000.0,1000.0,1000.0\n"
     assert main(["show", str(path), "--view", "pivot:ranks", "--metric", "time"]) == 0
-    assert capsys.readouterr().out.endswith("\nsize         2\n1000  2.000 us\n")
+    assert "\nsize         2\n1000  2.000 us\n" in capsys.readouterr().out
     assert main(["show", str(path), "--view", "ranks"]) == 0
     assert main(["show", str(path), "--view", "calls"]) == 0
     assert main(["show", str(path), str(path)]) == 0

@@ -55,7 +55,8 @@ def test_no_rank_is_named(capsys, times, most):
     cases = [timed(8 << n, *own) for n, own in enumerate(times)]
     assert first_line(capsys, *cases) == (
         "Cannot tell whether a rank is slow in 3 cases (only a slowdown of 30 % or more would have "
-        f"been found); within one case the ranks differ by up to {most} %"
+        f"been found); within one case the ranks differ by up to {most} %\n"
+        "Next: measure longer (--max-time), or on a quieter machine"
     )
 
 

@@ -189,7 +189,7 @@ def _title(run: Run, pairs: matches.Pairs) -> list[str]:
         return [
             f"torchcoll pairs: {one_line(run.path or run.source.get('file') or '')}".rstrip(": "),
             f"{len(pairs.units)} {pairs.by}s, {run.source['tool']}: {len(pairs.pairs)} of "
-            f"{pairs.pair_count} pairs, figures as they are printed",
+            f"{counted(pairs.pair_count, 'pair')}, figures as they are printed",
         ]
     case = results[0].case
     large = [result for result in results if matches.case_key(result.case)[0] != matches.LATENCY]
@@ -197,8 +197,8 @@ def _title(run: Run, pairs: matches.Pairs) -> list[str]:
     done = len(pairs.pairs)
     lines = [
         f"torchcoll pairs: {one_line(run.path or run.header.get('run_id') or '')}".rstrip(": "),
-        f"{what}, {case.backend} on {case.device}, {case.dtype}: {done} of {pairs.pair_count} "
-        "pairs, in rounds of disjoint pairs at the same time",
+        f"{what}, {case.backend} on {case.device}, {case.dtype}: {done} of "
+        f"{counted(pairs.pair_count, 'pair')}, in rounds of disjoint pairs at the same time",
         f"median of {calls} calls after a first one, each until the later of the two ranks is done "
         "(host clock)",
     ]
