@@ -539,14 +539,7 @@ def _answer(limits: Limits, machine: Machine) -> Answer:
             texts.append(text + _interfaces_text(machine, first.gbps or 0.0))
             break  # more hosts like it have the same interfaces; the tables have them
         texts.append(text)
-    unlike = len({len(host.described_gpus) for host in machine.hosts}) > 1
-    note = "the hosts have unlike numbers of GPUs: give the files of like hosts"
-    first, *more = texts
-    return Answer(
-        first,
-        "doubt" if machine.problems or reasons else "",
-        details=(*more, *([note] if unlike else [])),
-    )
+    return Answer("; ".join(texts), "doubt" if machine.problems or reasons else "")
 
 
 def _interfaces_text(machine: Machine, gbps: float) -> str:
