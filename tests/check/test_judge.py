@@ -273,9 +273,7 @@ def test_several_hosts():
 
 def test_without_a_fabric():
     none = {"nvlinks": None, "to_switch": None}
-    assert line(case_of(300), **none) == (
-        "NO REFERENCE for nccl on cuda; 1 of 1 case correct"
-    )
+    assert line(case_of(300), **none) == ("NO REFERENCE for nccl on cuda; 1 of 1 case correct")
     host = case_of(2, device="cpu", backend="gloo")
     assert line(host, device="AMD EPYC", **none) == (
         "NO REFERENCE for gloo on cpu within one host; 1 of 1 case correct"
@@ -571,7 +569,10 @@ def test_against_another_run(tmp_path, new, word, middle, large, worst):
 @pytest.mark.parametrize(
     ("factor", "sentence"),
     [
-        (4, "CANNOT TELL why all_reduce 2K takes 4.0x as long as in the baseline: one run each; 90.9"),
+        (
+            4,
+            "CANNOT TELL why all_reduce 2K takes 4.0x as long as in the baseline: one run each; 90.9",
+        ),
         (10, "FAIL all_reduce 2K takes 10x as long as in the baseline; 90.9 % of the speed"),
     ],
 )

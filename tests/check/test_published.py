@@ -129,7 +129,10 @@ def test_a_run_of_a_known_kind_is_told_where_it_stands():
 def test_one_publication_alone():
     # Alps, 128M: 123.11 in place.
     text = line_of(a_launch("NVIDIA GH200 120GB", 8, 2, 60.0, "128M"))
-    assert "1 published run on 2x4 GH200 reaches 123.1 GB/s" in text and "this run's 60 is below it" in text
+    assert (
+        "1 published run on 2x4 GH200 reaches 123.1 GB/s" in text
+        and "this run's 60 is below it" in text
+    )
 
 
 def test_the_size_that_most_have_published_speaks():

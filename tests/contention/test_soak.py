@@ -79,9 +79,7 @@ def test_a_bit_in_round_7_is_named_and_a_signal_ends_it(tmp_path, capsys):
     show(job.path)
     out = capsys.readouterr().out
     found = soaked(run)
-    head = (
-        f"1 fault in {found.duration} of soak ({found.checked} of {found.calls} calls checked)"
-    )
+    head = f"1 fault in {found.duration} of soak ({found.checked} of {found.calls} calls checked)"
     assert " ".join(out.split()).startswith(head)
     assert f"FAULT {fault}" in out
     show(job.path, format="json")
@@ -441,6 +439,7 @@ def test_a_small_drift_is_not_spoken_of():
     assert found.drifting == ()
     headline = "no case drifts in 8.0 min (a drift of 2.0 % would have been found)"
     assert (found.answer.headline, found.answer.level) == (headline, "good")
+    assert found.answer.details == ("8 calls checked, all correct",)  # nothing on other cases
 
 
 def test_few_windows_cannot_tell_of_drift():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torchcoll.help import GROUPS
+from torchcoll.cli import GROUPS
 
 pytest.importorskip("mkdocs")
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""Charts of the communication of a training step: of traffic that was recorded, and of a plan."""
+"""Charts of the communication of a recorded training step."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.traffic import Traffic
-from torchcoll.core.units import counted, format_bytes, format_ns
+from torchcoll.core.units import format_ns
 from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.traffic_table import summarise_traffic
 from torchcoll.report import chart
 
 if TYPE_CHECKING:
     from torchcoll.parts.training.arrivals import Arrivals
-    from torchcoll.parts.training.projection import Plan, PlannedRow
 
-MOST_BARS = 40  # kinds of calls in one chart
+MOST_BARS = 40  # in one chart
 _TITLE = "Communication of a step"
-_BYTES = {"tickformat": "~s", "ticksuffix": "B", "rangemode": "tozero"}
-_TIME = {**_BYTES, "title": {"text": "time per step"}, "ticksuffix": "s"}
+_TIME = {
+    "tickformat": "~s",
+    "ticksuffix": "s",
+    "rangemode": "tozero",
+    "title": {"text": "time per step"},
+}
 
 
 def traffic_charts(traffic: Traffic) -> list[chart.Chart]:
@@ -82,11 +85,9 @@ def _bar_chart(
     axis: dict[str, Any],
     caption: list[str],
     number: int,
-    noun: str = "kinds of calls",
+    noun: str,
 ) -> chart.Chart:
-    """number: how many kinds of calls, or others by the noun, the largest of which are drawn."""
-    # Two kinds may have one name, such as the calls of two dtypes: each needs a bar of its own.
-    names = [f"{name} ({n})" if name in names[: n - 1] else name for n, name in enumerate(names, 1)]
+    """number: how many there are by the noun, the largest of which are drawn."""
     for trace in bars:
         trace["y"] = names
     if number > len(names):
@@ -98,49 +99,3 @@ def _bar_chart(
         "height": 160 + 24 * len(names) * len(bars),
     }
     return chart.Chart(_TITLE, bars, layout, caption=caption)
-
-
-def plan_charts(plan: Plan) -> list[chart.Chart]:
-    """The calls of the planned step by kind: their predicted time with its 90 % interval, or the
-    bytes sent without a machine.
-    """
-    charts = []
-    if rows := plan.step.rows:
-        timed = plan.step.comm_ns is not None
-
-        def weight(row: PlannedRow) -> float:
-            return row.time_ns[0] if row.time_ns else row.sent_bytes
-
-        largest = sorted(rows, key=weight, reverse=True)[:MOST_BARS]
-        names = [
-            chart.plain(f"{row.collective} {format_bytes(row.size_bytes)}, {row.group}")
-            for row in largest
-        ]
-        texts = [_planned_text(row) for row in largest]
-        if timed:
-            ends = [row.time_ns or (0.0, 0.0, 0.0) for row in largest]
-            bars = _bars(
-                "time", [chart.seconds(value) for value, _, _ in ends], texts, chart.PALETTE[0]
-            )
-            bars["error_x"] = {
-                "symmetric": False,
-                "array": [chart.seconds(high - value) for value, _, high in ends],
-                "arrayminus": [chart.seconds(value - low) for value, low, _ in ends],
-                "color": chart.NEUTRAL,
-            }
-            axis, caption = _TIME, ["predicted, with the 90 % interval; one call after another"]
-        else:
-            sent = [row.sent_bytes for row in largest]
-            bars = _bars("bytes", sent, texts, chart.PALETTE[0])
-            axis = {**_BYTES, "title": {"text": "bytes sent per step and rank"}}
-            caption = ["by the algorithm of a ring"]
-        charts.append(_bar_chart(names, [bars], axis, caption, len(rows)))
-    return charts
-
-
-def _planned_text(row: PlannedRow) -> str:
-    lines = [f"{counted(row.calls, 'call')} per step"]
-    if row.time_ns:
-        value, low, high = (format_ns(ns, 3) for ns in row.time_ns)
-        lines.append(f"{value} ({low} to {high}) per step")
-    return "<br>".join([*lines, *filter(None, [chart.plain(row.what)])])

@@ -1,5 +1,5 @@
-"""``torchcoll report``: everything that files and stores tell, as one page. Sections stand where
-there is data.
+"""``torchcoll report``: everything that files tell, as one page. Sections stand where there is
+data.
 
 The tables are those of the commands, and the page begins with the answers that the commands give.
 """
@@ -11,10 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchcoll.core.errors import TorchcollError, one_line
-from torchcoll.core.parts import functions_of
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import facts_of
-from torchcoll.core.shell import Name
 from torchcoll.core.summary import Row
 from torchcoll.core.units import (
     counted,
@@ -22,6 +20,7 @@ from torchcoll.core.units import (
     plural,
     shorten,
 )
+from torchcoll.core.variables import Name
 from torchcoll.questions.check.judging import Verdict, judge
 from torchcoll.questions.check.limits import FAIL, NO_REFERENCE
 from torchcoll.questions.check.measured_show import runs_answer
@@ -60,20 +59,16 @@ def page_of(
 ) -> Page:
     """The page on everything that these files, folders and ``label=PATH`` hold.
 
-    arguments may be stores of ``torchcoll collect`` too. filter: as of ``compare``. fabric: what
-    the verdict is measured by. command: what makes the page again. inline: HTML, with charts in the
-    page; otherwise its pictures are files. collective, ranks: what the output of other tools does
-    not state. Raises UnreadableError where there is nothing to report, UsageError for choices that
-    do not exist, UnavailableError without plotly, or without matplotlib if not inline.
+    filter: as of ``compare``. fabric: what the verdict is measured by. command: what makes the page
+    again. inline: HTML, with charts in the page; otherwise its pictures are files. collective,
+    ranks: what the output of other tools does not state. Raises UnreadableError where there is
+    nothing to report, UsageError for choices that do not exist, UnavailableError without plotly, or
+    without matplotlib if not inline.
     """
     check_installed("plotly" if inline else "matplotlib.figure", "report", "report")
-    recognise = [*functions_of("answers", "recognises")]
-    others = [argument for argument in arguments if any(of(argument) for of in recognise)]
-    files = [argument for argument in arguments if argument not in others]
-    material = read_material(files, collective, ranks) if files else Material()
+    material = read_material(arguments, collective, ranks)
     material.runs = keep_cases(material.runs, filter)
-    document = PageDraft(material, fabric, inline, files, others)
-    document.add_of_parts("nights")
+    document = PageDraft(material, fabric, inline)
     if material.runs:
         _about_runs(document)
     if material.traffic:
@@ -88,8 +83,7 @@ def page_of(
     document.answers.sort(key=lambda answer: answer.level != "bad")  # what failed comes first
     printed = {*document.printed, *(answer.text for answer in document.answers)}
     sections = shorten_repeated_caveats(document.sections, printed)
-    title = _title(material) if files else document.title
-    return Page(title, document.answers, sections, *_page_cases(document))
+    return Page(_title(material), document.answers, sections, *_page_cases(document))
 
 
 def _page_cases(document: PageDraft) -> tuple[dict[str, PageCase], list[str]]:

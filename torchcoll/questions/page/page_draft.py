@@ -37,34 +37,22 @@ class Drawing:
     label: str = "cases"
 
 
-# Where parts add sections, in the order of the page: of nodes over nights; of folders or sides that
-# the part compares (these two return the comparisons, None where it compared nothing); below
-# comparisons; below times over sizes; over ranks; and of what a training sends.
-PLACES = ("nights", "folders", "sides", "compared", "sizes", "ranks", "traffic")
+# Where parts add sections, in the order of the page: of folders or sides that the part compares
+# (these two return the comparisons, None where it compared nothing); below comparisons; below times
+# over sizes; over ranks; and of what a training sends.
+PLACES = ("folders", "sides", "compared", "sizes", "ranks", "traffic")
 
 
 class PageDraft:
     """Sections and sentences as they are found."""
 
-    def __init__(
-        self,
-        material: Material,
-        fabric: str | None,
-        inline: bool,
-        files: Sequence[str] = (),
-        others: Sequence[str] = (),
-    ) -> None:
-        """files: the arguments of the page; others: those that parts
-        read, such as stores.
-        """
-        self.files, self.others = files, others
+    def __init__(self, material: Material, fabric: str | None, inline: bool) -> None:
         self.material = material
         self.fabric = fabric
         self.inline = inline
         self.sections: list[Section] = []
         self.answers: list[Answer] = []
         self.sides: list[Side] = []  # that are compared
-        self.title = ""  # of a page without files, from the section that it has
         self.printed: set[str] = set()  # texts of the caveats that the answers contain
         self.notes = list(material.notes)
         self.rows = [summarise_run(run) for run in material.runs]
