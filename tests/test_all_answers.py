@@ -23,8 +23,7 @@ import pytest
 from torchcoll.cli import commands, main
 from torchcoll.core.answer import Answer
 from torchcoll.report import grid as grids
-from torchcoll.report.destination import Destination
-from torchcoll.report.grid import Grid, Head, split_columns
+from torchcoll.report.grid import Grid, split_columns
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 80
@@ -249,19 +248,3 @@ def test_each_block_of_a_divided_table_names_its_rows(all_printed):
             names = [tuple(row[i] for i in common) for row in grid.rows]
             assert len(set(names)) == len(names), (line, [head.text for head in grid.heads])
     assert divided > 10
-
-
-def test_a_table_whose_first_column_is_the_same_in_every_row():
-    """The second block once said 'sizes' eleven times."""
-    heads = [
-        Head("left out", left=True, repeat=True),
-        Head("case", left=True),
-        Head("a"),
-        Head("b"),
-    ]
-    rows = [["sizes", f"case {n}", "1" * 12, "2" * 12] for n in range(3)]
-    out = io.StringIO()
-    grids.print_grid(Grid(heads, rows), Destination(out, width=36))
-    blocks = out.getvalue().split("\n\n")
-    assert len(blocks) == 2
-    assert all(re.findall(r"case \d", block) == ["case 0", "case 1", "case 2"] for block in blocks)

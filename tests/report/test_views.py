@@ -256,23 +256,20 @@ def test_calls_in_order(shown):
         ranks=2,
     )
     # The median of 25 and 30 us is 27.5 us: only the first call is over 3 times that.
-    assert (
-        shown(launch, view="calls")
-        .split("\n\n", 1)[1]
-        .startswith(
-            "all_reduce 64M float32 sum on gloo, in place, host clock\n"
-            "\n"
-            "call  kind     completion    fastest  rank   slowest  rank\n"
-            "   0  cold       5.000 ms*  4.000 ms     1  5.000 ms     0\n"
-            "   1  cold       22.00 us   21.00 us     0  22.00 us     1\n"
-            "   2  warm-up    30.00 us   20.00 us     0  30.00 us     1\n"
-            "   3  steady     25.00 us   20.00 us     0  25.00 us     1\n"
-            "   4  steady     30.00 us   20.00 us     1  30.00 us     0\n"
-            "\n"
-            "* over 3 times the median of the steady calls\n"
-            "call 0 is the first of its communicator\n\n"
-            "the slowest of 2 steady calls takes 1.09x its case's median "
-        )
+    assert shown(launch, view="calls").split("\n\n", 1)[1] == (
+        "all_reduce 64M float32 sum on gloo, in place, host clock\n"
+        "\n"
+        "call  kind     completion    fastest  rank   slowest  rank\n"
+        "   0  cold       5.000 ms*  4.000 ms     1  5.000 ms     0\n"
+        "   1  cold       22.00 us   21.00 us     0  22.00 us     1\n"
+        "   2  warm-up    30.00 us   20.00 us     0  30.00 us     1\n"
+        "   3  steady     25.00 us   20.00 us     0  25.00 us     1\n"
+        "   4  steady     30.00 us   20.00 us     1  30.00 us     0\n"
+        "\n"
+        "* over 3 times the median of the steady calls\n"
+        "call 0 is the first of its communicator\n"
+        "the slowest of 2 steady calls takes 1.09x its case's median "
+        "(all_reduce 64M float32 sum on gloo: call 4, 30.0 us)\n"
     )
     launch.results[0].connect_ns = [1_000_000, 2_000_000]
     line = "before call 0, its own communicator took 2.00 ms to make (the slowest rank)\n"
@@ -472,17 +469,9 @@ def test_pivot_leaves_out_what_has_no_bandwidth(shown):
         "in_place": False,
     }
     launch = run(timed(1_000, size_bytes=1000), timed(2_000, **barrier), ranks=2)
+    text = shown(launch, view="pivot:collective")
     assert (
-        shown(launch, view="pivot:collective")
-        .split("\n\n", 1)[1]
-        .startswith(
-            "busbw in GB/s by collective\n"
-            "\n"
-            "size  all_reduce\n"
-            "1000       1.000\n"
-            "\n"
-            "barrier has no bandwidth and is left out (--metric time)\n"
-        )
+        "\n1000       1.000\n\nbarrier has no bandwidth and is left out (--metric time)\n" in text
     )
     assert "\n   -           -  2.000 us\n" in shown(launch, view="pivot:collective", metric="time")
     alone = shown(run(timed(2_000, **barrier), ranks=2), view="pivot:collective")
