@@ -138,7 +138,7 @@ def calls_answer(entries: Sequence[Entry], how: str) -> Answer:
         for kind, numbers, samples in calls_in_order(result, row.clock):
             if kind != "steady" or not row.median_ns:
                 continue
-            times = summary.completions(result, samples, how)
+            times = summary.over_ranks(samples, how)
             for number, time_ns in zip(numbers, times, strict=False):
                 count += len(number)
                 if (ratio := time_ns / row.median_ns) > slowest[0]:

@@ -56,8 +56,8 @@ def runs_answer(
     """The answer of ``show`` about several runs: the number of runs of each verdict, then what the
     runs measured, and last that there is no reference.
 
-    names: of the runs. groups: indices of runs with the same cases and settings; figures are medians
-    over a group.
+    names: of the runs. groups: indices of runs with the same cases and settings; figures are
+    medians over a group.
     """
     every = [row for rows in rows_by_run for row in rows]
     details: list[str] = []
