@@ -267,7 +267,7 @@ def test_calls_in_order(shown):
         "   4  steady     30.00 us   20.00 us     1  30.00 us     0\n"
         "\n"
         "* over 3 times the median of the steady calls\n"
-        "call 0 is the first of its communicator\n"
+        "call 0 is the first of its communicator\n\n"
         "the slowest of 2 steady calls takes 1.09x its case's median "
         "(all_reduce 64M float32 sum on gloo: call 4, 30.0 us)\n"
     )
