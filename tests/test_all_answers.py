@@ -1,5 +1,8 @@
-"""Every command that reads, on all of results/: what each answer and table has to keep to.
+"""Every command that reads, on all of results/, examples/ and tests/reading/threads/: what each
+answer and table has to keep to.
 
+- The output begins with the answer, whose first paragraph fits into two lines of 100 characters.
+- Where the level is not good, the answer names the next step.
 - An answer is only 'good' if it states what would have been found, or a measured figure.
 - No number has an exponent, and no plural follows a 1.
 - At most four notes stand below a table.
@@ -20,8 +23,7 @@ import pytest
 from torchcoll.cli import commands, main
 from torchcoll.core.answer import Answer
 from torchcoll.report import grid as grids
-from torchcoll.report.destination import Destination
-from torchcoll.report.grid import Grid, Head, split_columns
+from torchcoll.report.grid import Grid, split_columns
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 80
@@ -77,16 +79,13 @@ OTHERS = (
 # These measure, start runs, or draw a picture or a page.
 NOT_READING = {"run", "doctor", "versus", "bisect", "again", "matrix", "collect", "replay"}
 NOT_READING |= {"plot", "report"}
-
-LINES = [
-    *(line.replace("@", folder) for line in ONE_FOLDER for folder in FOLDERS),
-    *OTHERS,
-]
+LINES = [line.replace("@", folder) for line in ONE_FOLDER for folder in FOLDERS]
+LINES += [*OTHERS, "trace examples/inspector", "postmortem examples/stuck-rank"]
+LINES += [f"show {path.relative_to(ROOT)}" for path in sorted(ROOT.glob("tests/reading/threads/*"))]
 # Known exceptions: the beginning of a line of LINES, and why it stands.
 MANY_NOTES = (
     ("curve results/", "with --refine each line is a command to run"),
     ("show --published", "each line is the source of a figure"),
-    ("show results/a100-8gpu-baseline --reference", "four footnotes of the reference"),
     ("cold results/oneccl-cold-scaling", "one line a position in the job"),
     ("plan ", "assumptions of the plan"),
 )
@@ -197,8 +196,27 @@ def test_good_states_what_would_have_been_found_or_a_figure(all_printed):
     check(offences())
 
 
+def test_each_output_begins_with_its_answer(all_printed):
+    def begins(p: Printed) -> bool:
+        first = p.answers[0].lines[0] if p.answers else "no answer"
+        return " ".join(p.text.split()).startswith(" ".join(first.split()))
+
+    check((line, p.text[:80]) for line, p in all_printed.items() if p.text and not begins(p))
+
+
+def test_an_answer_is_short_and_names_the_next_step(all_printed):
+    def offences() -> Iterator[tuple[str, str]]:
+        for line, p in all_printed.items():
+            yield from ((line, a.lines[0]) for a in p.answers if len(a.lines[0]) > 200)
+            if p.answers and p.answers[0].level in ("doubt", "bad") and not p.answers[0].next_step:
+                yield line, p.answers[0].headline
+
+    check(offences())
+
+
 def test_no_number_has_an_exponent(all_printed):
-    check((line, m[0]) for line, p in all_printed.items() for m in _EXPONENT.finditer(p.text))
+    found = ((line, m[0]) for line, p in all_printed.items() for m in _EXPONENT.finditer(p.text))
+    check(found, [("show tests/reading/threads/", "the largest error as nccl-tests prints it")])
 
 
 def test_no_plural_follows_a_one(all_printed):
@@ -230,19 +248,3 @@ def test_each_block_of_a_divided_table_names_its_rows(all_printed):
             names = [tuple(row[i] for i in common) for row in grid.rows]
             assert len(set(names)) == len(names), (line, [head.text for head in grid.heads])
     assert divided > 10
-
-
-def test_a_table_whose_first_column_is_the_same_in_every_row():
-    """The second block once said 'sizes' eleven times."""
-    heads = [
-        Head("left out", left=True, repeat=True),
-        Head("case", left=True),
-        Head("a"),
-        Head("b"),
-    ]
-    rows = [["sizes", f"case {n}", "1" * 12, "2" * 12] for n in range(3)]
-    out = io.StringIO()
-    grids.print_grid(Grid(heads, rows), Destination(out, width=36))
-    blocks = out.getvalue().split("\n\n")
-    assert len(blocks) == 2
-    assert all(re.findall(r"case \d", block) == ["case 0", "case 1", "case 2"] for block in blocks)

@@ -199,7 +199,7 @@ def test_a_baseline_of_another_machine_or_node_is_an_error(made, tmp_path, capsy
     assert main(["check", str(tmp_path / "node005.jsonl"), *baseline]) == 2
     error = capsys.readouterr().err
     assert error.startswith("torchcoll: error: baseline: got ") and error.count("\n") == 1
-    assert "a run of node005 and a baseline of node000, node001 and 2 more" in error
+    assert "got good runs of node000, node001 and 2 more for a run of node005, expected " in error
     run.members[0]["device_name"] = run.members[1]["device_name"] = "Other"
     torchcoll.save(run, tmp_path / "other.jsonl")
     assert main(["check", str(tmp_path / "other.jsonl"), *baseline]) == 2

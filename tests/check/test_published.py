@@ -120,7 +120,7 @@ def test_a_run_of_a_known_kind_is_told_where_it_stands():
     # 8G on eight H200: Azure 479.98 in place, stas00 473.1 (results/published/figures.csv).
     text = line_of(a_launch("NVIDIA H200", 8, 1, 475.0))
     assert text == (
-        "published: 2 runs on 8 H200 reach 473.1 to 480 GB/s busbw in all_reduce 8G; this "
+        "2 published runs on 8 H200 reach 473.1 to 480 GB/s busbw in all_reduce 8G; this "
         "run's 475 is below 1 of 2 (torchcoll show --published)"
     )
     assert "this run's 490 is below none of 2" in line_of(a_launch("NVIDIA H200", 8, 1, 490.0))
@@ -129,7 +129,10 @@ def test_a_run_of_a_known_kind_is_told_where_it_stands():
 def test_one_publication_alone():
     # Alps, 128M: 123.11 in place.
     text = line_of(a_launch("NVIDIA GH200 120GB", 8, 2, 60.0, "128M"))
-    assert "1 run on 2x4 GH200 reaches 123.1 GB/s" in text and "this run's 60 is below it" in text
+    assert (
+        "1 published run on 2x4 GH200 reaches 123.1 GB/s" in text
+        and "this run's 60 is below it" in text
+    )
 
 
 def test_the_size_that_most_have_published_speaks():
@@ -177,7 +180,7 @@ def test_show_published_names_each_figure_and_its_source(tmp_path, capsys):
     save(a_launch("NVIDIA H200", 8, 1, 475.0), path)
     assert main(["show", "--published", str(path)]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("published: 2 runs on 8 H200 reach 473.1 to 480 GB/s")
+    assert text.startswith("2 published runs on 8 H200 reach 473.1 to 480 GB/s")
     line = next(line for line in text.splitlines() if "Azure ND H200 v5" in line)
     assert line.split()[:4] == ["all_reduce", "8G", "479.980", "475.000"]
     assert "azure-nd-h200-v5" in text and "no verdict" in text
@@ -213,10 +216,10 @@ def test_a_machine_that_nobody_published(tmp_path, capsys):
     save(a_launch("NVIDIA GeForce RTX 5090", 8, 1, 20.0), path)
     assert main(["show", "--published", str(path)]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("published: nothing of 8 NVIDIA GeForce RTX 5090 (torchcoll show")
+    assert text.startswith("nothing is published of 8 NVIDIA GeForce RTX 5090\nNext: torchcoll ")
     save(a_launch("", 8, 1, 20.0), tmp_path / "b.jsonl")
     assert main(["show", "--published", str(tmp_path / "b.jsonl")]) == 0
-    assert "which GPUs it was is not known; --label gpu=NAME of" in capsys.readouterr().out
+    assert "which GPUs it was is not known: torchcoll convert" in capsys.readouterr().out
 
 
 def test_the_report_says_it(tmp_path):
@@ -225,7 +228,7 @@ def test_the_report_says_it(tmp_path):
     page = page_of([str(path)])
     section = next(one for one in page.sections if one.title == "What others publish")
     assert section.commands == [f"torchcoll show --published {path}"]
-    assert any(answer.text.startswith("published: 2 runs on 8 H200") for answer in page.answers)
+    assert any(answer.text.startswith("2 published runs on 8 H200") for answer in page.answers)
 
 
 def imported(tmp_path, *labels):
@@ -242,13 +245,12 @@ def imported(tmp_path, *labels):
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        (["gpu=H200", "hosts=1"], "published: 2 runs on 8 H200 reach 473.1 to 480 GB/s busbw in "
+        (["gpu=H200", "hosts=1"], "2 published runs on 8 H200 reach 473.1 to 480 GB/s busbw in "
                                   "all_reduce 8G; this run's 475 is below 1 of 2"),
-        (["gpu=H200", "hosts=2"], "published: nothing of 2x4 H200 (torchcoll show --published"),
-        (["gpu=H200"], "published: on how many hosts is not known; --label hosts=N of torchcoll "
-                       "convert or of the run tell it"),
-        ([], "published: which GPUs on how many hosts is not known; --label gpu=NAME and --label "
-             "hosts=N of torchcoll convert"),
+        (["gpu=H200", "hosts=2"], "nothing is published of 2x4 H200\n"),
+        (["gpu=H200"], "on how many hosts is not known: torchcoll convert FILE --label hosts=N "),
+        ([], "which GPUs on how many hosts is not known: torchcoll convert FILE --label gpu=NAME "
+             "--label hosts=N -o RUN adds it\n"),
     ],
 )  # fmt: skip
 def test_the_hosts_of_an_imported_table_are_stated_by_a_label(labels, said, tmp_path, capsys):
@@ -271,4 +273,5 @@ def test_hosts_that_are_no_number(tmp_path, capsys):
     run = imported(tmp_path, "gpu=H200", "hosts=one")
     capsys.readouterr()
     assert main(["show", run]) == 0
-    assert error_text("label hosts", "'one'", "a whole number from 1 on") in capsys.readouterr().out
+    out = capsys.readouterr().out.replace("\n  ", " ")
+    assert error_text("label hosts", "'one'", "a whole number from 1 on") in out

@@ -253,8 +253,8 @@ def test_one_rank_of_nccl_tests_is_named():
     result = measured(MIB, 0, ranks=1)
     result.time_ns, result.reported = {}, figure
     assert doubt(result, source={"tool": "nccl-tests"}) == (
-        "one rank: busbw is 0, for nothing was communicated. If there were to be more: nccl-tests "
-        "built without MPI (build it with MPI=1) starts tests that never meet, or -g is missing"
+        "one rank: busbw is 0, for nothing was communicated: likely nccl-tests built without "
+        "MPI (build it with MPI=1), which starts tests that never meet, or -g is missing"
     )
     assert doubt(result, source={"tool": "OSU"}) == ""
     assert doubt(measured(MIB, 9000, ranks=1)) == ""

@@ -162,9 +162,9 @@ def test_a_change_near_the_beginning(capsys):
     # Below 128, down to a quarter of it would be 32: the sweep begins at 8, so 8 x 2, 8 x 8.
     # Between: 128 x 4^(k / 7) in steps of 4: 156, 190.2, 231.9, 282.7, 344.6, 420.
     assert text.replace("\n  ", " ").startswith(
-        "to narrow the transitions: --sizes 16,64,156,192,232,284,344,420; latency 25.0 us, algbw "
-        "60.0 GB/s from 512 on; the law changes between 128 and 512, with too few sizes there to "
-        "fit it\n"
+        "latency 25.0 us, algbw 60.0 GB/s from 512 on; the law changes between 128 and 512, with "
+        "too few sizes there to fit it\n"
+        "Next: measure these sizes too: --sizes 16,64,156,192,232,284,344,420\n"
     )
     assert "--refine" not in text
     assert transition_records(one)[0]["before_latency_ns"] is None

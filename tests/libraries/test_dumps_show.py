@@ -199,9 +199,9 @@ def test_with_a_log_and_with_files_that_are_refused(folder, capsys):
     expected = error_text("XML", "bad.xml", "a file without DTD and entities")
     assert out.err == f"torchcoll: skipped: {expected}\n"
     lines = out.out.splitlines()
-    assert (lines[0], lines[2]) == (
-        "NCCL 2.27.5 with 1 process on 1 host. Next: log "
-        "the choices too: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING",
+    assert (lines[0], lines[1], lines[3]) == (
+        "NCCL 2.27.5 with 1 process on 1 host",
+        "Next: log the choices too: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING",
         "topo.xml",
     )
     assert lines.count("a.log") == 1

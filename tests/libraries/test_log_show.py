@@ -230,7 +230,7 @@ def test_a_folder_without_a_log_of_nccl_is_one_line(tmp_path, capsys, monkeypatc
         (tmp_path / "job" / f"rank{rank}.log").write_text("step 1 loss 2.0\n")
     assert main(["log", "job"]) == 3
     (line,) = capsys.readouterr().err.splitlines()
-    assert "no NCCL log in 3 files. torchcoll postmortem job reads the logs of ranks" in line
+    assert "none in 3 files. torchcoll job says what is in it" in line
 
 
 def test_a_packed_file_that_is_cut(tmp_path, capsys):

@@ -663,7 +663,8 @@ def test_what_is_piped():
     answer = (
         "usable here: gloo, nccl; 1 error: NCCL_SOCKET_IFNAME=ib: it matches none with an address"
     )
-    assert text.startswith(f"{answer}\n\nVersions\n  torchcoll ")
+    assert text.startswith(f"{answer}\nNext: Interfaces here: eth0. ")
+    assert "\n\nVersions\n  torchcoll " in text
     assert "\n  yes  cuda  8 x GPU X\n" in text
     assert (
         "\n  no   ccl   oneccl_bindings_for_pytorch is not installed\n             -> use" in text

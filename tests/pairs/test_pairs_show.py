@@ -44,7 +44,7 @@ def test_calls_that_scatter_too_much_for_the_threshold():
     text = " ".join(out.getvalue().split())
     assert text.startswith(
         "Cannot tell whether a rank is slow (only a loss of 68 % of speed or more would have been "
-        "found); a link only from a loss of 77 % on. Next: repeat with --sizes 8M -n 10 while "
+        "found); a link only from a loss of 77 % on Next: repeat with --sizes 8M -n 10 while "
         "nothing else runs on the machine"
     )
     out = io.StringIO()

@@ -53,8 +53,8 @@ def test_no_rank_is_named(capsys, times, most):
     cases = [timed(8 << n, *own) for n, own in enumerate(times)]
     assert first_line(capsys, *cases) == (
         "Cannot tell whether a rank is slow in 3 cases (only a slowdown of 30 % or more would have "
-        f"been found); within one case the ranks differ by up to {most} %. Next: measure longer "
-        "(--max-time), or on a quieter machine"
+        f"been found); within one case the ranks differ by up to {most} %\n"
+        "Next: measure longer (--max-time), or on a quieter machine"
     )
 
 
@@ -98,7 +98,7 @@ class Lines:
 def test_a_rooted_collective_accuses_nobody(capsys):
     """The root of a broadcast leaves before the others: their work is not the same."""
     cases = [timed(8 << n, 10, 100, 100, collective="broadcast", op=None, root=0) for n in range(4)]
-    assert first_line(capsys, *cases).startswith("no rank can be judged: ")
+    assert first_line(capsys, *cases).startswith("Cannot tell whether a rank is slow: ")
 
 
 def test_the_three_cases_whose_ranks_differ_most_are_shown_and_all_on_request(capsys):

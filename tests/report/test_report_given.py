@@ -46,7 +46,7 @@ def test_the_table_names_the_source_and_calls_a_mean_a_mean(shown):
     )
     head = next(i for i, line in enumerate(lines) if line.lstrip().startswith("size"))
     assert lines[head].split() == ["size", "mean", "algbw", "busbw", "verified"]
-    assert lines[-3].split() == ["1M", "100.0", "us", "10.486", "18.350", "unchecked"]
+    assert lines[head + 2].split() == ["1M", "100.0", "us", "10.486", "18.350", "unchecked"]
 
 
 def test_pivot_says_what_the_figures_of_the_source_are(shown):
@@ -61,7 +61,7 @@ def test_pivot_says_what_the_figures_of_the_source_are(shown):
     )
     assert "aligned" not in lines[2]
     assert any(line.startswith("mean time by file") for line in lines)
-    assert lines[-1] == "a.out: import: rows are missing"
+    assert "a.out: import: rows are missing" in lines
     # Beside our own samples both readings are told.
     own = run(result(case=case(mode="back-to-back")), ranks=8)
     line = shown(first, own, view="pivot:file").splitlines()[2]
@@ -75,7 +75,7 @@ def test_pivot_says_what_the_figures_of_the_source_are(shown):
 def test_unknown_ranks_are_said_and_leave_no_busbw(shown):
     text = shown(imported(ranks=0))
     assert "ranks: unknown" in text
-    assert text.splitlines()[-3].split() == ["1M", "100.0", "us", "10.486", "-", "unchecked"]
+    assert " ".join(text.split()).count("1M 100.0 us 10.486 - unchecked") == 1
     text = shown(imported(ranks=0), columns="all")
     assert "0 ranks" not in text
 

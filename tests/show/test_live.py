@@ -78,7 +78,7 @@ first call 5.00 ms, steady after 2 calls
 ANSWER = (
     "all_reduce on 8 gloo ranks takes 1.00 ms and reaches 117 GB/s of busbw at 64M; 1 of 1 case "
     "correct, 1 unsupported; time to first result 5.00 ms; NO REFERENCE for gloo on cpu within one "
-    "host: torchcoll check --baseline EARLIER-RUN gives one"
+    "host\nNext: torchcoll check FILE --baseline EARLIER-RUN"
 )
 
 
@@ -175,7 +175,8 @@ def test_a_terminal_gets_rows_that_stay_and_a_line_of_progress(monkeypatch, rich
         monkeypatch.setitem(sys.modules, "rich", None)
     out, err = terminals(monkeypatch, 80)
     report(monkeypatch, out, two(), run())
-    narrow = textwrap.fill(ANSWER, 80, subsequent_indent="  ") + "\n"
+    filled = (textwrap.fill(line, 80, subsequent_indent="  ") for line in ANSWER.splitlines())
+    narrow = "\n".join(filled) + "\n"
     end = END.replace("\nfirst call", f"\n{HIDDEN}\nfirst call")
     assert out.text().split("\n\n", 1)[1] == (
         "size     first   median      low     high calls    algbw    busbw verified\n"

@@ -26,7 +26,8 @@ first call 5.00 ms, steady after 2 calls
 low, high = p5, p95 within this run
 """
 NONE = (
-    "NO REFERENCE for gloo on cpu within one host: torchcoll check --baseline EARLIER-RUN gives one"
+    "NO REFERENCE for gloo on cpu within one host\n"
+    "Next: torchcoll check FILE --baseline EARLIER-RUN"
 )
 # 64M in 1 ms, times 2 x 7/8.
 ALL_REDUCE = "all_reduce on 8 gloo ranks takes 1.00 ms and reaches 117 GB/s of busbw at 64M"
@@ -229,6 +230,7 @@ def test_status_reason_warnings_and_problems_are_footnotes(shown):
         "1 more note: --verbose\n"
         "FAIL truncated: the file has no end record; FAIL 1 of 5 cases wrong: all_reduce 64M; "
         "FAIL 1 of 5 cases failed: all_reduce 8; time to first result 1.00 ms\n"
+        "Next: use neither these results nor this setting: torchcoll doctor names known faults\n"
     )
 
 
@@ -284,8 +286,8 @@ def test_the_end_of_a_file_that_is_not_complete_says_how_to_go_on(shown, tmp_pat
     launch.path = tmp_path / "a run.jsonl"
     assert body(shown(launch)).splitlines()[4:] == [
         "rehearsal: one GPU",
-        f"to run the rest: torchrun ... -m torchcoll.suite --resume '{launch.path}'",
         f"FAIL failed: {lost}; time to first result 1.00 ms",
+        f"Next: run the rest: torchrun ... -m torchcoll.suite --resume '{launch.path}'",
     ]
     # FILE.2 alone: what is resumed is FILE.
     launch.path.touch()
@@ -536,7 +538,7 @@ def test_all_columns_on_80_and_in_a_pipe(on_terminal, shown):
     assert max(map(len, body(text).splitlines())) <= 80
     assert text.count("\n 64M ") == 5
     assert "not shown" not in text
-    assert len(body(shown(everything, columns="all")).splitlines()) == 7
+    assert len(body(shown(everything, columns="all")).splitlines()) == 8
 
 
 def test_digits_line_up_with_and_without_a_mark_on_a_terminal(on_terminal):
@@ -623,7 +625,8 @@ def test_over_ranks_clock_and_percentiles(shown):
         " 64M  1.000 ms        -    -     -      0      -      -  correct",
         "",
         "1 of 1 cases have no device clock",
-        f"{NONE}; 1 of 1 case correct; time to first result 1.00 ms",
+        f"{NONE.splitlines()[0]}; 1 of 1 case correct; time to first result 1.00 ms",
+        NONE.splitlines()[1],
     ]
 
 
@@ -634,7 +637,7 @@ def test_chosen_columns_are_the_fields_of_a_row(shown):
         "\n" + answer(ALL_REDUCE, "1 of 1 case correct", "time to first result 5.00 ms")
     )
     assert "low, high =" not in text
-    assert len(body(shown(run(result()), columns="all")).splitlines()) == 6
+    assert len(body(shown(run(result()), columns="all")).splitlines()) == 7
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,13 @@ from torchcoll.core.summary import P99_CALLS, library_of
 from torchcoll.core.units import format_size
 from torchcoll.questions.check.judging import judge
 from torchcoll.questions.check.measured_show import run_answer
-from torchcoll.questions.show.show import further_grids, row_style, show, without_verdict
+from torchcoll.questions.show.show import (
+    answer_with_further,
+    further_grids,
+    row_style,
+    show,
+    without_verdict,
+)
 from torchcoll.report import grid
 from torchcoll.report.columns import COLUMNS_OF_DATA, Column, default_columns, distinct_values
 from torchcoll.report.destination import Destination, ProgressLine, RunProgress
@@ -192,7 +198,8 @@ class _Rows(Reporter):
             grid.print_grid(each, self.out)
         if further:
             self.out.write("\n")
-        grid.print_answer(run_answer(verdict, rows, self.notes.bimodal), self.out)
+        answer = answer_with_further(self.run, run_answer(verdict, rows, self.notes.bimodal))
+        grid.print_answer(answer, self.out)
 
 
 def stream_columns(run: Run, cases: Sequence[Case]) -> tuple[list[Column], list[int]]:

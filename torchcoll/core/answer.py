@@ -5,7 +5,7 @@ one sentence about one subject, how sure it is, the next step, and the details b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ VERDICTS = {"good": "PASS", "doubt": "WARN", "bad": "FAIL", "": "NO REFERENCE"}
 _WORST = ("", "good", "doubt", "bad")  # levels
 _LONG = 110  # characters: a shorter caveat is printed in full each time
 _SHORTENED = 45  # characters of a repeated caveat: enough to recognise it
+_MOST = 200  # characters of the first paragraph of an answer: two lines of 100
 
 CERTAIN = "certain"
 PROBABLY = "probably"
@@ -146,14 +147,27 @@ class Answer:
         return self.before + _PREFIXES[self.certainty] + " ".join(phrases)
 
     @property
+    def lines(self) -> list[str]:
+        """What is printed: the sentence with as many details as fit into two lines of 100
+        characters, each further detail, and the next step.
+        """
+        first, details = self.headline, list(self.details)
+        while details and len(first) + len(details[0]) + 2 <= _MOST:
+            first += f"; {details.pop(0)}"
+        return [first, *details, *([f"Next: {self.next_step}"] if self.next_step else [])]
+
+    @property
     def text(self) -> str:
         """All of it in one line."""
         sentence = "; ".join((self.headline, *self.details))
         return f"{sentence}. Next: {self.next_step}" if self.next_step else sentence
 
-    def with_sentence(self, text: str) -> Answer:
-        """The same answer with another sentence, for a display that shortens it."""
-        return replace(self, subject=text, verb="", scope="", certainty="", before="")
+    def with_sentence(self, text: str, alone: bool = False) -> Answer:
+        """The same answer with another sentence, for a display that shortens it. alone: without
+        details and next step.
+        """
+        answer = replace(self, details=(), next_step="") if alone else self
+        return replace(answer, subject=text, verb="", scope="", certainty="", before="")
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -171,6 +185,31 @@ class Answer:
             "worst": list(self.worst),
             "details": list(self.details),
         }
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """The names, of paths the files alone if these differ."""
+    files = [name.rpartition("/")[2] for name in names]
+    return files if len(set(files)) == len(files) else [*names]
+
+
+def of_several(named: Sequence[tuple[str, Answer]]) -> Answer:
+    """One answer for several runs, each with its name: that of all, or the worst, with its name."""
+    names = short_names([name for name, _ in named])
+    name, worst = max(
+        zip(names, (answer for _, answer in named), strict=True),
+        key=lambda pair: (
+            _WORST.index(pair[1].level),
+            pair[1].size or 0.0,
+            pair[1].detectable or 0.0,
+        ),
+    )
+    alike = {(answer.subject, answer.verb, answer.size) for _, answer in named}
+    details = {answer.details for _, answer in named}
+    if len(alike) == 1:
+        before = f"{len(named)} runs: {worst.before}"
+        return replace(worst, before=before, details=worst.details if len(details) == 1 else ())
+    return replace(worst, before=f"{len(named)} runs; {name}: {worst.before}")
 
 
 def nothing_found(

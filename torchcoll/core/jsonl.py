@@ -16,7 +16,7 @@ import math
 import re
 import shlex
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +180,12 @@ def read_records(
     unusable.end(path)
     if not number:
         raise UnreadableError(what, path, f"{expected}; this one is empty")
+
+
+def damaged_lines(problems: Iterable[str]) -> list[int]:
+    """The numbers of the lines that ``read_records`` could not use, from the problems it found."""
+    found = (re.search(r":(\d+): unusable record", problem) for problem in problems)
+    return [int(match[1]) for match in found if match]
 
 
 def read_objects(path: Path, what: str) -> Iterator[dict[str, Any]]:

@@ -122,6 +122,7 @@ def device_of(run: Run) -> DeviceLimits | None:
 
 IMPLAUSIBLE = "implausible"
 LIKELY = ": likely "  # between a reason and its causes
+CHECK_RANKS = "check that all ranks took part: nccl-tests joins processes only if built with MPI=1"
 SLACK = 1.05  # for inaccurate clocks, and data sheets that round down
 # In less time no kernel can have been launched and awaited: NCCL's own model has at least 6.6 us.
 LEAST_CALL_NS = 1500
@@ -131,8 +132,8 @@ _SIZES_OF_LAW = 3
 # These tools print a bandwidth of 0 for one rank, usually because more were meant to run.
 _NCCL_TESTS = ("nccl-tests", "rccl-tests")
 _MEETS_NOBODY = (
-    "one rank: busbw is 0, for nothing was communicated. If there were to be more: {tool} built "
-    "without MPI (build it with MPI=1) starts tests that never meet, or -g is missing"
+    f"one rank: busbw is 0, for nothing was communicated{LIKELY}{{tool}} built without MPI (build "
+    "it with MPI=1), which starts tests that never meet, or -g is missing"
 )
 # GPUs whose links may connect several hosts (GB200 NVL72): traffic may bypass the interfaces.
 _RACK = re.compile(r"\bG[BH][23]00\b|\bVR\d00\b|\bRUBIN\b|\bMI4\d\d")

@@ -561,7 +561,7 @@ class Run(Displayed):
 
     @property
     def way_on(self) -> str:
-        """The command that runs the missing cases of a file, as one line; '' if there is none."""
+        """How to run the missing cases of a file, as an imperative; '' if they cannot be run."""
         # Another tool's run cannot go on, and a soak begins anew.
         if self.path is None or self.complete or self.source or self.windows:
             return ""
@@ -570,7 +570,7 @@ class Run(Displayed):
         base = self.path.with_suffix("")  # FILE.2 is resumed as FILE
         path = base if self.path.suffix[1:].isdecimal() and base.is_file() else self.path
         name = shlex.quote(str(path))
-        return f"to run the rest: torchrun ... -m torchcoll.suite --resume {name}"
+        return f"run the rest: torchrun ... -m torchcoll.suite --resume {name}"
 
     def all_runs(self) -> list[tuple[Run, list[CaseResult]]]:
         """This run and its continuations, each with the part of ``results`` that it measured."""

@@ -5,13 +5,15 @@ Python, outside ``skipping_unreadable``, such a file raises its error.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 
 from torchcoll.core.errors import UnreadableError, tell
-from torchcoll.core.units import shorten_list
+from torchcoll.core.units import counted, shorten, shorten_list
 
-_NAMED = 5  # at most so many files are named
+_NAMED = 5  # at most so many kinds of errors are printed
+_ALIKE = 3  # at most so many further files with the same error are named
 _SKIPPED: ContextVar[list[UnreadableError] | None] = ContextVar("skipped", default=None)
 
 
@@ -31,13 +33,41 @@ def may_skip() -> bool:
 
 
 def skip(refused: Sequence[UnreadableError], others: bool) -> None:
-    """Name the files that cannot be read. Raises the last error if there are no other files."""
-    texts = list(map(str, refused))
-    if refused and not others:
-        for text in shorten_list(texts[:-1], _NAMED, "{} more files that cannot be read"):
-            tell(f"torchcoll: error: {text}")
-        raise refused[-1]
-    for text in shorten_list(texts, _NAMED, "{} more files that cannot be read"):
-        tell(f"torchcoll: skipped: {text}")
+    """Name the files that cannot be read, those with the same error in one line. Raises the last
+    error if there are no other files.
+    """
+    kinds: dict[str, list[UnreadableError]] = {}
+    for error in refused:
+        kinds.setdefault(" ".join(_without_files(error)), []).append(error)
+    errors = [_one_of(alike) for alike in kinds.values()]
+    last = errors.pop() if errors and not others else None
+    name = "skipped" if others else "error"
+    for text in shorten_list(list(map(str, errors)), _NAMED, "{} more errors of files"):
+        tell(f"torchcoll: {name}: {text}")
+    if last:
+        raise last
     if (skipped := _SKIPPED.get()) is not None:
         skipped += refused
+
+
+def _file_in(word: str) -> str:
+    """The file that a word of a message names; '' for any other word."""
+    path = word.rstrip(".,:;")
+    return path if os.path.isfile(path) else ""
+
+
+def _without_files(error: UnreadableError) -> list[str]:
+    return [word for word in str(error).split() if not _file_in(word)]
+
+
+def _one_of(alike: Sequence[UnreadableError]) -> UnreadableError:
+    """The first of several errors that differ in the file alone, with the names of the others."""
+    first, *further = alike
+    names = [
+        os.path.basename(next(filter(None, map(_file_in, str(error).split())), ""))
+        for error in further
+    ]
+    if not further:
+        return first
+    of_others = f"The same of {counted(len(names), 'more file')}: {shorten(names, _ALIKE)}"
+    return type(first)(f"{str(first).rstrip('.')}. {of_others}")

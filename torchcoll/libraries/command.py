@@ -45,7 +45,6 @@ def run_log(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.skipping import skip
     from torchcoll.core.units import counted
     from torchcoll.libraries.job_logs import (
-        WRITES,
         file_rows,
         group_jobs,
         job_log,
@@ -75,12 +74,12 @@ def run_log(options: argparse.Namespace) -> ExitCode:
         for problem in problems:
             tell(f"torchcoll: warning: {problem}")
     folder = options.files[0] if len(options.files) == 1 and not (readers or dumps) else ""
-    if os.path.isdir(folder) and all(WRITES in str(error) for error in refused):
+    if os.path.isdir(folder):
         raise UnreadableError(
             "log",
             folder,
-            f"a log of NCCL, RCCL or oneCCL: no NCCL log in {counted(len(refused), 'file')}",
-            f"torchcoll postmortem {shlex.quote(folder)} reads the logs of ranks and launchers.",
+            f"a log of NCCL, RCCL or oneCCL: none in {counted(len(refused), 'file')}",
+            f"torchcoll {shlex.quote(folder)} says what is in it.",
         )
     skip(refused, bool(readers or dumps))
     jobs = [job_log(job) for job in group_jobs(readers)]

@@ -34,7 +34,9 @@ Job = nccl_jobs.NcclJob | oneccl.OneCclJob
 _NCCL = re.compile(rb" NCCL (?:INFO|WARN|TRACE|CALL) ")
 _ONECCL = re.compile(rb"\d\)?(?::\[\d+\])? \|CCL_[A-Z]+\||^\|[A-Z]+\| \[\w+:\d+\]")
 
-_LOG_FOLDER, _RESULTS = ".jsonl.logs", (".jsonl", ".jsonl.gz")
+_LOG_FOLDER = ".jsonl.logs"
+# Endings of results, pictures and scripts in a folder of logs.
+_NO_LOGS = (".jsonl", ".jsonl.gz", ".svg", ".png", ".pdf", ".py", ".sh", ".ipynb")
 WRITES = "A run with --library-log writes such a log."
 
 
@@ -54,7 +56,7 @@ def list_log_files(paths: Iterable[str]) -> list[str]:
         entries = sorted(os.scandir(path), key=_by_number)
         folders = [e for e in entries if e.is_dir() and e.name.endswith(_LOG_FOLDER)]
         inside = [e for folder in folders for e in sorted(os.scandir(folder), key=_by_number)]
-        shown = [e for e in entries if e.name[0] != "." and not e.name.endswith(_RESULTS)]
+        shown = [e for e in entries if e.name[0] != "." and not e.name.endswith(_NO_LOGS)]
         logs = [entry.path for entry in inside or shown if entry.is_file()]
         files += logs
         if not logs:

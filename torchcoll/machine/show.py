@@ -49,17 +49,17 @@ def answer_of(report: dict[str, Any]) -> Answer:
     findings = report["findings"]
     counts = [(n, s) for s in _STYLES if (n := sum(item["severity"] == s for item in findings))]
     sentences = [f"usable here: {', '.join(names)}" if names else "no backend can be used here"]
-    sentences.append(
-        ", ".join(counted(n, severity) for n, severity in counts) or "no harmful setting found"
-    )
-    worst = next(
-        (item["what"] for _, s in counts[:1] for item in findings if item["severity"] == s), ""
-    )
+    harmful = [(n, severity) for n, severity in counts if severity != "note"]
+    sentences.append(", ".join(counted(*each) for each in harmful) or "no harmful setting found")
+    items = [item for _, s in harmful[:1] for item in findings if item["severity"] == s]
+    worst, step = (items[0]["what"], one_line(items[0]["action"])) if items else ("", "")
     text = "; ".join(sentences) + (f": {worst}" if worst else "")
     severities = {severity for _, severity in counts}
     bad = not names or "error" in severities
     level = "bad" if bad else "doubt" if "warning" in severities else "good"
-    return Answer(one_line(text), level, {s: n for n, s in counts}, (worst,) if worst else ())
+    by_severity = {severity: number for number, severity in counts}
+    named = (worst,) if worst else ()
+    return Answer(one_line(text), level, by_severity, named, next_step=step)
 
 
 Line = tuple[str, str]  # style, text
@@ -82,9 +82,9 @@ def _lines(report: dict[str, Any], width: int | None) -> Iterator[Line]:
     yield from _title("Communication libraries")
     yield from _libraries(report["libraries"], width)
     traps = report["findings"]
-    yield from _title(
-        f"Harmful settings: {len(traps)} found" if traps else "Harmful settings: none found"
-    )
+    notes = sum(trap["severity"] == "note" for trap in traps)
+    title = f"Harmful settings: {len(traps) - notes or 'none'} found"
+    yield from _title(f"{title}, and {counted(notes, 'note')}" if notes else title)
     for trap in traps:
         texts = [trap["what"], trap["why"], f"-> {trap['action']}"]
         yield from _marked(trap["severity"], texts, 11, width)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torchcoll.core import errors
+from torchcoll.core.answer import Answer
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.file import is_ours, save
 from torchcoll.core.opening import from_stdin, is_stdin
@@ -148,7 +149,13 @@ def run_convert(options: argparse.Namespace) -> errors.ExitCode:
 
     ending = check_output(options)
     options.output = "-" if options.format else options.output
-    runs, refused = _runs_of(options)
+    lines: list[str] = []
+    runs, refused = _runs_of(options, lines)
+    if not options.output and runs:
+        _print_total(runs)
+    aside = not runs or options.output == "-"
+    for line in lines:
+        print(errors.one_line(line), file=sys.stderr if aside else None)
     skip(refused, bool(runs))
     runs = keep_cases(runs, options.filter)
     if not options.output:
@@ -161,6 +168,16 @@ def run_convert(options: argparse.Namespace) -> errors.ExitCode:
     for written in write(runs, options.output):
         print(f"written: {errors.one_line(written)}")
     return errors.ExitCode.OK
+
+
+def _print_total(runs: Sequence[Run]) -> None:
+    from torchcoll.report.destination import Destination
+    from torchcoll.report.grid import print_answer
+
+    cases = counted(sum(len(run.results) for run in runs), "case")
+    text = f"{cases} in {counted(len(runs), 'run')}"
+    print_answer(Answer(text, next_step="-o RUN.jsonl or ROWS.csv writes them"), Destination())
+    print()
 
 
 def _is_result_file(path: str) -> bool:
@@ -185,9 +202,11 @@ def _check_own(paths: Sequence[str], options: argparse.Namespace) -> None:
             raise errors.UsageError(what, value, f"none with {paths[0]}: a result file has its own")
 
 
-def _runs_of(options: argparse.Namespace) -> tuple[list[Run], list[errors.UnreadableError]]:
-    """The runs of all files, after a report of what was read of other tools' output; and the errors
-    of the files that cannot be read.
+def _runs_of(
+    options: argparse.Namespace, lines: list[str]
+) -> tuple[list[Run], list[errors.UnreadableError]]:
+    """The runs of all files, and the errors of those that cannot be read. lines: what was read of
+    each file is added.
     """
     from torchcoll.reading.base import ImportOptions
     from torchcoll.reading.inputs import expand, load_all
@@ -207,7 +226,7 @@ def _runs_of(options: argparse.Namespace) -> tuple[list[Run], list[errors.Unread
     except errors.UnreadableError as error:
         refused.append(error)
     for run in [] if options.output else runs:
-        print(errors.one_line(f"{run.path}: result file: {counted(len(run.results), 'case')}"))
+        lines.append(f"{run.path}: result file: {counted(len(run.results), 'case')}")
     import_options = ImportOptions(
         ranks=options.ranks,
         collective=options.collective,
@@ -225,9 +244,7 @@ def _runs_of(options: argparse.Namespace) -> tuple[list[Run], list[errors.Unread
             continue
         # Of a file without rows stdout has nothing, and one refusal is in the error.
         if imported.runs or len(imported.refusals()) > 1:
-            aside = not imported.runs or options.output == "-"
-            for line in report_lines(path, imported):
-                print(errors.one_line(line), file=sys.stderr if aside else None)
+            lines += report_lines(path, imported)
         if not imported.runs:
             refused.append(nothing_read(path, imported))
         for run in imported.runs:

@@ -433,7 +433,7 @@ def expand(source: Source) -> list[Source]:
         files = _result_files(path)
         if not files:
             raise _no_files(path)
-        jsonl_files = [p for p in files if p.name.endswith((".jsonl", ".jsonl.gz"))]
+        jsonl_files = [p for p in files if p.name.endswith((".jsonl", ".jsonl.gz")) and is_ours(p)]
         return [Inside(p) for p in jsonl_files or _without_documents(files)]
     if not path.exists() and glob.has_magic(str(source)):
         paths = (Path(p) for p in sorted(glob.glob(str(source), recursive=True)))

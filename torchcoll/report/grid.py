@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from torchcoll.core.answer import Answer
+from torchcoll.core.answer import Answer, of_several
 from torchcoll.report.destination import Destination
 
 T = TypeVar("T")
@@ -247,9 +247,31 @@ def print_grid(grid: Grid, out: Destination) -> None:
 
 
 def print_answer(answer: Answer, out: Destination) -> None:
-    """Prints the answer as a line of its own, in colour if the terminal shows colours."""
+    """Prints the lines of the answer, the first in colour if the terminal shows colours."""
+    first, *further = answer.lines
     length = None if answer.level else len(answer.headline)  # what was not judged is plain
-    out.styled(answer.text, _ANSWERS.get(answer.level, "bold"), length)
+    out.styled(first, _ANSWERS.get(answer.level, "bold"), length)
+    out.lines(further)
+
+
+def _without_same_columns(grids: Sequence[Grid], width: int) -> list[Grid]:
+    """The grids without each column that one of them must leave out; the first says so."""
+    texts: set[str] = set()
+    for grid in grids:
+        if grid.rows:
+            drawn = _numbered(grid, width)
+            dropped, _ = fit(drawn.heads, drawn.widths(), width)
+            texts |= {drawn.heads[i].text for i in dropped}
+    said: set[str] = set()
+    result = []
+    for grid in grids:
+        dropped = {i for i, head in enumerate(grid.heads) if head.drop and head.text in texts}
+        kept = [i for i in range(len(grid.heads)) if i not in dropped]
+        note = hidden_note(grid.heads, dropped, width)
+        below = [note, *grid.below] if dropped and note not in said else grid.below
+        said.add(note)
+        result.append(replace(grid.only(kept), below=below) if dropped else grid)
+    return result
 
 
 def print_grids(
@@ -259,9 +281,16 @@ def print_grids(
     over_all: Answer | None = None,
 ) -> None:
     """Prints grids below their titles ('' for none), as text or markdown. Their answers, or
-    ``over_all``, are printed first, and again after the tables if these fill a screen.
+    ``over_all``, are printed first, and again after the tables if these fill a screen. Answers of
+    several titles become one.
     """
     grids_of_all = [grid for _, grids in titled for grid in grids]
+    named = [(title, grid.answer) for title, grids in titled for grid in grids if grid.answer]
+    if not over_all and len(named) > 1 and all(title for title, _ in named):
+        over_all = of_several(named)
+        if len({answer.headline for _, answer in named}) == 1:
+            titled = [(title, [replace(g, answer=None) for g in grids]) for title, grids in titled]
+            titled = [(title, grids) for title, grids in titled if any(map(_has_lines, grids))]
     answers = [over_all] if over_all else [grid.answer for grid in grids_of_all if grid.answer]
     lines = sum(len(g.above) + len(g.rows) + len(g.below) for g in grids_of_all)
     for answer in answers:
@@ -270,18 +299,26 @@ def print_grids(
         else:
             print_answer(answer, out)
     repeated = format == "table" and lines > _SCREEN
-    if not over_all:
-        titled = [
-            (title, [replace(grid, answer=_again(grid.answer, repeated)) for grid in grids])
-            for title, grids in titled
-        ]
+    titled = [
+        (
+            title,
+            [
+                replace(grid, answer=_again(grid.answer, bool(over_all) or repeated))
+                for grid in grids
+            ],
+        )
+        for title, grids in titled
+    ]
     between = "\n" if answers else ""
+    if format == "table":
+        fitting = iter(_without_same_columns([g for _, grids in titled for g in grids], out.width))
+        titled = [(title, [next(fitting) for _ in grids]) for title, grids in titled]
     for title, grids in titled:
         if title:
             out.write(between + (f"## {title}\n\n" if format == "markdown" else f"{title}\n"))
             between = ""
         for grid in grids:
-            if not (grid.above or grid.rows or grid.below or grid.answer):
+            if not (_has_lines(grid) or grid.answer):
                 continue
             out.write(between)
             between = "\n"
@@ -294,11 +331,15 @@ def print_grids(
         print_answer(_again(over_all, True) or over_all, out)
 
 
+def _has_lines(grid: Grid) -> bool:
+    return bool(grid.above or grid.rows or grid.below)
+
+
 def _again(answer: Answer | None, repeated: bool) -> Answer | None:
-    """The answer below the tables: a verdict in full; of what was not judged the sentence alone."""
+    """The answer below the tables: its first line; of what was not judged the sentence alone."""
     if answer is None or not repeated:
         return None
-    return answer if answer.level else replace(answer, details=(), next_step="")
+    return answer.with_sentence(answer.lines[0] if answer.level else answer.headline, alone=True)
 
 
 def escape_markdown(text: str) -> str:
@@ -317,7 +358,7 @@ def markdown_text(grid: Grid) -> str:
     """The grid as markdown. The lines above and below are lists, to keep their line ends."""
     above = [*grid.above, *(legends(grid.heads) if grid.rows else [])]
     if grid.answer:
-        above.insert(0, grid.answer.text)
+        above[:0] = grid.answer.lines
     text = "".join(f"- {escape_markdown(line)}\n" for line in above)
     if grid.rows:
         text += "\n" if text else ""

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torchcoll.core import units
-from torchcoll.core.answer import VERDICTS, Answer
 from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
@@ -34,11 +33,10 @@ class _Measured:
 def runs_grids(
     runs: Sequence[Run],
     rows_by_run: Sequence[Sequence[Row]],
-    named: Sequence[tuple[str, Answer]],
+    names: Sequence[str],
     over_ranks: str = "max",
 ) -> list[Grid]:
-    """The spread of each case over the runs. named: of each run its name and verdict."""
-    names = [name for name, _ in named]
+    """The spread of each case over the runs."""
     cases = _measured_cases(rows_by_run)
     rows = [row for rows in rows_by_run for row in rows]
     above = [f"{len(runs)} runs, in short ({_ALL}): {common_text(rows)}", _scope_line(runs, rows)]
@@ -53,10 +51,6 @@ def runs_grids(
     if failed:
         texts = dict.fromkeys(failed)
         below.append(f"{units.counted(len(failed), 'case')} without a result: {_list_first(texts)}")
-    for kind in ("bad", "doubt"):
-        of_kind = [(name, answer) for name, answer in named if answer.level == kind]
-        answers = [f"{name}: {answer.text}" for name, answer in of_kind]
-        below += units.shorten_list(answers, _NAMED, f"and {{}} more with {VERDICTS[kind]}")
     table = _spread_grid(cases, names)
     return [Grid([], [], above=above), table, Grid([], [], below=[*below, *runs_lines(runs)])]
 

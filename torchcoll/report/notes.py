@@ -162,7 +162,6 @@ def outcome_lines(run: Run) -> list[str]:
     ]
     events = dict.fromkeys(map(_event_caveat, events_shown))
     lines = [*_continuation_lines(run), *run_problems(run)]
-    lines += [one_line(run.way_on)] if run.way_on else []
     return [*events, *map(Caveat, lines)]
 
 

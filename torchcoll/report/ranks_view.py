@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchcoll.core.answer import CERTAIN, Answer, format_quantity, nothing_found
+from torchcoll.core.answer import CANNOT_TELL, CERTAIN, Answer, format_quantity, nothing_found
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import Run
 from torchcoll.core.summary import PERIOD, calls_of, has_period, median
@@ -70,11 +70,12 @@ def ranks_grids(run: Run, view: View, every: bool = False) -> list[Grid]:
     )
     failed = {n for n, entry in enumerate(entries) if not entry.result.is_right}
     shown = sorted({*order[:_MOST_CASES], *failed}) if not every else range(len(entries))
+    shown = [n for n in shown if values[n] or entries[n].result.status != "ok"]
     grids = [_ranks_grid(entries[n], values[n], every) for n in shown]
-    notes = [WAITING]
+    notes = [WAITING] if shown else []
     if run.ranks > _MOST_RANKS and not every:
         notes.append(f"the {_EXTREMES} ranks at each end, of {run.ranks} (--all shows every rank)")
-    if len(shown) < len(entries):
+    if 0 < len(shown) < len(entries):
         notes.append(
             f"the {len(shown)} cases whose ranks differ most, of {len(entries)} (--all shows every "
             "case)"
@@ -102,7 +103,14 @@ def ranks_answer(
         if entry.result.case.root is None and len(ranks) > 1
     ]
     if not cases:
-        return Answer("no rank can be judged: no case has times of several ranks with equal work")
+        return Answer(
+            "a rank",
+            "doubt",
+            verb="is slow",
+            scope=": no case has times of several ranks with equal work",
+            certainty=CANNOT_TELL,
+            next_step="measure with torchcoll, which records the time of each rank",
+        )
     hosts = {n: one_line(member.get("host") or "") for n, member in enumerate(run.members)}
 
     def named(rank: int) -> str:
@@ -243,10 +251,7 @@ def _ranks_grid(entry: Entry, ranks: Sequence[dict[str, Any]], every: bool) -> G
         ]
         for rank in ranks
     ]
-    below = status_lines(result)
-    if not rows and result.status == "ok":
-        below.append(f"no calls on the {one_line(row.clock)} clock")
-    return Grid(heads, rows, above=[case_line(result, row)], below=below)
+    return Grid(heads, rows, above=[case_line(result, row)], below=status_lines(result))
 
 
 def _rank_records(run: Run, view: View) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.bounds import ByteBudget
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnreadableError, one_line
@@ -16,7 +17,7 @@ from torchcoll.core.jsonl import UNUSABLE, lines_of
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
-from torchcoll.core.units import format_bandwidth, format_size
+from torchcoll.core.units import format_bandwidth, format_digits, format_size
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import Grid, Head, print_grids
 from torchcoll.report.notes import Notes
@@ -62,47 +63,57 @@ def _checked_figure(record: dict[str, Any]) -> PublishedFigure:
 
 
 def reference_grid(run: Run, points: Sequence[PublishedFigure]) -> Grid:
-    """Each point of a collective that the run has, and what the run has at that size."""
+    """Each point of a collective that the run has, and what the run has at that size. Points that
+    are possible come first.
+    """
     rows = [r for r in summarise_run(run) if r.busbw_gbps and r.outcome in ("ok", IMPLAUSIBLE)]
     notes = Notes()
     lines = []
-    for point in points:
+    best: tuple[float, str, str] | None = None
+    matched = 0
+    for point in sorted(points, key=lambda point: point.status == IMPLAUSIBLE):
         measured = _matching_row(rows, point)
         if measured is None or measured.busbw_gbps is None:
             continue
-        status = point.status
-        status += f" {notes.mark(f'{status}: {point.why}')}" if point.why else ""
+        matched += 1
+        share = measured.busbw_gbps / point.busbw_gbps
+        size = "peak" if point.size_bytes is None else format_size(point.size_bytes)
+        why = point.why and f"{point.status}: {point.why}"
+        status = f"{point.status} {notes.mark(why) if why else ''}".rstrip()
         if measured.status == IMPLAUSIBLE:
             mark = notes.mark(f"here implausible: {one_line(measured.reason)}")
-            status += f", here implausible {mark}"
+            status = f"here implausible {mark}"
+        elif point.status != IMPLAUSIBLE and (best is None or share > best[0]):
+            figure = f"{format_digits(measured.busbw_gbps)} GB/s busbw in {point.collective}"
+            there = f"{format_digits(point.busbw_gbps)} GB/s, {point.status}"
+            best = share, f"{figure} ({size})", f"of {one_line(point.name)} ({there})"
         lines.append(
             [
                 point.collective,
-                "peak" if point.size_bytes is None else format_size(point.size_bytes),
-                str(measured.ranks or "-"),
+                size,
                 format_bandwidth(measured.busbw_gbps),
-                str(point.ranks or "-"),
                 format_bandwidth(point.busbw_gbps),
-                f"{100 * measured.busbw_gbps / point.busbw_gbps:.0f}",
-                one_line(point.name),
+                f"{100 * share:.0f}",
                 status,
+                one_line(point.name),
             ]
         )
     heads = [
         Head("collective", left=True, repeat=True),
         Head("size", repeat=True),
-        Head("ranks"),
         Head("busbw", "GB/s"),
-        Head("ranks", "there"),
-        Head("busbw", "there"),
-        Head("% of", "that"),
-        Head("reference", left=True),
+        Head("there", "GB/s"),
+        Head("%"),
         Head("status", left=True),
+        Head("reference", left=True, numbered=True),
     ]
-    below = notes.lines() if lines else ["no point is of a collective and size of this run"]
-    below.append("published figures are for orientation: no verdict follows from them")
-    name = one_line(run.path or run.header.get("run_id") or "run")
-    return Grid(heads, lines, above=[name], below=below)
+    if best:
+        answer = Answer(best[1], verb="is", size=best[0], unit="%", scope=best[2])
+    elif lines:
+        answer = Answer(f"no point can be compared: {matched} fit, and none is plausible")
+    else:
+        answer = Answer("no point is of a collective and size of this run")
+    return Grid(heads, lines, below=notes.lines(), answer=answer)
 
 
 def _matching_row(rows: Sequence[Row], point: PublishedFigure) -> Row | None:
@@ -121,5 +132,8 @@ def show_reference(
 ) -> None:
     """Prints a table for each run."""
     out = Destination(file)
-    print_grids([("", [reference_grid(run, points) for run in runs])], format, out)
+    names = [one_line(run.path or run.header.get("run_id") or "run") for run in runs]
+    titles = names if len(runs) > 1 else [""]
+    titled = [(t, [reference_grid(run, points)]) for t, run in zip(titles, runs, strict=True)]
+    print_grids(titled, format, out)
     out.flush()

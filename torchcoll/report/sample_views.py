@@ -7,10 +7,11 @@ from itertools import accumulate
 from typing import Any
 
 from torchcoll.core import summary
+from torchcoll.core.answer import Answer
 from torchcoll.core.case import DIMENSIONS, value_text
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Matrix, Run
-from torchcoll.core.units import format_ns, format_time
+from torchcoll.core.units import counted, format_ns, format_time
 from torchcoll.report.columns import Entry, distinct_values
 from torchcoll.report.formats import Records, View
 from torchcoll.report.grid import Grid, Head
@@ -122,8 +123,38 @@ def calls_grids(run: Run, view: View) -> list[Grid]:
     """One table a case with a row for each call: cold ones, warm-up, steady ones."""
     entries = view.entries(run)
     grids = [_calls_grid(entry.result, entry.row, view.over_ranks) for entry in entries]
-    return with_run_lines(
-        run, [entry.row for entry in entries], grids, view.over_ranks, view.verbose
+    grids = [grid for grid in grids if grid.rows or grid.below]
+    rows = [entry.row for entry in entries]
+    framed_grids = with_run_lines(run, rows, grids, view.over_ranks, view.verbose)
+    framed_grids[-1].answer = calls_answer(entries, view.over_ranks)
+    return framed_grids
+
+
+def calls_answer(entries: Sequence[Entry], how: str) -> Answer:
+    """The steady call that took longest, compared with the median of its case."""
+    slowest: tuple[float, str] = (0.0, "")
+    count = 0
+    for result, row in ((entry.result, entry.row) for entry in entries):
+        for kind, numbers, samples in calls_in_order(result, row.clock):
+            if kind != "steady" or not row.median_ns:
+                continue
+            times = summary.over_ranks(samples, how)
+            for number, time_ns in zip(numbers, times, strict=False):
+                count += len(number)
+                if (ratio := time_ns / row.median_ns) > slowest[0]:
+                    call = f"call {number.start}, {format_ns(time_ns, 3)}"
+                    slowest = ratio, f"{result.case.describe()}: {call}"
+    if not count:
+        return Answer(
+            "no single call is recorded, only figures of whole cases",
+            next_step="torchcoll show FILE shows these",
+        )
+    return Answer(
+        f"the slowest of {counted(count, 'steady call')}",
+        verb="takes {} its case's median",
+        size=slowest[0],
+        unit="x",
+        scope=f"({slowest[1]})",
     )
 
 

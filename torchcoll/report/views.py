@@ -43,12 +43,13 @@ class _Point:
 
 
 def pivot_grids(
-    runs: Sequence[Run], view: View, key: str, metric: str, overview: bool = False
+    runs: Sequence[Run], view: View, key: str, metric: str = "", overview: bool = False
 ) -> list[Grid]:
     """One table for each combination of what else varies. Raises UsageError for an unknown key.
 
-    overview: of several runs each cell has the lowest and the highest value after the median, and
-    sizes at which a bandwidth is below 0.01 GB/s have times.
+    metric: by default busbw, or the time where no case has one. overview: of several runs each cell
+    has the lowest and the highest value after the median, and sizes at which a bandwidth is below
+    0.01 GB/s have times.
     """
     _check_key(runs, key)
     points = [
@@ -56,6 +57,7 @@ def pivot_grids(
         for run in runs
         for entry in view.entries(run)
     ]
+    metric = metric or ("busbw" if any(p.row.busbw_gbps for p in points) else "time")
     above = [*_header_lines(runs, points), *_reading_lines(points, view)]
     kept = [p for p in points if metric == "time" or COLLECTIVES[p.row.collective].has_data]
     without = ["barrier has no bandwidth and is left out (--metric time)"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from torchcoll.core import units
 from torchcoll.core.answer import CANNOT_TELL, Answer, Caveat, format_quantity
 from torchcoll.core.errors import one_line
-from torchcoll.core.plausibility import IMPLAUSIBLE
+from torchcoll.core.plausibility import CHECK_RANKS, IMPLAUSIBLE, LIKELY
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import kind_texts
@@ -220,13 +220,20 @@ def transitions_answer(
 ) -> Answer:
     """Fit, transitions and slow sizes, or why times are implausible. refine: sizes to measure."""
     if doubts := [curve.doubt for curve in curves if curve.doubt]:
-        return Answer(Caveat(doubts[0], f"{IMPLAUSIBLE}: "), "bad")
+        what, likely, causes = doubts[0].partition(LIKELY)
+        details = (f"likely {causes}",) if likely else ()
+        return Answer(
+            Caveat(what, f"{IMPLAUSIBLE}: "), "bad", details=details, next_step=CHECK_RANKS
+        )
     if refine:
-        sizes = sorted({size for curve in curves for size in curve.refining})
-        listed = ",".join(map(str, sizes))
-        text = f"to narrow the transitions: --sizes {listed}" if sizes else "nothing to narrow"
         answer = transitions_answer(curves, titles)
-        return Answer(text, answer.level, details=(answer.headline, *answer.details))
+        sizes = sorted({size for curve in curves for size in curve.refining})
+        if sizes:
+            step = f"measure these sizes too: --sizes {','.join(map(str, sizes))}"
+            return replace(answer, next_step=step)
+        details = (*answer.details, "no size would narrow a transition")
+        step = "measure twice as many sizes (-f 2)" if answer.level else ""
+        return replace(answer, details=details, next_step=step)
     titles, _ = split_titles(titles)
     fit = _fit_texts(curves[0]) if len(curves) == 1 else []
     texts = _slow_texts(curves, titles)
@@ -257,12 +264,14 @@ def transitions_answer(
             "sizes on one side of the change to fit it"
         )
     if changes or vague:
-        return Answer("; ".join([*fit, *texts]), "doubt", next_step=next_step)
+        first, *details = ["; ".join(fit), *texts] if fit else texts
+        return Answer(first, "doubt", details=tuple(details), next_step=next_step)
     short = sum(bool(curve.note) for curve in curves)
     steady = len(curves) - short
     if not short:
-        text = "; ".join([*fit, "no change of behaviour found", *texts])
-        return Answer(text, "doubt" if slow else "")
+        worst = max(curve_range.misfit for curve in curves for curve_range in curve.curve.ranges)
+        fits = f"no change of behaviour: the law fits all sizes within {units.format_share(worst)}"
+        return Answer("; ".join([*fit, fits, *texts]), "doubt" if slow else "")
     reason = "too few sizes, or too much scatter"
     if short == 1:
         reason = next(curve.note for curve in curves if curve.note)

@@ -402,8 +402,9 @@ def limits_of(
     if node is not None and not is_baseline_node and (baseline.by_node or count < FEWEST_NODES):
         names = shorten([name or "several hosts" for name in baseline.nodes], 2)
         raise CannotJudge(
-            f"a run of {node or 'several hosts'} and a baseline of {names}",
-            f"a node of the baseline, or one run of each of {FEWEST_NODES} nodes",
+            f"good runs of {names} for a run of {node or 'several hosts'}",
+            f"good runs of this node too, or of at least {FEWEST_NODES} nodes, which show how far "
+            f"a node may differ",
         )
     centres = np.zeros(len(chosen))
     centre_variance = _MEDIAN_VARIANCE / count

@@ -182,7 +182,8 @@ class CheckedRun:
     facts: tuple[str, ...]
 
     def phrases(self) -> list[Phrase]:
-        return [self._phrase(), *(Phrase("", fact) for fact in self.facts)]
+        word, texts = self._sentences()
+        return [Phrase(word, texts[0]), *(Phrase("", text) for text in (*texts[1:], *self.facts))]
 
     def _named(self, state: str) -> str:
         """The cases in this state, the slowest of them with their times."""
@@ -194,16 +195,18 @@ class CheckedRun:
         ]
         return shorten(texts, _NAMED, " and {} more")
 
-    def _phrase(self) -> Phrase:
+    def _sentences(self) -> tuple[str, list[str]]:
+        """The word, what it says, and what else is known."""
         judged, limits = self.judged, self.judged.limits
         count = len(judged.cases)
         over_all = counted(count, "case") if count == 1 else f"all {count} cases"
         mean = f"{slower(judged.effect)} over {over_all} than {judged.baseline.text}"
+        slow = self._named(good_runs.SLOW)
         if judged.slow_overall:
             most = f"most in {self.names[0]}, {slower(judged.cases[0].effect)}"
-            return Phrase(FAIL, f"{mean} (healthy below {percent(limits.run_limit)}); {most}")
-        if slow := self._named(good_runs.SLOW):
-            return Phrase(FAIL, f"{slow}; {mean}")
+            return FAIL, [f"{mean} (healthy below {percent(limits.run_limit)})", slow or most]
+        if slow:
+            return FAIL, [slow, mean]
         noisy = judged.cases_that_are(good_runs.TOO_NOISY)
         noise = []
         if noisy:
@@ -219,22 +222,28 @@ class CheckedRun:
             if limits.run_detectable > math.log1p(ACT_ON_ALL) and not doubted:
                 detectable = percent(limits.run_detectable)
                 texts.append(f"over {over_all} only a slowdown of {detectable} would be found")
-            return Phrase(CANNOT_TELL, "; ".join([*texts, mean]))
+            return CANNOT_TELL, [*texts, mean]
         if judged.state == good_runs.PROBABLY_SLOW:
             probable = self._named(good_runs.PROBABLY_SLOW)
             texts = [f"probably slower: {probable}"] if probable else []
             if judged.effect > limits.run_named and not probable:
                 texts.append(f"probably slower over {over_all}")
-            return Phrase(WARN, "; ".join([*texts, *noise, mean]))
+            return WARN, [*texts, *noise, mean]
         detectable = f"a run that is {detectable_text(limits)}, would have been found"
         false_alarms = format_percent(good_runs.FALSE_ALARMS)
-        return Phrase(PASS, f"as usual: {mean}; {detectable} (false alarms {false_alarms} per run)")
+        return PASS, [f"as usual: {mean}", f"{detectable} (false alarms {false_alarms} per run)"]
 
     @property
     def next_step(self) -> str:
         judged = self.judged
-        if judged.state != good_runs.DOUBTED:
+        if judged.state == good_runs.SLOW:
+            return "run it again; if it stays slow, torchcoll doctor and torchcoll pairs find why"
+        if judged.state == good_runs.AS_USUAL:
             return ""
+        if judged.state == good_runs.PROBABLY_SLOW and not judged.cases_that_are(
+            good_runs.TOO_NOISY
+        ):
+            return "run it again: a real slowdown stays"
         if judged.cases_that_are(good_runs.DOUBTED):
             return "run it again: a real slowdown stays"
         if 2 * len(judged.cases_that_are(good_runs.TOO_NOISY)) > len(judged.cases):

@@ -142,6 +142,13 @@ def answer_of(finding: NightFinding) -> Answer:
             counts,
             tuple(dict.fromkeys([*worst, *finding.missing])),
         )
+    if not finding.nodes:
+        return Answer(
+            "no node can be judged: no run is of one host alone",
+            "doubt",
+            counts,
+            next_step="collect runs of single hosts, or find slow hosts with torchcoll pairs",
+        )
     size = finding.detectable
     answer = Answer(
         "no node",
@@ -167,6 +174,8 @@ def power_text(finding: NightFinding) -> str:
     size = finding.detectable
     if size is None:
         has_usual = sum(each.has_usual for each in finding.steady)
+        if not has_usual:
+            return f"no node has the {FEWEST_NIGHTS} nights yet that show what is usual"
         return (
             f"{has_usual} of {counted(len(finding.nodes), 'node')} have the {FEWEST_NIGHTS} nights "
             "that show what is usual; the others are compared with their peers of tonight"
@@ -249,7 +258,7 @@ def night_grid(finding: NightFinding) -> Grid:
         f"{counted(each.cases, 'case')}"
         for each in finding.steady
     ]
-    above = [f"night of {finding.date} (UTC), one of {finding.nights}; {'; '.join(kinds)}"]
+    above = ["; ".join([f"night of {finding.date} (UTC), one of {finding.nights}", *kinds])]
     below = list(finding.notes)
     if finding.accepted:
         below.insert(0, f"accepted: {', '.join(map(one_line, finding.accepted))}")

@@ -98,6 +98,9 @@ class RankArrival:
         return self.when is not None
 
 
+_LATE = "look at what this rank does before its calls, and at its node with torchcoll doctor"
+
+
 @dataclass
 class Arrivals:
     """Who came last to the calls of a traffic.
@@ -135,7 +138,8 @@ class Arrivals:
             for rank in self.late:
                 named.setdefault(rank.rank, rank)
             first, *more = [self._late_answer(rank) for rank in list(named.values())[:_MOST_NAMED]]
-            return replace(first, details=(*first.details, *(each.headline for each in more)))
+            details = (*first.details, *(each.headline for each in more))
+            return replace(first, details=details, next_step=_LATE)
         if not self.calls:
             return Answer(
                 "a rank",

@@ -14,6 +14,9 @@ from torchcoll.core.summary import Row, median
 from torchcoll.core.units import counted, format_factor, format_ns
 from torchcoll.questions.check import limits
 
+# One run each does not show what is usual.
+_AGAIN = "measure again; three good runs and torchcoll check --learn show what is usual"
+
 
 class JudgedByBaseline(Protocol):
     """A run judged by good runs."""
@@ -54,8 +57,8 @@ class _Speed(NamedTuple):
     before: Row
 
 
-def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> limits.Phrase:
-    """The verdict on a run by the cases that it shares with another run, and the reason.
+def baseline_phrases(rows: Sequence[Row], run: Run, base: Run) -> list[limits.Phrase]:
+    """The verdict on a run by the cases that it shares with another run, and the reasons.
 
     The slower of two figures decides: the median of all cases, and the largest size of the slowest
     collective. A loss of bandwidth shows only at the largest sizes, where a median hides it. A few
@@ -95,20 +98,24 @@ def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> limits.Phrase:
     texts[0] = texts[0].replace(" % in ", f" % of the speed of {name} in ", 1)
     if figures[-1] is slowest_figure:
         texts[-1] = f"at worst {texts[-1]}"
-    text = "; ".join([*texts, "one run each"])
+    share = slowest.share
+    slower = (
+        f"{limits.case_text(slowest.row)} takes {format_factor(1 / share)} as long as in {name}"
+    )
+    if word != limits.FAIL and share <= 1 / limits.SLOW_FACTOR:
+        word = limits.FAIL
+        texts.insert(0, slower)
+    elif word != limits.FAIL and share <= 1 / limits.DOUBTED_FACTOR:
+        word = limits.CANNOT_TELL
+        texts.insert(0, f"why {slower}: one run each")
+    else:
+        texts.append("one run each")
     measured = sum(row.is_right and bool(row.median_ns) for row in summarise_run(base))
     missing = measured - len(speeds)
     if missing > 0:
-        text += f"; {counted(missing, 'case')} of {name} without a time in this run"
-
-    if word != limits.FAIL and slowest.share <= 1 / limits.DOUBTED_FACTOR:
-        factor = format_factor(1 / slowest.share)
-        case = limits.case_text(slowest.row)
-        if slowest.share <= 1 / limits.SLOW_FACTOR:
-            return limits.Phrase(limits.FAIL, f"{factor} slower in {case}: {text}")
-        doubt = f"{case} takes {factor} as long, and one run each cannot say why"
-        return limits.Phrase(limits.CANNOT_TELL, f"{doubt}: {text}")
-    return limits.Phrase(word, text)
+        texts.append(f"{counted(missing, 'case')} of {name} without a time in this run")
+    first = limits.Phrase(word, texts[0], next_step="" if word == limits.PASS else _AGAIN)
+    return [first, *(limits.Phrase("", text) for text in texts[1:])]
 
 
 def baseline_pairs(rows: Sequence[Row], base: Run) -> list[tuple[Row, Row]]:

@@ -18,18 +18,35 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.display import OneLine, as_one_line
 from torchcoll.core.errors import UsageError, one_line, path_text
 from torchcoll.core.file import truncated_text
+from torchcoll.core.jsonl import CUT_OFF, damaged_lines
 from torchcoll.core.parts import first_answer
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, nothing_sent
-from torchcoll.core.units import counted, format_digits, format_factor, format_ns, shorten_list
+from torchcoll.core.units import (
+    counted,
+    format_digits,
+    format_factor,
+    format_ns,
+    format_ranges,
+    plural,
+    shorten_list,
+)
 from torchcoll.questions.check import limits
 from torchcoll.questions.check.assumed import by_names, device_name_of
-from torchcoll.questions.check.baseline import BaselineRuns, JudgedByBaseline, baseline_phrase
+from torchcoll.questions.check.baseline import BaselineRuns, JudgedByBaseline, baseline_phrases
 from torchcoll.questions.check.rules import Fabric
 from torchcoll.reading.inputs import load_one
 
 _LEVELS = {verdict: level for level, verdict in VERDICTS.items()} | {limits.CANNOT_TELL: "doubt"}
 _FAILING = ("bad", "doubt")
+_STEPS = {
+    "wrong": "use neither these results nor this setting: torchcoll doctor names known faults",
+    plausibility.IMPLAUSIBLE: plausibility.CHECK_RANKS,
+    "failed": "run the failed cases again alone, with --library-log",
+}
+_WHOLE = "give the whole output of a run that ended well"
+_QUIET = "measure again without what disturbed it"
+_COPY = "copy the file again from where the run wrote it"
 _MOST_TOLD = 3  # events of a kind; the others stand above the verdict
 
 
@@ -63,6 +80,8 @@ class Verdict(OneLine):
         level = _LEVELS[self.word]
         failing = [p.text for p in self.phrases if p.word == self.word and level in _FAILING]
         next_step = self.by_good_runs.next_step if self.by_good_runs else ""
+        steps = {phrase.word: phrase.next_step for phrase in self.phrases[::-1] if phrase.next_step}
+        next_step = next_step or next((steps[word] for word in limits.WORDS if word in steps), "")
         return Answer(
             first, level, worst=tuple(failing), details=tuple(others), next_step=next_step
         )
@@ -133,7 +152,7 @@ def judge(
         if nothing:
             reference = [nothing]
         elif isinstance(baseline, Run):
-            reference = [baseline_phrase(good, run, baseline)]
+            reference = baseline_phrases(good, run, baseline)
         else:
             by_good_runs = baseline.judge(run)
             reference = by_good_runs.phrases()
@@ -148,10 +167,11 @@ def judge(
         reference = [nothing] if nothing else limits.by_fabric(good, fabric_found, run)
     if failures and all(phrase.word == limits.NO_REFERENCE for phrase in reference):
         reference = []
-    unread = () if failures else _unread(run)
+    unread = () if failures else _unread(run, rows)
     events = (*_stated(run, "setting"), *_stated(run, "machine"))
-    texts = [*problems, *unread, *limits.odd_links(run), *events]
-    warnings = [limits.Phrase(limits.WARN, text) for text in texts if text]
+    texts = [*problems, *limits.odd_links(run), *events]
+    step = _QUIET if events else ""
+    warnings = [*unread, *(limits.Phrase(limits.WARN, t, next_step=step) for t in texts if t)]
     if failures:
         taken = []
     judged = bool(failures) or any(p.word not in (limits.NO_REFERENCE, "") for p in reference)
@@ -175,18 +195,19 @@ def _fabric(run: Run, fabric: str | None) -> tuple[Fabric | None, str]:
 
 def _failures(run: Run, rows: Sequence[Row]) -> Iterator[limits.Phrase]:
     from torchcoll.questions.pairs.matches import read_pairs
-    from torchcoll.questions.pairs.suspects import find_suspects, suspect_text
+    from torchcoll.questions.pairs.show import pairs_answer
+    from torchcoll.questions.pairs.suspects import find_suspects
 
     if run.ending:
-        yield limits.Phrase(limits.FAIL, run.ending)
+        step = _WHOLE if run.source else one_line(run.way_on)
+        yield limits.Phrase(limits.FAIL, run.ending, next_step=step)
     elif run.end is None and not run.source:
         text = truncated_text(run)
-        damaged = [problem for problem in run.problems if ": unusable record: " in problem]
-        if damaged:
-            text = f"the file is damaged and has no end: {counted(len(damaged), 'unusable record')}"
-        elif text not in run.problems:
-            text = "the run did not end"
-        yield limits.Phrase(limits.FAIL, text)
+        text = text if text in run.problems else "the run did not end"
+        damage = _damage_text(run, rows)
+        steps = [_COPY] if damage else []
+        steps += [one_line(run.way_on)] if run.way_on else []
+        yield limits.Phrase(limits.FAIL, damage or text, next_step=", or ".join(steps))
     wrong = [row for row in rows if row.outcome == "wrong"]
     doubted = [row for row in rows if row.outcome == plausibility.IMPLAUSIBLE]
     accepted = (*EXPECTED_STATUSES, "wrong", plausibility.IMPLAUSIBLE)
@@ -204,16 +225,18 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[limits.Phrase]:
                 first = f"the first {first}"
             if status == "failed" and items[0].reason:
                 first += f": {items[0].reason}"
-            yield limits.Phrase(
-                limits.FAIL, f"{len(items)} of {counted(len(rows), 'case')} {status}: {first}"
-            )
-    # What the ranks reported, by the threshold they had; else what reading the pairs shows: a run
-    # that was cut reported nothing.
-    accusations = _messages(run, "suspect")
-    if not accusations and (pairs := read_pairs(run)):
-        accusations = [suspect_text(pairs, each) for each in find_suspects(pairs) if each.confirmed]
-    for text in _first(accusations, "suspect"):
-        yield limits.Phrase(limits.FAIL, text)
+            text = f"{len(items)} of {counted(len(rows), 'case')} {status}: {first}"
+            yield limits.Phrase(limits.FAIL, text, next_step=_STEPS[status])
+    # What reading the pairs shows, as `torchcoll pairs` says it; else what the ranks reported.
+    if pairs := read_pairs(run):
+        suspects = find_suspects(pairs, pairs.threshold)
+        if any(suspect.confirmed for suspect in suspects):
+            answer = pairs_answer(run, pairs, suspects, pairs.threshold)
+            yield limits.Phrase(limits.FAIL, answer.headline, next_step=answer.next_step)
+            yield from (limits.Phrase("", text) for text in answer.details)
+    else:
+        for text in _first(_messages(run, "suspect"), "suspect"):
+            yield limits.Phrase(limits.FAIL, text)
 
 
 def _implausible_text(run: Run, rows: Sequence[Row]) -> str:
@@ -243,12 +266,28 @@ def _first(messages: Iterable[str], kind: str) -> list[str]:
     return shorten_list(texts, _MOST_TOLD, f"{{}} more of the {kind} events above")
 
 
-def _unread(run: Run) -> Iterator[str]:
+def _damage_text(run: Run, rows: Sequence[Row]) -> str:
+    """Where the file is damaged, and what could be read of it; '' if it is whole."""
+    lines = damaged_lines(run.problems)
+    if not lines:
+        return ""
+    verb = (
+        "is cut off in" if any(CUT_OFF in problem for problem in run.problems) else "is damaged at"
+    )
+    where = f"{plural(len(lines), 'line')} {format_ranges(lines)}"
+    return f"the file {verb} {where}: {counted(len(rows), 'case')} could be read"
+
+
+def _unread(run: Run, rows: Sequence[Row]) -> Iterator[limits.Phrase]:
     """Problems in reading the file. They do not make it fail."""
+    if damage := _damage_text(run, rows):
+        yield limits.Phrase(limits.WARN, damage, next_step=_COPY)
+        return
     failures = (truncated_text(run), run.ending)  # which have phrases of their own
     lost = [p for p in run.problems if p not in failures and not p.endswith("shown once")]
     if lost:
-        yield f"{counted(len(lost), 'problem')} in reading: {lost[0]}"
+        text = f"{counted(len(lost), 'problem')} in reading: {lost[0]}"
+        yield limits.Phrase(limits.WARN, text)
 
 
 def _nothing_to_judge(rows: Sequence[Row]) -> limits.Phrase | None:

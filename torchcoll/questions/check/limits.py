@@ -29,6 +29,9 @@ GOOD, POOR = 0.9, 0.75
 # as the slowest of five other runs.
 DOUBTED_FACTOR, SLOW_FACTOR = 2.0, 6.0
 
+_ASK_LOG = "NCCL's log says why: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,TUNING, then torchcoll log"
+_FIND_SLOW = "torchcoll doctor, then torchcoll pairs, find what is slow"
+
 _Best = tuple[float, Row, rules.Limit]  # the share of the limit of the best row of a collective
 
 
@@ -36,12 +39,14 @@ _Best = tuple[float, Row, rules.Limit]  # the share of the limit of the best row
 class Phrase:
     """A part of the sentence.
 
-    word: one of WORDS, or '' for a fact. between: joins the word and the text.
+    word: one of WORDS, or '' for a fact. between: joins the word and the text. next_step: what to
+    do about it, as an imperative.
     """
 
     word: str
     text: str
     between: str = " "
+    next_step: str = ""
 
     def __str__(self) -> str:
         return f"{self.word}{self.between}{self.text}".strip()
@@ -156,7 +161,8 @@ def by_fabric(rows: Sequence[Row], fabric: rules.Fabric | None, run: Run) -> lis
     rows: those with a result, of several ranks. An imported file may not say how many.
     """
     if all(row.ranks < 1 for row in rows):
-        return [Phrase(NO_REFERENCE, "where the number of ranks is unknown")]
+        text = "where the number of ranks is unknown"
+        return [Phrase(NO_REFERENCE, text, next_step="state it with --ranks N")]
     if fabric is None:
         where = " and ".join(
             dict.fromkeys(
@@ -165,9 +171,9 @@ def by_fabric(rows: Sequence[Row], fabric: rules.Fabric | None, run: Run) -> lis
         )
         within = hosts_of(run) == 1 and all(row.device == "cpu" for row in rows)
         text = f"for {where}{' within one host' if within else ''}"
-        option = "" if within else "--fabric NAME or "
-        text += f": torchcoll check {option}--baseline EARLIER-RUN gives one"
-        return [Phrase(NO_REFERENCE, text)]
+        option = "" if within else "--fabric NAME, or "
+        next_step = f"torchcoll check FILE {option}--baseline EARLIER-RUN"
+        return [Phrase(NO_REFERENCE, text, next_step=next_step)]
     device = plausibility.device_of(run) if fabric.several_hosts else None
     judged = list(_judged(rows, fabric, device))
     if not judged:
@@ -175,14 +181,13 @@ def by_fabric(rows: Sequence[Row], fabric: rules.Fabric | None, run: Run) -> lis
     headline, collective = _headline(fabric, judged)
     # A good number that hides a better one is no PASS: what was not used comes before it.
     unused = [phrase for name, phrase in _unused(fabric, judged) if name != collective]
-    first = [*unused, headline] if headline.word == PASS else [headline, *unused]
+    first = [*unused, *headline] if headline[0].word == PASS else [*headline, *unused]
     ranks = max(row.ranks for row in rows)
     if not fabric.several_hosts and not hosts_of(run) and ranks > MOST_OF_A_HOST:
-        text = (
-            f"whether {ranks} ranks were on one host of {fabric.name}: the file does not name the "
-            f"hosts (torchcoll convert FILE --label hosts=N -o RUN)"
-        )
-        return [Phrase(CANNOT_TELL, text), *(Phrase("", f"if they were: {p.text}") for p in first)]
+        text = f"whether {ranks} ranks were on one host of {fabric.name}: the file names no hosts"
+        next_step = "torchcoll convert FILE --label hosts=N -o RUN"
+        of_one_host = (Phrase("", f"if they were: {phrase.text}") for phrase in first)
+        return [Phrase(CANNOT_TELL, text, next_step=next_step), *of_one_host]
     return [*first, *_doubts(rows, fabric, judged, device)]
 
 
@@ -214,8 +219,8 @@ def _doubts(
         )
 
 
-def _headline(fabric: rules.Fabric, judged: Sequence[_Best]) -> tuple[Phrase, str]:
-    """The phrase, and its collective.
+def _headline(fabric: rules.Fabric, judged: Sequence[_Best]) -> tuple[list[Phrase], str]:
+    """The phrases, and their collective.
 
     The lowest share decides. If that is good, all_reduce stands for the fabric.
     """
@@ -237,13 +242,15 @@ def _headline(fabric: rules.Fabric, judged: Sequence[_Best]) -> tuple[Phrase, st
     beyond = any((r.busbw_gbps or 0.0) > _ANOTHER * most[r.collective] for _, r, _ in judged)
     if beyond:
         of_limit += "; more than it carries: another fabric, switches that reduce, or fewer ranks"
-    text = f"{busbw}, {of_limit}"
+    texts = [of_limit]
     if unused := _faster(fabric, row, limit):
         share = 100 * (row.busbw_gbps or 0.0) / unused.busbw_gbps
         of_unused = f"{share:.0f} % of {unused.algorithm} ({unused.busbw_gbps:g} GB/s), which "
-        of_unused += f"{_sure(row)}was not used"
-        text = f"{busbw}, {of_unused}; {of_limit}" if level == PASS else f"{text}; {of_unused}"
-    return Phrase(WARN if (beyond or unused) and level == PASS else level, text), row.collective
+        texts.insert(0 if level == PASS else 1, f"{of_unused}{_sure(row)}was not used")
+    word = WARN if (beyond or unused) and level == PASS else level
+    further = [Phrase("", text) for text in texts[1:]]
+    step = "" if word == PASS else _ASK_LOG if level == PASS else _FIND_SLOW
+    return [Phrase(word, f"{busbw}, {texts[0]}", next_step=step), *further], row.collective
 
 
 def _representative(judged: Sequence[_Best]) -> _Best:

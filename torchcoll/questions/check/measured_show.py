@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from torchcoll.core import units
-from torchcoll.core.answer import Answer
+from torchcoll.core.answer import Answer, short_names
 from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
-from torchcoll.core.summary import Row, median
+from torchcoll.core.summary import COLD_CALL, Row, median
 from torchcoll.questions.check.judging import Verdict
 from torchcoll.questions.check.limits import NO_REFERENCE, PASS, WORDS, case_text, correct_text
 from torchcoll.report.columns import distinct_values
@@ -43,6 +43,7 @@ def run_answer(verdict: Verdict, rows: Sequence[Row], bimodal: int = 0) -> Answe
         level=answer.level,
         worst=answer.worst,
         details=(*measured.details, *details, *warnings, *absent),
+        next_step=measured.next_step or answer.next_step,
     )
 
 
@@ -55,11 +56,9 @@ def runs_answer(
     """The answer of ``show`` about several runs: the number of runs of each verdict, then what the
     runs measured, and last that there is no reference.
 
-    names: of the runs; only the files of the paths are shown, if these differ.
-    groups: indices of runs with the same cases and settings; figures are medians over a group.
+    names: of the runs. groups: indices of runs with the same cases and settings; figures are
+    medians over a group.
     """
-    files = [name.rpartition("/")[2] for name in names]
-    names = files if len(set(files)) == len(files) else names
     every = [row for rows in rows_by_run for row in rows]
     details: list[str] = []
     rows: list[Row] = []
@@ -91,16 +90,17 @@ def runs_answer(
     if measured is None:
         return answer
     if answer.level and answer.level != "doubt":
-        return replace(answer, details=(measured.headline, *details))
+        return replace(answer, details=(*answer.details, measured.headline, *details))
     before = "" if pooled else f"{units.counted(len(names), 'run')}: "
-    details = [*measured.details, *details, *([answer.subject] if answer.level else [])]
+    details += [answer.subject, *answer.details] if answer.level else []
     return replace(
         measured,
         before=before,
         level=answer.level,
         worst=answer.worst if answer.level else (),
-        details=(*details, *list(absent)[:1]),
+        details=(*measured.details, *details, *list(absent)[:1]),
         counts=answer.counts,
+        next_step=measured.next_step or answer.next_step,
     )
 
 
@@ -111,19 +111,25 @@ def over_all(named: Sequence[tuple[str, Verdict]], unjudged: bool = True) -> Ans
     unjudged: whether to count the runs without a reference.
     """
     results = [verdict.word for _, verdict in named]
+    names = short_names([name for name, _ in named])
     counts = [
         f"{results.count(result)} {result}"
         for result in WORDS
         if result in results and (unjudged or result != NO_REFERENCE)
     ]
     worst = next(result for result in WORDS if result in results)
-    of_worst = [(name, verdict.answer) for name, verdict in named if verdict.word == worst]
+    of_worst = [
+        (name, verdict.answer)
+        for name, (_, verdict) in zip(names, named, strict=True)
+        if verdict.word == worst
+    ]
     level = of_worst[0][1].level
     text = ", ".join(counts) if level else "none judged"
     before = f"{len(named)} runs{':' if level else ','} "
     facts: dict[str, Any] = {
         "counts": {result: results.count(result) for result in WORDS},
         "before": before,
+        "next_step": of_worst[0][1].next_step,
     }
     if worst == PASS:
         return Answer(text, level, **facts)
@@ -133,12 +139,12 @@ def over_all(named: Sequence[tuple[str, Verdict]], unjudged: bool = True) -> Ans
         reason = answer.worst[0] if answer.worst else answer.headline
         reasons.setdefault(reason, []).append(one_line(name))
     if len(reasons) == 1 and (len(of_worst) > 1 or not level):
-        [reason] = of_worst[0][1].worst[:1] or reasons
+        [reason] = reasons
         return Answer(f"{text}: {reason}", level, **facts)
     texts = [f"{units.shorten(names, 1)}: {why}" for why, names in list(reasons.items())[:_REASONS]]
     left = sum(len(names) for names in list(reasons.values())[_REASONS:])
     texts += [f"and {left} more"] if left else []
-    return Answer(f"{text} ({'; '.join(texts)})", level, **facts)
+    return Answer(f"{text}: {texts[0]}", level, details=tuple(texts[1:]), **facts)
 
 
 def measured_answer(rows: Sequence[Row], runs: int = 1) -> Answer | None:
@@ -151,6 +157,8 @@ def measured_answer(rows: Sequence[Row], runs: int = 1) -> Answer | None:
     good = [row for row in rows if row.is_right and row.median_ns]
     if not good:
         return None
+    if all(row.statistic == COLD_CALL for row in good):
+        return _cold_answer(good)
     kinds = {tuple(getattr(row, name) for name in _KIND) for row in good}
     several = len(kinds) > 1
     answer = Answer(_subject(good, several), verb=_times_text(good, several), many=several)
@@ -178,6 +186,23 @@ def measured_answer(rows: Sequence[Row], runs: int = 1) -> Answer | None:
     if runs > 1:
         answer = replace(answer, scope=f"{answer.scope}, medians of {runs} runs".lstrip())
     return answer
+
+
+def _cold_answer(rows: Sequence[Row]) -> Answer:
+    """Of single first calls the range of their times on the most ranks, and on the fewest."""
+    fewest, most = (
+        [row for row in rows if row.ranks == end(row.ranks for row in rows)] for end in (min, max)
+    )
+    of_fewest = _times_text(fewest, True).removeprefix("take ")
+    return Answer(
+        _subject(most, True).replace("case", "single call", 1),
+        verb=_times_text(most, True),
+        many=len(most) > 1,
+        scope=f"(on {units.counted(fewest[0].ranks, 'rank')}: {of_fewest})"
+        if fewest != most
+        else "",
+        next_step="torchcoll cold FILE tells first calls from later ones",
+    )
 
 
 def _times_text(rows: Sequence[Row], several: bool) -> str:

@@ -142,7 +142,7 @@ class PublishedCase:
         if many == 1:
             count = "below it" if below else "not below it"
         return (
-            f"published: {counted(many, 'run')} on {kind} {reach} GB/s busbw in {where}; "
+            f"{counted(many, 'published run')} on {kind} {reach} GB/s busbw in {where}; "
             f"this run's {format_digits(busbw, 4)} is {count}"
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from torchcoll.core.answer import Caveat
+from torchcoll.core.answer import Answer, Caveat
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
@@ -68,8 +68,9 @@ def published_grid(run: Run) -> Grid | None:
         for publication in alike_runs
         for (collective, size), gbps in publication.figures.items()
     ]
-    kind = f"published: {counted(len(alike_runs), 'run')} on {alike_runs[0].kind}"
-    return make_grid(
+    kind = f"{counted(len(alike_runs), 'published run')} on {alike_runs[0].kind}"
+    text = cases[0].text if cases else f"{kind}, of none of this run's cases and sizes"
+    grid = make_grid(
         [
             (Head("collective", left=True), lambda i: i[0]),
             (Head("size"), lambda i: format_size(i[1])),
@@ -80,9 +81,10 @@ def published_grid(run: Run) -> Grid | None:
             (Head("date", left=True, drop=2), lambda i: i[2].date),
         ],
         items,
-        above=[cases[0].text if cases else f"{kind}, of none of this run's cases and sizes"],
         below=["source and note of an entry: torchcoll again ENTRY --dry-run", _CAVEAT],
     )
+    grid.answer = Answer(text)
+    return grid
 
 
 def _unknown(run: Run) -> str:
@@ -91,16 +93,18 @@ def _unknown(run: Run) -> str:
     missing += [] if hosts_of(run) else ["hosts=N"]
     what = {1: "which GPUs it was" if not gpus else "on how many hosts"}
     text = what.get(len(missing), "which GPUs on how many hosts")
-    labels_text = " and ".join(f"--label {name}" for name in missing)
-    return f"{text} is not known; {labels_text} of torchcoll convert or of the run tell it"
+    labels_text = " ".join(f"--label {name}" for name in missing)
+    return f"{text} is not known: torchcoll convert FILE {labels_text} -o RUN adds it"
 
 
 def _of_run(run: Run) -> tuple[list[Grid], list[dict[str, Any]]]:
     grid = published_grid(run)
     if grid is None:
         kind = one_line(published.kind_of_run(run))
-        text = f"nothing of {kind}" if kind else _unknown(run)
-        return [Grid([], [], above=[f"published: {text} (torchcoll show --published has all)"])], []
+        text = f"nothing is published of {kind}" if kind else _unknown(run)
+        return [
+            Grid([], [], answer=Answer(text, next_step="torchcoll show --published has all"))
+        ], []
     cases: list[published.PublishedCase] = published.standings(run, summarise_run(run))
     return [grid], [
         {
@@ -139,7 +143,7 @@ def _known_grid() -> Grid:
         return format_bandwidth(next(iter(entry.figures[largest(entry)].values())))
 
     kinds = len({entry.kind for entry in entries})
-    return make_grid(
+    grid = make_grid(
         [
             (Head("kind", left=True, repeat=True), lambda entry: entry.kind),
             (
@@ -154,7 +158,6 @@ def _known_grid() -> Grid:
             (Head("versions", left=True, drop=4), lambda entry: entry.versions),
         ],
         entries,
-        above=[f"published: {counted(len(entries), 'run')} of {kinds} kinds of machine"],
         below=[
             *(f"[{number}] {origin}" for number, origin in enumerate(origins, 1)),
             "full address, note, plausibility and command of an entry: torchcoll again ENTRY "
@@ -162,6 +165,8 @@ def _known_grid() -> Grid:
             _CAVEAT,
         ],
     )
+    grid.answer = Answer(f"{counted(len(entries), 'published run')} of {kinds} kinds of machine")
+    return grid
 
 
 def _origin(publication: published.Publication) -> str:

@@ -17,7 +17,6 @@ from torchcoll.report.grid import Grid, Head, print_grids
 from torchcoll.report.header import header_lines, requested_cases
 
 FORMATS = ("table", "markdown", "json")
-_DETAILS = 3  # in the sentence; the others follow below, a line each
 _WHAT_RAN = 2  # lines of a run's header: the collective, and where it ran
 
 
@@ -44,11 +43,7 @@ def show_verdicts(
         if not verdict.judged and (measured := measured_answer(rows)):
             answer = replace(answer, details=(measured.headline, *answer.details))
         above = header_lines(run, rows or requested_cases(run), "max", [])[:_WHAT_RAN]
-        # What makes the verdict stays in the sentence.
-        below = [text for text in answer.details[_DETAILS:] if not text.endswith(answer.worst)]
-        kept = tuple(text for text in answer.details if text not in below)
-        answer = replace(answer, details=kept)
-        grid = Grid(*_notable_cases(verdict), above=above, below=below, answer=answer)
+        grid = Grid(*_notable_cases(verdict), above=above, answer=answer)
         titled.append((title if len(runs) > 1 else "", [grid]))
     several = over_all(list(zip(titles, verdicts, strict=True))) if len(runs) > 1 else None
     print_grids(titled, format, out, several)

@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING
 from torchcoll.core import units
 from torchcoll.core.answer import CANNOT_TELL, Answer, worst_level
 from torchcoll.core.errors import one_line
+from torchcoll.core.plausibility import CHECK_RANKS, IMPLAUSIBLE
 from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.across_hardware_show import across_answer
-from torchcoll.questions.comparison.results import NOTABLE, ONE_AFTER_THE_OTHER, Judged, beyond
+from torchcoll.questions.comparison.results import (
+    NOTABLE,
+    ONE_AFTER_THE_OTHER,
+    Compared,
+    Judged,
+    beyond,
+)
 from torchcoll.stats.differences import differences_of
 from torchcoll.stats.distributions import two_sample_p
 from torchcoll.stats.ratios import LEVEL
@@ -38,6 +45,7 @@ def answer_of(comparison: Comparison) -> Answer:
     first_calls = [] if across else first_calls_notes(comparison)
     notes = [*settings_notes(comparison), *direct_notes(comparison)]
     level = "doubt" if notes else answer.level
+    notes += machine_notes(comparison)
     # The base is what the new side was judged by.
     slow_run = any(speed <= 1 / NOTABLE for speed in new.outliers)
     slow_start = comparison.one_backend and (notable_start(comparison) or 0.0) > 1
@@ -139,6 +147,20 @@ def settings_notes(comparison: Comparison) -> list[str]:
     return notes
 
 
+def machine_notes(comparison: Comparison) -> list[str]:
+    """What disturbed the machine of one side, and not that of the other."""
+    sides = (comparison.base, comparison.new)
+    base, new = (
+        {str(e["message"]) for run in side.runs for e in run.events if e.get("kind") == "machine"}
+        for side in sides
+    )
+    return [
+        f"in {name}, {one_line(text)}"
+        for name, texts in zip(comparison.side_names, (base - new, new - base), strict=True)
+        for text in sorted(texts)
+    ]
+
+
 def _judged_answer(comparison: Comparison, faults: SideFaults) -> Answer:
     matched = [row for row in comparison.rows if row.matched]
     if comparison.across_hardware:
@@ -168,10 +190,14 @@ def _judged_answer(comparison: Comparison, faults: SideFaults) -> Answer:
     if not ratios:
         reasons = list(dict.fromkeys(one_line(item.reason) for item in matched))
         of = f"none of {units.counted(len(matched), 'case')} can be compared"
-        return Answer(f"{of}: {units.shorten(reasons, 1, ', ...')}", "doubt")
+        step = CHECK_RANKS if any(m.judged.fault == IMPLAUSIBLE for m in matched) else ""
+        why = units.shorten(reasons, 1, ", ...")
+        return Answer(of, "doubt", details=(why,), next_step=step)
     tested = [item for item in ratios if item.judged.p_value is not None]
     if not tested:
-        return Answer(_untested_text(comparison, ratios, what) + aside, "doubt")
+        answer = _untested_answer(comparison, ratios, what)
+        further = (aside.removeprefix("; "),) if aside else ()
+        return dataclasses.replace(answer, details=(*answer.details, *further))
     results = {item.result for item in ratios}
     slower = [item for item in tested if item.result == "slower"]
     level = "bad" if slower else "good" if "faster" in results or results == {"same"} else "doubt"
@@ -192,34 +218,34 @@ def _judged_answer(comparison: Comparison, faults: SideFaults) -> Answer:
     )
 
 
-def _untested_text(comparison: Comparison, ratios: wording.Items, what: str) -> str:
-    """``not judged (only 1 run of each side; at least 3 are needed): new looks slower than base in
-    2 of 80 cases: broadcast 4M 3.2x slower, ...``.
+def _untested_answer(comparison: Comparison, ratios: wording.Items, what: str) -> Answer:
+    """``new looks slower than base in 2 of 80 cases: broadcast 4M 3.2x slower, ...``: the direction
+    of most cases, then the other one.
     """
     base, new = comparison.side_names
-    limit = units.format_percent(comparison.threshold)
     reasons = list(dict.fromkeys(item.reason for item in ratios))
     why = "no case could be tested"
     if len(reasons) == 1:
         why = _why_untested(comparison, ratios[0].judged)
     of = units.counted(len(ratios), "case")
+    apart: dict[str, list[Compared]] = {direction: [] for direction in wording.CHANGED}
+    for item in ratios:
+        if item.judged.ratio and beyond(item.judged.ratio, comparison.threshold):
+            apart["slower" if item.speed < 1 else "faster"].append(item)
     texts: list[str] = []
-    for direction in wording.CHANGED:
-        apart = [
-            item
-            for item in ratios
-            if item.judged.ratio
-            and beyond(item.judged.ratio, comparison.threshold)
-            and (item.speed < 1) == (direction == "slower")
-        ]
-        if apart:
-            start = f"{new} looks {direction} than {base}{what} in {len(apart)} of {of}"
-            start = f"{direction} in {len(apart)}" if texts else start
-            texts.append(f"{start}: {', '.join(_furthest(comparison, apart))}")
-    if not texts:
+    for direction, items in sorted(apart.items(), key=lambda pair: -len(pair[1])):
+        if items:
+            start = f"{new} looks {direction} than {base}{what} in {len(items)} of {of}"
+            start = f"{direction} in {len(items)}" if texts else start
+            texts.append(f"{start}: {', '.join(_furthest(comparison, items))}")
+    if texts:
+        texts.append(f"not judged: {why}")
+    else:
         every = "the case does not differ" if len(ratios) == 1 else f"none of {of} differs"
-        texts = [f"{every} by more than {limit}{what}"]
-    return f"not judged ({why}): {'; '.join(texts)}"
+        limit = units.format_percent(comparison.threshold)
+        texts = [f"not judged ({why}): {every} by more than {limit}{what}"]
+    step = f"measure {FEWEST} runs of each side in turn, as torchcoll versus does"
+    return Answer(texts[0], "doubt", details=tuple(texts[1:]), next_step=step)
 
 
 def _why_untested(comparison: Comparison, judged: Judged) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.units import counted, format_size, format_time
 from torchcoll.report.formats import select_fields
 from torchcoll.report.grid import Grid, Head, make_grid
@@ -21,6 +22,32 @@ _OVERLAP = (
     "overlap: of the time that could be hidden the part that was, (calls + work - at once) / "
     "min(calls, work) [90 % interval]; 1 is all, 0 is one after the other"
 )
+
+
+def concurrent_answer(overlaps: Sequence[Overlap]) -> Answer:
+    """How much longer the call takes that the concurrent work slows most, and how much of both
+    overlaps.
+    """
+    worst = max(overlaps, key=lambda each: each.slowdown.value)
+    low, high = worst.slowdown.low, worst.slowdown.high
+    interval = "" if low is None or high is None else f" (90 %: {low:.2f}x to {high:.2f}x)"
+    cases = len({overlap.case for overlap in overlaps})
+    of_cases = f", most of {cases} cases" if cases > 1 else ""
+    details = [f"the work takes {_text(worst.work_slowdown, 'x')} as long"]
+    if worst.efficiency is not None:
+        details.append(f"overlap {_overlap_text(worst)} (1 is all, 0 is none)")
+    if not worst.covered:
+        details.insert(0, "the work ended before the calls: the real slowdown is larger")
+    return Answer(
+        f"{worst.case.collective} {format_size(worst.case.size_bytes)}",
+        "" if worst.covered else "doubt",
+        verb="takes {} as long",
+        size=worst.slowdown.value,
+        unit="x",
+        scope=f"while {worst.work} runs{interval}{of_cases}",
+        details=tuple(details),
+        next_step="" if worst.covered else "give the work more time: a larger --concurrent size",
+    )
 
 
 def concurrent_grid(overlaps: Sequence[Overlap], machine: Sequence[str] = ()) -> Grid:

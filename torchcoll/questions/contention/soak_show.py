@@ -33,7 +33,7 @@ def soak_grid(soak: Soaked) -> Grid:
         soak.cases,
         above=[
             f"soak: {counted(soak.rounds, 'round')} in {soak.duration} "
-            f"({counted(soak.windows, 'window')}): {soak.answer.text}",
+            f"({counted(soak.windows, 'window')})",
             _ROUNDS,
             _SOAK,
         ],

@@ -28,7 +28,7 @@ from torchcoll.questions.page import question_sections
 from torchcoll.questions.page.comparing_sections import add_comparisons
 from torchcoll.questions.page.page_draft import PageDraft, answers_of, short_names
 from torchcoll.questions.show.recipe import recipe_of
-from torchcoll.questions.show.show import has_pairs, table_grid, title_of
+from torchcoll.questions.show.show import answer_of, has_pairs, table_grid, title_of
 from torchcoll.reading.inputs import Material, read_material
 from torchcoll.report.chart import check_installed
 from torchcoll.report.columns import distinct_values
@@ -141,7 +141,9 @@ def _about_runs(document: PageDraft) -> None:
         suspects = {str(e.get("message")) for e in runs[0].events if e.get("kind") == "suspect"}
         document.printed |= {one_line(f"suspect: {text}") for text in suspects}
         failures = {phrase.text for phrase in verdicts[0].phrases if phrase.word == FAIL}
-        answers = [] if suspects and not failures - suspects else [verdicts[0].answer]
+        accusing = answer_of(runs[0])
+        said = failures == {accusing.headline if accusing else ""}
+        answers = [] if said else [verdicts[0].answer]
     if len(runs) > 1:
         sides = [run.labels.get("cell", "") for run in runs]
         distinct = all(sides) and len(set(sides)) == len(sides)
@@ -221,9 +223,9 @@ def _tables(document: PageDraft, verdicts: Sequence[Verdict]) -> Section:
     plain = [(run, rows, verdict) for run, rows, verdict in judged if not has_pairs(run)]
     section = Section("Every case", commands=[document.command("show")], folded=len(plain) > _OPEN)
     if len(plain) > MOST_RUNS:
-        named = [(title_of(run), verdict.answer) for run, _, verdict in plain]
         runs, rows_of = [run for run, _, _ in plain], [rows for _, rows, _ in plain]
-        section.tables.append(TitledGrids("", runs_grids(runs, rows_of, named)))
+        grids = runs_grids(runs, rows_of, list(map(title_of, runs)))
+        section.tables.append(TitledGrids("", grids))
     else:
         for run, _, verdict in plain:
             grid = table_grid(run, verdict=verdict, row_keys=document.keys)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
@@ -206,8 +205,6 @@ def add_published(document: PageDraft) -> None:
         if standing := standings(run, summarise_run(run)):
             first.setdefault(standing[0].published[0][0].kind, run)
     grids = [grid for run in first.values() if (grid := published_grid(run))]
-    document.answers += [Answer(grid.above[0]) for grid in grids]
-    document.printed |= {grid.above[0] for grid in grids}
+    document.answers += [grid.answer for grid in grids if grid.answer]
     if grids:
-        tables = [replace(grid, above=grid.above[1:]) for grid in grids]  # [0] is the answer
-        document.add("What others publish", tables, document.command("show --published"))
+        document.add("What others publish", grids, document.command("show --published"))

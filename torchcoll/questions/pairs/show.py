@@ -189,7 +189,7 @@ def _title(run: Run, pairs: matches.Pairs) -> list[str]:
         return [
             f"torchcoll pairs: {one_line(run.path or run.source.get('file') or '')}".rstrip(": "),
             f"{len(pairs.units)} {pairs.by}s, {run.source['tool']}: {len(pairs.pairs)} of "
-            f"{pairs.pair_count} pairs, figures as they are printed",
+            f"{counted(pairs.pair_count, 'pair')}, figures as they are printed",
         ]
     case = results[0].case
     large = [result for result in results if matches.case_key(result.case)[0] != matches.LATENCY]
@@ -197,8 +197,8 @@ def _title(run: Run, pairs: matches.Pairs) -> list[str]:
     done = len(pairs.pairs)
     lines = [
         f"torchcoll pairs: {one_line(run.path or run.header.get('run_id') or '')}".rstrip(": "),
-        f"{what}, {case.backend} on {case.device}, {case.dtype}: {done} of {pairs.pair_count} "
-        "pairs, in rounds of disjoint pairs at the same time",
+        f"{what}, {case.backend} on {case.device}, {case.dtype}: {done} of "
+        f"{counted(pairs.pair_count, 'pair')}, in rounds of disjoint pairs at the same time",
         f"median of {calls} calls after a first one, each until the later of the two ranks is done "
         "(host clock)",
     ]
@@ -282,11 +282,11 @@ def pairs_answer(
     if pairs.failed:
         failed = f"{len(pairs.failed)} failed, the first: {pairs.failed[0]}"
         return Answer(one_line(failed), "bad")
-    if reason := _unjudged(pairs):
+    if unjudged := _unjudged(pairs):
         text = f"no {pairs.by} can be judged"
         if len(pairs.units) == 2 and (figure := _figure_of_pair(pairs)):
             text = figure
-        return Answer(text, "doubt", details=(reason,))
+        return Answer(text, "doubt", details=unjudged[:1], next_step=unjudged[1])
     return _sound_answer(pairs, threshold)
 
 
@@ -345,15 +345,15 @@ def _figure_of_pair(pairs: matches.Pairs) -> str:
     return f"{hosts}: {speed} {pairs.unit} {_of_size(key)}{key[0]}"
 
 
-def _unjudged(pairs: matches.Pairs) -> str:
-    """Why nobody can be judged; '' if somebody can."""
+def _unjudged(pairs: matches.Pairs) -> tuple[str, str] | None:
+    """Why nobody can be judged, and what to do; None if somebody can."""
     if pairs.rehearsal:
-        return "several ranks share one GPU"
+        return "several ranks share one GPU", "give each rank a GPU of its own"
     if len(pairs.units) == 2:
-        return "one pair has nothing to be compared with: measure three"
+        return "one pair has nothing to be compared with", f"measure three {pairs.by}s"
     if pairs.crowded and not any(map(pairs.judged, pairs.pairs)):
-        return "ranks wait for a core on every host: start no more ranks than cores"
-    return "" if pairs.times else "no pair was measured"
+        return "ranks wait for a core on every host", "start no more ranks than cores"
+    return None if pairs.times else ("no pair was measured", "run it again with torchcoll.pairs")
 
 
 def _sound_answer(pairs: matches.Pairs, threshold: float) -> Answer:

@@ -189,12 +189,15 @@ def _shown(options: argparse.Namespace) -> ExitCode:
 
 def _explain(runs: Sequence[Run], requested: Sequence[str]) -> None:
     from torchcoll.questions.show.explain import asked, explained
+    from torchcoll.questions.show.show import title_of
     from torchcoll.report.destination import Destination
     from torchcoll.report.grid import print_grids
 
     row = asked(requested)
     out = Destination()
-    print_grids([("", [explained(run, *row)]) for run in runs], "table", out)
+    titles = [title_of(run) if len(runs) > 1 else "" for run in runs]
+    titled = [(title, [explained(run, *row)]) for title, run in zip(titles, runs, strict=True)]
+    print_grids(titled, "table", out)
     out.flush()
 
 

@@ -7,28 +7,12 @@ from collections.abc import Sequence
 from torchcoll.core.answer import Answer
 from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, find_collective
 from torchcoll.core.errors import UnusableError, UsageError, one_line, unknown
-from torchcoll.core.plausibility import summarise_run
+from torchcoll.core.plausibility import CHECK_RANKS, IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.summary import PERIOD, Row
+from torchcoll.core.summary import COLD_CALL, PERIOD, Row
 from torchcoll.core.units import format_bandwidth, format_ns, format_size, parse_size, shorten
 from torchcoll.report.grid import Grid
 from torchcoll.report.header import reading, reported_text
-
-_MODES = {
-    "synchronized": "a barrier before every call, outside the stamps: a call is timed by itself",
-    "back-to-back": "calls are queued with no barrier between them: the time is their period, and "
-    "what one call hides behind another does not count",
-    "blocking": "each rank waits until its call is complete, then makes the next, with no barrier "
-    "between them: the time is their period",
-    "graph": "calls captured in a CUDA graph and replayed: the host's time to issue them is not "
-    "in it",
-}
-_CLOCKS = {
-    "host": "host: from before the call until it is complete, by the clock of the rank's CPU",
-    "device": "device: between two events on the device's stream; the host's time to issue a call "
-    "is in it only where the device waits for it",
-    "issue": "issue: until the Python call returns; the operation may still run",
-}
 
 
 def asked(terms: Sequence[str]) -> tuple[str | None, int | None]:
@@ -74,19 +58,19 @@ def explained(run: Run, collective: str | None, size_bytes: int | None) -> Grid:
     row, result = max(timed, key=lambda pair: pair[0].size_bytes)
     parts = _parts(run, row, result)
     unknown = [n for n, field in _SAMPLED.items() if result.reported and not getattr(row, field)]
-    unknown += [n for n in ("clock", "mode") if getattr(row, n) in (None, "unknown")]
     lines = [f"{name}: {line}" for name in parts if name not in unknown for line in parts[name]]
     if unknown:
         lines.append(f"not recorded by the source: {', '.join(unknown)}")
     more = len(fitting) - 1
     head = one_line(f"{result.case.describe()}, {row.ranks or 'unknown'} ranks, {row.device}")
-    above = [f"{one_line(run.path or 'run')}: {head}"]
+    above = [head]
     above += [f"(one of {more + 1} rows: name a collective or a size for another)"] if more else []
     text, level = _sentence(row, result), ""
     if row.median_ns and not row.is_right:
         outcome = "wrong results" if row.outcome == "wrong" else row.outcome
         text, level = f"{outcome}, so no figure counts: {text}", "bad"
-    return Grid([], [], above=[*above, *lines], answer=Answer(text, level))
+    step = CHECK_RANKS if level and row.outcome == IMPLAUSIBLE else ""
+    return Grid([], [], above=[*above, *lines], answer=Answer(text, level, next_step=step))
 
 
 def _sentence(row: Row, result: CaseResult) -> str:
@@ -98,7 +82,8 @@ def _sentence(row: Row, result: CaseResult) -> str:
         return f"no figure: {row.status}{f' ({one_line(row.reason)})' if row.reason else ''}"
     time = format_ns(row.median_ns)
     if row.algbw_gbps is None:
-        return f"time {time}: no bandwidth where nothing is communicated"
+        of_call = "of a single first call" if row.statistic == COLD_CALL else ""
+        return f"time {time}: no bandwidth {of_call or 'where nothing is communicated'}"
     if row.busbw_gbps is None:
         return f"time {time}: no busbw; {_busbw(row, result)[0].removeprefix('none: ')}"
     text = f"busbw {format_bandwidth(row.busbw_gbps)} GB/s"
@@ -137,13 +122,13 @@ def _parts(run: Run, row: Row, result: CaseResult) -> dict[str, list[str]]:
     how = reported_text(run) or reading([row], "max")
     calls = f"{row.calls} steady calls" if row.calls else "a number of calls that is not recorded"
     what = " (time of the batches / calls)" if row.statistic == PERIOD else ""
-    spread = "percentile of the steady calls of this run: a spread, no confidence interval"
+    spread = "percentile of the steady calls of this run"
     lines: dict[str, list[str]] = {
         "time": [f"{time}, the {one_line(row.statistic or 'time')}{what} of {calls}; {how}"],
         "first": [f"{format_ns(row.first_call_ns)}: the first cold call of the case, host clock"],
         "low": [f"{format_ns(row.low_ns)}: the 5th {spread}"],
         "high": [f"{format_ns(row.high_ns)}: the 95th {spread}"],
-        "p99": [f"{format_ns(row.p99_ns)}: the 99th {spread}; from 100 calls on"],
+        "p99": [f"{format_ns(row.p99_ns)}: the 99th {spread}"] if row.p99_ns else [],
     }
     if row.algbw_gbps is None:
         why = (
@@ -159,8 +144,6 @@ def _parts(run: Run, row: Row, result: CaseResult) -> dict[str, list[str]]:
         given = _given("algbw_gbps", row, result)
         lines["algbw"] = [f"{format_bandwidth(row.algbw_gbps)} GB/s{source if given else formula}"]
         lines["busbw"] = _busbw(row, result)
-    lines["clock"] = [_CLOCKS.get(row.clock or "", one_line(row.clock or "not recorded"))]
-    lines["mode"] = [f"{one_line(row.mode)}: {_MODES.get(row.mode, 'not recorded')}"]
     return lines
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TextIO
 
-from torchcoll.core.answer import Answer, Caveat
+from torchcoll.core.answer import Answer, Caveat, worst_level
 from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.errors import UsageError, choice, literal, one_line, unknown
 from torchcoll.core.file import is_traffic
@@ -95,7 +95,7 @@ def table_grid(
         above=above + first_lines(run, how, total=how != "max", verbose=view.verbose),
         below=most_notes(without_verdict(below, verdict), run, view.verbose),
         styles=[row_style(entry) for entry in entries],
-        answer=run_answer(verdict, rows, notes.bimodal),
+        answer=answer_with_further(run, run_answer(verdict, rows, notes.bimodal)),
         keys=[row_keys.get(id(entry.result), "") for entry in entries] if row_keys else [],
     )
 
@@ -212,11 +212,9 @@ def show(
     pairs = usual and any(map(has_pairs, runs))
     by_collective = by_collective and usual and not every
     if pairs and format in ("table", "markdown"):
-        show_with_pairs(runs, format, out)
+        show_with_pairs(runs, readings, format, out)
     elif format in ("table", "markdown"):
-        titled, verdict = _titled_grids(
-            runs, readings, view, metric or "busbw", every, by_collective
-        )
+        titled, verdict = _titled_grids(runs, readings, view, metric or "", every, by_collective)
         print_grids(titled, format, out, verdict)
     else:
         out.write(_machine_text(runs, readings, format, view))
@@ -297,8 +295,8 @@ def _machine_text(runs: Sequence[Run], readings: View, format: str, view: str) -
         rows = [entry.row for entry in readings.entries(run, notes)]
         verdict = judge(run, rows=rows if readings.usual else None)
         document = run_object(run, readings, records, verdict)
-        answer = {"answer": run_answer(verdict, rows, notes.bimodal).to_json()}
-        objects.append({**document, **_further_object(run), **answer})
+        answer = answer_with_further(run, run_answer(verdict, rows, notes.bimodal))
+        objects.append({**document, **_further_object(run), "answer": answer.to_json()})
     return json_text(objects)
 
 
@@ -313,17 +311,25 @@ def _titled_grids(
     """The tables to print, under the path of the file that they come from, and of several runs that
     are judged one verdict.
     """
+    from torchcoll.report.many import MOST_RUNS, runs_grids, same_cases
     from torchcoll.report.ranks_view import ranks_grids
     from torchcoll.report.sample_views import calls_grids
     from torchcoll.report.views import pivot_grids
 
+    titles = [title_of(run) for run in runs]
     if view.startswith(_PIVOT):
-        return [("", pivot_grids(runs, readings, view.removeprefix(_PIVOT), metric))], None
-    from torchcoll.report.many import MOST_RUNS, runs_grids, same_cases
+        rows_of, verdicts = _judged_rows(runs, readings)
+        answer = runs_answer(titles, verdicts, rows_of, same_cases(runs, rows_of))
+        if len(runs) == 1:
+            answer = run_answer(verdicts[0], rows_of[0])
+        return [("", pivot_grids(runs, readings, view.removeprefix(_PIVOT), metric))], answer
 
     def make(run: Run) -> list[Grid]:
         if view == "ranks":
-            return ranks_grids(run, readings, every)
+            grids = ranks_grids(run, readings, every)
+            # Pairs measure each rank with each other: they decide.
+            grids[-1].answer = answer_of(run) if has_pairs(run) else grids[-1].answer
+            return grids
         if view == "calls":
             return calls_grids(run, readings)
         if by_collective and _compares_collectives(run):
@@ -333,19 +339,19 @@ def _titled_grids(
             table.answer, further[-1].answer = None, table.answer
         return grids
 
-    titles = [title_of(run) if len(runs) > 1 else "" for run in runs]
+    titles = titles if len(runs) > 1 else [""]
     if len(runs) > MOST_RUNS and not every and view == "cases":
         rows_of, verdicts = _judged_rows(runs, readings)
         groups = same_cases(runs, rows_of)
         if 1 < len(groups) <= _MOST_TABLES and min(map(len, groups)) > 1:
             return _several_runs(runs, readings, titles, True, make)
-        named = list(zip(titles, (verdict.answer for verdict in verdicts), strict=True))
-        grids = runs_grids(runs, rows_of, named, readings.over_ranks)
+        grids = runs_grids(runs, rows_of, titles, readings.over_ranks)
         return [("", grids)], runs_answer(titles, verdicts, rows_of, [range(len(runs))])
     if len(runs) < 2 or view != "cases":
         return [(title, make(run)) for title, run in zip(titles, runs, strict=True)], None
     if len(set(titles)) == 1:  # programs of one file
-        titles = [", ".join(dict.fromkeys(r.case.collective for r in run.results)) for run in runs]
+        names = [", ".join(dict.fromkeys(r.case.collective for r in run.results)) for run in runs]
+        titles = [f"run {number} ({name})" for number, name in enumerate(names, 1)]
     usual = readings == View(verbose=readings.verbose)
     return _several_runs(runs, readings, titles, usual and not every, make)
 
@@ -383,11 +389,14 @@ def _several_runs(
             grids = pivot_grids(of_group, readings, "collective", "busbw", overview=True)
             grids[-1].below.append("the table of each run: --all")
         else:
-            unnamed = [(name, Answer("")) for name in names]  # the answer has their verdicts
-            grids = runs_grids(of_group, [rows_of[place] for place in group], unnamed)
+            grids = runs_grids(of_group, [rows_of[place] for place in group], names)
         for place in group:
             grids[-1].below = without_verdict(grids[-1].below, verdicts[place])
-        title = f"{len(group)} runs: {shorten(names, 3)}" if len(groups) > 1 else ""
+        title = (
+            f"{len(group)} runs: {shorten(list(dict.fromkeys(names)), 3)}"
+            if len(groups) > 1
+            else ""
+        )
         titled.append((title, grids))
     return titled, runs_answer(titles, verdicts, rows_of, groups)
 
@@ -419,6 +428,33 @@ def _collectives_grids(run: Run, readings: View) -> list[Grid]:
     last.below = [*notes, "times and first calls of each case: --view cases"]
     last.answer = table.answer
     return [*grids, last]
+
+
+def answer_with_further(run: Run, answer: Answer) -> Answer:
+    """The answer of a run after that of --soak or --concurrent, for which the run was made; a
+    failure comes first.
+    """
+    first: Answer | None = None
+    if any(result.concurrent for result in run.results):
+        from torchcoll.questions.contention.overlap import overlaps
+        from torchcoll.questions.contention.show import concurrent_answer
+
+        first = concurrent_answer(rows) if (rows := overlaps(run)) else None
+    if run.windows:
+        from torchcoll.questions.contention.soaked import soaked
+
+        first = soak.answer if (soak := soaked(run)) else first
+    if first is None:
+        return answer
+    if answer.level == "bad":
+        return replace(answer, details=(*answer.details, first.headline, *first.details))
+    return replace(
+        first,
+        level=worst_level(first.level, answer.level),
+        worst=(*first.worst, *answer.worst),
+        details=(*first.details, answer.headline, *answer.details),
+        next_step=first.next_step or answer.next_step,
+    )
 
 
 def further_grids(run: Run) -> list[Grid]:
@@ -462,24 +498,29 @@ def has_pairs(run: Run) -> bool:
     return any(map(is_pair, run.results))
 
 
-def show_with_pairs(runs: Sequence[Run], format: str, out: Destination) -> None:
-    """Of pairs their matrix, what follows from it and the verdict; of other runs their table."""
-    for number, run in enumerate(runs):
+def show_with_pairs(runs: Sequence[Run], readings: View, format: str, out: Destination) -> None:
+    """Of pairs their matrix, what follows from it and the verdict; of other runs their tables, and
+    before them one answer about all.
+    """
+    others = [run for run in runs if not has_pairs(run)]
+    if others:
+        titled = [(title_of(run), [table_grid(run)]) for run in others]
+        rows_of, verdicts = _judged_rows(runs, readings)
+        alone = [[number] for number in range(len(runs))]
+        titles = list(map(title_of, runs))
+        print_grids(titled, format, out, runs_answer(titles, verdicts, rows_of, alone))
+        out.write("\n")
+    for number, run in enumerate(filter(has_pairs, runs)):
         out.write("\n" if number else "")
-        if has_pairs(run):
-            rows = summarise_run(run)
-            verdict = judge(run, rows=rows)  # raises before anything is printed
-            if show_pairs(run, format, file=out.file):  # which has accused in better words
-                recorded = {str(e.get("message")) for e in run.events if e.get("kind") == "suspect"}
-                kept = tuple(phrase for phrase in verdict.phrases if phrase.text not in recorded)
-                verdict = replace(verdict, phrases=kept)
-            doubts = [row for row in rows if row.status == IMPLAUSIBLE]
-            grid = Grid([], [], below=reason_lines(doubts), answer=verdict.answer)
-            if verdict.phrases or grid.below:
-                print_grids([("", [grid])], format, out)
-        else:
-            title = title_of(run) if len(runs) > 1 else ""
-            print_grids([(title, [table_grid(run)])], format, out)
+        rows = summarise_run(run)
+        verdict = judge(run, rows=rows)  # raises before anything is printed
+        show_pairs(run, format, file=out.file)
+        answer = answer_of(run)
+        said = {answer.headline} if answer else set()
+        kept = tuple(phrase for phrase in verdict.phrases if phrase.text not in said)
+        doubts = [row for row in rows if row.status == IMPLAUSIBLE]
+        below = [*reason_lines(doubts), "; ".join(map(str, kept))]
+        out.lines(filter(None, below))
 
 
 def answer_of(finding: Any) -> Answer | None:

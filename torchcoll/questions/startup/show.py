@@ -82,6 +82,7 @@ def cold_grids(finding: Cold) -> list[Grid]:
 
 
 _MOST_KINDS = 3  # in the sentence
+_LONGER = 1.1  # times a steady call: a first call that takes less is no longer
 
 
 def answer_of(finding: Cold, titles: Sequence[str]) -> Answer:
@@ -105,20 +106,21 @@ def answer_of(finding: Cold, titles: Sequence[str]) -> Answer:
         of = f" of {name}" if name else ""
         text = f"the first call{of} takes {format_ns(scale.first_ns, 3)}"
         if ratio := over(scale.first_ns, scale.steady_ns):
-            text += f", {_times(ratio)} times a steady call ({format_ns(scale.steady_ns, 3)})"
+            times = f"{_times(ratio)} times" if ratio >= _LONGER else "no longer than"
+            text += f", {times} a steady call ({format_ns(scale.steady_ns, 3)})"
         if (over(scale.second_ns, scale.third_ns) or 0.0) > SLOW_FIRST:
             second, third = (format_ns(ns, 3) for ns in (scale.second_ns, scale.third_ns))
             text += f" and the second {second}; the third takes {third}"
-        if scale.first_result_ns:
-            text += f", time to first result {format_ns(scale.first_result_ns, 3)}"
         texts.append(text)
-    texts = shorten_list(texts, _MOST_KINDS, "{} more kinds with less")
+        if scale.first_result_ns:
+            texts.append(f"time to first result{of}: {format_ns(scale.first_result_ns, 3)}")
+    texts = shorten_list(texts, _MOST_KINDS, "{} more figures of kinds with less")
     ranks = dict.fromkeys(scale.ranks for scale in order if scale.ranks)
     if len(ranks) == 1:
         texts[0] = f"on {counted(next(iter(ranks)), 'rank')} {texts[0]}"
     if finding.late:
         texts.append(f"in {counted(len(finding.late), 'later case')} the first call was slow too")
-    return Answer("; ".join(texts))
+    return Answer(texts[0], details=tuple(texts[1:]))
 
 
 def _times(ratio: float) -> str:
