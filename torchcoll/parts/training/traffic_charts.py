@@ -12,7 +12,7 @@ from torchcoll.parts.training.traffic_table import summarise_traffic
 from torchcoll.report import chart
 
 if TYPE_CHECKING:
-    from torchcoll.parts.training.arrivals import Arrivals
+    from torchcoll.parts.training.arrivals import Arrivals, RankArrival
     from torchcoll.parts.training.projection import Plan, PlannedRow
 
 MOST_BARS = 40  # kinds of calls in one chart
@@ -24,18 +24,24 @@ _TIME = {**_BYTES, "title": {"text": "time per step"}, "ticksuffix": "s"}
 def traffic_charts(traffic: Traffic) -> list[chart.Chart]:
     """What each rank does in a step: computing, exposed communication, waiting."""
     ranks = summarise_traffic(Ledger(traffic)).ranks[:MOST_BARS]
-    parts = {"computing": "computing_ns", "exposed": "exposed_ns", "waiting": "wait_ns"}
+    waits = [rank.wait_ns or 0.0 for rank in ranks]
+    exposed = [
+        max(0.0, (rank.exposed_ns or 0.0) - wait) for rank, wait in zip(ranks, waits, strict=True)
+    ]
+    parts = (
+        ("computing", [rank.computing_ns or 0.0 for rank in ranks], chart.PALETTE[4]),
+        ("exposed communication", exposed, chart.PALETTE[0]),
+        ("waiting for another rank", waits, chart.PALETTE[1]),
+    )
     bars = []
-    for number, (name, figure) in enumerate(parts.items()):
-        times = [getattr(rank, figure) for rank in ranks]
+    for name, times, colour in parts:
         if any(times):
-            texts = [format_ns(ns, 3) for ns in times]
-            colour = chart.PALETTE[number]
+            texts = [f"{name}: {format_ns(ns, 3)}" for ns in times]
             bars.append(_bars(name, [chart.seconds(ns) for ns in times], texts, colour))
     if not bars:
         return []
     names = [f"rank {rank.rank}" for rank in ranks]
-    caption = ["medians over the steps; waiting is a part of the exposed communication"]
+    caption = ["the typical step: medians over the steps of the capture"]
     return [_bar_chart(names, bars, _TIME, caption, len(traffic.calls), "ranks")]
 
 
@@ -52,13 +58,19 @@ def arrivals_chart(arrivals: Arrivals) -> list[chart.Chart]:
         f"last in {row.last} of {row.calls} calls<br>{100 * row.caused_share:.0f} % of the waiting"
         for row in largest
     ]
-    times = [chart.seconds(row.caused_ns / max(row.steps, 1)) for row in largest]
+    times = [chart.seconds(_waited_ns(arrivals, row)) for row in largest]
     bars = [_bars("caused", times, texts, chart.PALETTE[1])]
-    axis = {**_TIME, "title": {"text": "waiting of the other ranks, per step"}}
+    axis = {**_TIME, "title": {"text": "waiting of each other rank, per step"}}
     caption = ["what the other ranks waited in the calls in which this rank was last"]
     drawn = _bar_chart(names, bars, axis, caption, len(arrivals.ranks), "ranks")
     drawn.title = chart.plain(arrivals.answer.headline)
     return [drawn]
+
+
+def _waited_ns(arrivals: Arrivals, row: RankArrival) -> float:
+    """As in the answer: the median over steps; the mean if the rank is late in some of them."""
+    typical_ns = None if row.when else arrivals.waited_ns.get(row.rank)
+    return (typical_ns or row.caused_ns / max(row.steps, 1)) / max(row.others, 1)
 
 
 def _bars(
@@ -95,7 +107,8 @@ def _bar_chart(
         "xaxis": axis,
         "yaxis": {"autorange": "reversed", "automargin": True},
         "showlegend": len(bars) > 1,
-        "height": 160 + 24 * len(names) * len(bars),
+        "barmode": "stack",
+        "height": 160 + 28 * len(names),
     }
     return chart.Chart(_TITLE, bars, layout, caption=caption)
 

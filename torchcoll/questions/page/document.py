@@ -86,10 +86,22 @@ def page_of(
         )
     _ending(document, command)
     document.answers.sort(key=lambda answer: answer.level != "bad")  # what failed comes first
+    _lead(document.sections)
     printed = {*document.printed, *(answer.text for answer in document.answers)}
     sections = shorten_repeated_caveats(document.sections, printed)
     title = _title(material) if files else document.title
     return Page(title, document.answers, sections, *_page_cases(document))
+
+
+def _lead(sections: list[Section]) -> None:
+    """Moves the first picture to the top: it is the picture of the first answer."""
+    for section in sections:
+        lists: Sequence[list[Any]] = section.charts, section.pictures
+        if found := next(filter(None, lists), None):
+            top = Section("")
+            (top.charts if found is section.charts else top.pictures).append(found.pop(0))
+            sections.insert(0, top)
+            return
 
 
 def _page_cases(document: PageDraft) -> tuple[dict[str, PageCase], list[str]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.result import EXPECTED_STATUSES, CaseResult
@@ -13,6 +16,7 @@ from torchcoll.core.units import counted, format_bandwidth, format_digits, forma
 from torchcoll.report import chart
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.header import common_text, kind_texts, reading
+from torchcoll.report.heat_map import heat_map
 from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.stats.filters import conditions
 from torchcoll.stats.matching import NAMES, value_of
@@ -267,6 +271,39 @@ def _curves_chart(
         "showlegend": len(lines) > 1,
     }
     return chart.Chart(chart.plain(collective), traces, layout, selectors, notes=notes)
+
+
+def bandwidth_map(picture: Picture, keys: Mapping[int, str]) -> chart.Chart | None:
+    """Bus bandwidth of several collectives over sizes. None if there are fewer than two rows."""
+    rows = {
+        f"{collective}, {name}" if name else collective: {
+            p.size_bytes: p for p in line.points if p.busbw_gbps
+        }
+        for collective, lines in picture.panels.items()
+        for line, name in zip(lines, line_names(lines), strict=True)
+    }
+    rows = {name: points for name, points in rows.items() if points}
+    if len(rows) < 2:
+        return None
+    sizes = sorted({size for points in rows.values() for size in points})
+    figures = [[getattr(points.get(n), "busbw_gbps", math.nan) for n in sizes]
+               for points in rows.values()]  # fmt: skip
+    drawn = heat_map(
+        "bus bandwidth",
+        np.array(figures) / np.nanmax(figures),
+        [format_size(size) for size in sizes],
+        list(map(chart.plain, rows)),
+        "share of the largest",
+        "%{y} %{x}: %{text} GB/s busbw<br>%{z:.0%} of the largest<extra></extra>",
+    )
+    texts = [["" if math.isnan(x) else format_digits(x) for x in row] for row in figures]
+    results = [[r for points in rows.values() if n in points for r in points[n].results]
+               for n in sizes]  # fmt: skip
+    meta = {"keys": [chart.keys_of(of_size, keys) for of_size in results]}
+    drawn.traces[0] |= {"text": texts, "texttemplate": "%{text}", "meta": meta}
+    drawn.layout |= {"height": 150 + 40 * len(rows)}
+    drawn.caption = ["GB/s of bus bandwidth; colours: its share of the largest"]
+    return drawn
 
 
 _NOTHING_MOVED = "one rank, or nothing was communicated"
