@@ -88,7 +88,7 @@ def draw_charts(charts: Sequence[Chart]) -> Figure:
         names = [len(_draw_panel(figure, *drawn)) for drawn in zip(axes, row, strict=False)]
         for number, (axis, panel) in enumerate(zip(axes, row, strict=False)):
             many = max(names) > _CONCURRENT if pairs else names[number] > _CONCURRENT // 2
-            many = many or "ticktext" in panel.layout["yaxis"]
+            many = many or "ticktext" in panel.layout["yaxis"] or "barmode" in panel.layout
             # The lines of a row are those of one chart: their names stand where they hide least.
             if not pairs or number == (len(row) - 1 if many else 0):
                 _legend(axis, panel, many)

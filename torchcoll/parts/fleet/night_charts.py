@@ -20,14 +20,14 @@ from torchcoll.report.heat_map import heat_map
 if TYPE_CHECKING:
     from torchcoll.questions.page.page_draft import PageDraft
 
-_MOST_ROWS, _MOST_NIGHTS, _BEFORE = 40, 60, 7
+_MOST_NIGHTS, _BEFORE = 60, 7
 
 
 def night_charts(finding: NightFinding) -> list[Chart]:
     """A row for each open incident and a column for each night, coloured while it is slow. What is
     below the detectable size has no colour. [] without an incident.
     """
-    incidents = finding.open[:_MOST_ROWS]
+    incidents = finding.open
     if not incidents:
         return []
     first = min(each.levels[0].night for each in incidents) - _BEFORE
@@ -47,8 +47,6 @@ def night_charts(finding: NightFinding) -> list[Chart]:
     drawn.layout["xaxis"] |= {"type": "category", "nticks": 10}
     drawn.layout["height"] = 190 + 30 * len(incidents)
     drawn.caption = [f"only what was found is coloured; {power_text(finding)}"]
-    if len(finding.open) > len(incidents):
-        drawn.caption.append(f"the {len(incidents)} largest of {len(finding.open)} incidents")
     return [drawn]
 
 

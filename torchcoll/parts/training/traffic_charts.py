@@ -7,16 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import counted, format_bytes, format_ns
+from torchcoll.parts.training.config_projection import TOO_LARGE
 from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.traffic_table import summarise_traffic
 from torchcoll.report import chart
 
 if TYPE_CHECKING:
     from torchcoll.parts.training.arrivals import Arrivals, RankArrival
+    from torchcoll.parts.training.config_projection import LayoutComparison
     from torchcoll.parts.training.projection import Plan, PlannedRow
 
 MOST_BARS = 40  # kinds of calls in one chart
 _TITLE = "Communication of a step"
+_GIGABYTES = {"rangemode": "tozero", "title": {"text": "GB"}}
+_PARTS = chart.PALETTE[4], chart.PALETTE[0], chart.PALETTE[1]  # computing, communication, waiting
 _BYTES = {"tickformat": "~s", "ticksuffix": "B", "rangemode": "tozero"}
 _TIME = {**_BYTES, "title": {"text": "time per step"}, "ticksuffix": "s"}
 
@@ -29,12 +33,12 @@ def traffic_charts(traffic: Traffic) -> list[chart.Chart]:
         max(0.0, (rank.exposed_ns or 0.0) - wait) for rank, wait in zip(ranks, waits, strict=True)
     ]
     parts = (
-        ("computing", [rank.computing_ns or 0.0 for rank in ranks], chart.PALETTE[4]),
-        ("exposed communication", exposed, chart.PALETTE[0]),
-        ("waiting for another rank", waits, chart.PALETTE[1]),
+        ("computing", [rank.computing_ns or 0.0 for rank in ranks]),
+        ("exposed communication", exposed),
+        ("waiting for another rank", waits),
     )
     bars = []
-    for name, times, colour in parts:
+    for (name, times), colour in zip(parts, _PARTS, strict=True):
         if any(times):
             texts = [f"{name}: {format_ns(ns, 3)}" for ns in times]
             bars.append(_bars(name, [chart.seconds(ns) for ns in times], texts, colour))
@@ -148,6 +152,52 @@ def plan_charts(plan: Plan) -> list[chart.Chart]:
             axis = {**_BYTES, "title": {"text": "bytes sent per step and rank"}}
             caption = ["by the algorithm of a ring"]
         charts.append(_bar_chart(names, [bars], axis, caption, len(rows)))
+    return charts
+
+
+def layouts_charts(comparison: LayoutComparison) -> list[chart.Chart]:
+    """The step and the memory of each layout as stacked bars, and the memory that a rank has."""
+    rows = comparison.rows[:MOST_BARS]
+    names = [
+        chart.plain(row.layout.name + (" does not fit" if row.fits == TOO_LARGE else ""))
+        for row in rows
+    ]
+    steps = [row.step for row in rows]
+    memories = [step.memory for step in steps if step.memory]
+    times = [
+        ("computing", [step.compute_ns or 0.0 for step in steps]),
+        ("exposed communication", [(step.exposed_ns or (0.0,))[0] for step in steps]),
+        ("idle in the pipeline", [step.idle_ns for step in steps]),
+    ]
+    sizes = [
+        ("parameters and states", [m.parameters + m.gradients + m.optimizer for m in memories]),
+        ("activations", [m.activations + m.peak for m in memories]),
+        ("buffers", [m.buffers for m in memories]),
+    ]
+    charts = []
+    for title, parts, axis in (
+        ("time of a step", times if any(step.step_ns for step in steps) else [], _TIME),
+        ("memory of a rank", sizes if len(memories) == len(rows) else [], _GIGABYTES),
+    ):
+        bars = [
+            _bars(
+                name,
+                [chart.rounded(value / 1e9) for value in values],
+                [f"{name}: {value / 1e9:.3g}" for value in values],
+                colour,
+            )
+            for (name, values), colour in zip(parts, _PARTS, strict=False)
+            if any(values)
+        ]
+        if bars:
+            charts.append(_bar_chart(names, bars, axis, [], len(comparison.rows), "layouts"))
+            charts[-1].title = title
+    if comparison.memory_bytes and memories:
+        x = comparison.memory_bytes / 1e9
+        line = {"color": chart.NEUTRAL, "width": 2, "dash": "dash"}
+        ends = {"type": "line", "xref": "x", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1}
+        charts[-1].layout["shapes"] = [ends | {"line": line}]
+        charts[-1].caption.append(f"dashed: the {x:.3g} GB that a rank has")
     return charts
 
 

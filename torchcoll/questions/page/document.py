@@ -95,13 +95,11 @@ def page_of(
 
 def _lead(sections: list[Section]) -> None:
     """Moves the first picture to the top: it is the picture of the first answer."""
-    for section in sections:
-        lists: Sequence[list[Any]] = section.charts, section.pictures
-        if found := next(filter(None, lists), None):
-            top = Section("")
-            (top.charts if found is section.charts else top.pictures).append(found.pop(0))
-            sections.insert(0, top)
-            return
+    first = next((each for each in sections if each.charts or each.pictures), None)
+    if first:
+        top = Section("", charts=first.charts[:1], pictures=first.pictures[:1])
+        del first.charts[:1], first.pictures[:1]
+        sections.insert(0, top)
 
 
 def _page_cases(document: PageDraft) -> tuple[dict[str, PageCase], list[str]]:
