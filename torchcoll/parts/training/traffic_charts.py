@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.traffic import Traffic
-from torchcoll.core.units import counted, format_bytes, format_ns
+from torchcoll.core.units import counted, format_ns
 from torchcoll.parts.training.config_projection import TOO_LARGE
 from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.traffic_table import summarise_traffic
@@ -15,14 +15,18 @@ from torchcoll.report import chart
 if TYPE_CHECKING:
     from torchcoll.parts.training.arrivals import Arrivals, RankArrival
     from torchcoll.parts.training.config_projection import LayoutComparison
-    from torchcoll.parts.training.projection import Plan, PlannedRow
+    from torchcoll.parts.training.projection import Plan, PlannedStep
 
-MOST_BARS = 40  # kinds of calls in one chart
-_TITLE = "Communication of a step"
+MOST_BARS = 40  # of one chart
+_TITLE = "The step of each rank"
 _GIGABYTES = {"rangemode": "tozero", "title": {"text": "GB"}}
 _PARTS = chart.PALETTE[4], chart.PALETTE[0], chart.PALETTE[1]  # computing, communication, waiting
-_BYTES = {"tickformat": "~s", "ticksuffix": "B", "rangemode": "tozero"}
-_TIME = {**_BYTES, "title": {"text": "time per step"}, "ticksuffix": "s"}
+_TIME = {
+    "tickformat": "~s",
+    "ticksuffix": "s",
+    "rangemode": "tozero",
+    "title": {"text": "time per step"},
+}
 
 
 def traffic_charts(traffic: Traffic) -> list[chart.Chart]:
@@ -46,7 +50,9 @@ def traffic_charts(traffic: Traffic) -> list[chart.Chart]:
         return []
     names = [f"rank {rank.rank}" for rank in ranks]
     caption = ["the typical step: medians over the steps of the capture"]
-    return [_bar_chart(names, bars, _TIME, caption, len(traffic.calls), "ranks")]
+    if len(ranks) < len(traffic.calls):
+        caption.append(f"the first {len(ranks)} of {len(traffic.calls)} ranks")
+    return [_bar_chart(_TITLE, names, bars, _TIME, caption)]
 
 
 def arrivals_chart(arrivals: Arrivals) -> list[chart.Chart]:
@@ -66,9 +72,9 @@ def arrivals_chart(arrivals: Arrivals) -> list[chart.Chart]:
     bars = [_bars("caused", times, texts, chart.PALETTE[1])]
     axis = {**_TIME, "title": {"text": "waiting of each other rank, per step"}}
     caption = ["what the other ranks waited in the calls in which this rank was last"]
-    drawn = _bar_chart(names, bars, axis, caption, len(arrivals.ranks), "ranks")
-    drawn.title = chart.plain(arrivals.answer.headline)
-    return [drawn]
+    if len(largest) < len(arrivals.ranks):
+        caption.append(f"the {len(largest)} largest of {len(arrivals.ranks)} ranks")
+    return [_bar_chart(chart.plain(arrivals.answer.headline), names, bars, axis, caption)]
 
 
 def _waited_ns(arrivals: Arrivals, row: RankArrival) -> float:
@@ -93,20 +99,14 @@ def _bars(
 
 
 def _bar_chart(
+    title: str,
     names: Sequence[str],
     bars: list[dict[str, Any]],
     axis: dict[str, Any],
     caption: list[str],
-    number: int,
-    noun: str = "kinds of calls",
 ) -> chart.Chart:
-    """number: how many kinds of calls, or others by the noun, the largest of which are drawn."""
-    # Two kinds may have one name, such as the calls of two dtypes: each needs a bar of its own.
-    names = [f"{name} ({n})" if name in names[: n - 1] else name for n, name in enumerate(names, 1)]
     for trace in bars:
         trace["y"] = names
-    if number > len(names):
-        caption.append(f"the {len(names)} largest of {number} {noun}")
     layout = {
         "xaxis": axis,
         "yaxis": {"autorange": "reversed", "automargin": True},
@@ -114,45 +114,12 @@ def _bar_chart(
         "barmode": "stack",
         "height": 160 + 28 * len(names),
     }
-    return chart.Chart(_TITLE, bars, layout, caption=caption)
+    return chart.Chart(title, bars, layout, caption=caption)
 
 
 def plan_charts(plan: Plan) -> list[chart.Chart]:
-    """The calls of the planned step by kind: their predicted time with its 90 % interval, or the
-    bytes sent without a machine.
-    """
-    charts = []
-    if rows := plan.step.rows:
-        timed = plan.step.comm_ns is not None
-
-        def weight(row: PlannedRow) -> float:
-            return row.time_ns[0] if row.time_ns else row.sent_bytes
-
-        largest = sorted(rows, key=weight, reverse=True)[:MOST_BARS]
-        names = [
-            chart.plain(f"{row.collective} {format_bytes(row.size_bytes)}, {row.group}")
-            for row in largest
-        ]
-        texts = [_planned_text(row) for row in largest]
-        if timed:
-            ends = [row.time_ns or (0.0, 0.0, 0.0) for row in largest]
-            bars = _bars(
-                "time", [chart.seconds(value) for value, _, _ in ends], texts, chart.PALETTE[0]
-            )
-            bars["error_x"] = {
-                "symmetric": False,
-                "array": [chart.seconds(high - value) for value, _, high in ends],
-                "arrayminus": [chart.seconds(value - low) for value, low, _ in ends],
-                "color": chart.NEUTRAL,
-            }
-            axis, caption = _TIME, ["predicted, with the 90 % interval; one call after another"]
-        else:
-            sent = [row.sent_bytes for row in largest]
-            bars = _bars("bytes", sent, texts, chart.PALETTE[0])
-            axis = {**_BYTES, "title": {"text": "bytes sent per step and rank"}}
-            caption = ["by the algorithm of a ring"]
-        charts.append(_bar_chart(names, [bars], axis, caption, len(rows)))
-    return charts
+    """The planned step and the memory of a rank as stacked bars."""
+    return _stacks([counted(plan.step.ranks, "rank")], [plan.step])
 
 
 def layouts_charts(comparison: LayoutComparison) -> list[chart.Chart]:
@@ -162,7 +129,18 @@ def layouts_charts(comparison: LayoutComparison) -> list[chart.Chart]:
         chart.plain(row.layout.name + (" does not fit" if row.fits == TOO_LARGE else ""))
         for row in rows
     ]
-    steps = [row.step for row in rows]
+    charts = _stacks(names, [row.step for row in rows])
+    if comparison.memory_bytes and charts:
+        x = comparison.memory_bytes / 1e9
+        line = {"color": chart.NEUTRAL, "width": 2, "dash": "dash"}
+        ends = {"type": "line", "xref": "x", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1}
+        charts[-1].layout["shapes"] = [ends | {"line": line}]
+        charts[-1].caption = [f"dashed: the {x:.3g} GB that a rank has"]
+    return charts
+
+
+def _stacks(names: Sequence[str], steps: Sequence[PlannedStep]) -> list[chart.Chart]:
+    """names: of the bars. Without a machine there is no time, and without a model no memory."""
     memories = [step.memory for step in steps if step.memory]
     times = [
         ("computing", [step.compute_ns or 0.0 for step in steps]),
@@ -176,34 +154,14 @@ def layouts_charts(comparison: LayoutComparison) -> list[chart.Chart]:
     ]
     charts = []
     for title, parts, axis in (
-        ("time of a step", times if any(step.step_ns for step in steps) else [], _TIME),
-        ("memory of a rank", sizes if len(memories) == len(rows) else [], _GIGABYTES),
+        ("time of a step", times if all(step.step_ns for step in steps) else [], _TIME),
+        ("memory of a rank", sizes if len(memories) == len(steps) else [], _GIGABYTES),
     ):
-        bars = [
-            _bars(
-                name,
-                [chart.rounded(value / 1e9) for value in values],
-                [f"{name}: {value / 1e9:.3g}" for value in values],
-                colour,
-            )
-            for (name, values), colour in zip(parts, _PARTS, strict=False)
-            if any(values)
-        ]
+        bars = []
+        for (name, values), colour in zip(parts, _PARTS, strict=False):
+            texts = [f"{name}: {value / 1e9:.3g}" for value in values]
+            if any(values):
+                bars.append(_bars(name, [chart.rounded(x / 1e9) for x in values], texts, colour))
         if bars:
-            charts.append(_bar_chart(names, bars, axis, [], len(comparison.rows), "layouts"))
-            charts[-1].title = title
-    if comparison.memory_bytes and memories:
-        x = comparison.memory_bytes / 1e9
-        line = {"color": chart.NEUTRAL, "width": 2, "dash": "dash"}
-        ends = {"type": "line", "xref": "x", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1}
-        charts[-1].layout["shapes"] = [ends | {"line": line}]
-        charts[-1].caption.append(f"dashed: the {x:.3g} GB that a rank has")
+            charts.append(_bar_chart(title, names, bars, axis, []))
     return charts
-
-
-def _planned_text(row: PlannedRow) -> str:
-    lines = [f"{counted(row.calls, 'call')} per step"]
-    if row.time_ns:
-        value, low, high = (format_ns(ns, 3) for ns in row.time_ns)
-        lines.append(f"{value} ({low} to {high}) per step")
-    return "<br>".join([*lines, *filter(None, [chart.plain(row.what)])])
