@@ -335,6 +335,8 @@ def test_a_page_has_the_finding_of_the_terminal_and_its_picture_on_top(command, 
     findings = [[answer.to_json()[name] for name in names] for answer in page.answers]
     assert [finding[name] for name in names] in findings
     assert page.sections[0].title == "" and len(page.sections[0].charts) == 1
+    groups = [group for section in page.sections for group in section.charts]
+    assert all(chart.caption for group in groups for chart in group.charts)
 
 
 def test_the_ranks_of_one_capture_are_one_traffic(tmp_path):

@@ -91,6 +91,7 @@ def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> lis
              "line": {"color": chart.NEUTRAL, "width": 1}},
         ],
     }  # fmt: skip
-    left_out = len(every) - len(named)
-    caption = [f"the {len(named)} cases that differ most, of {len(every)}"] if left_out else []
+    caption = ["whiskers: 95 % intervals; band: the same; grey: cannot tell"]
+    if len(named) < len(every):
+        caption.append(f"the {len(named)} cases that differ most, of {len(every)}")
     return [chart.Chart(counted(len(every), "case"), traces, layout, caption=caption)]
