@@ -113,8 +113,9 @@ def _panels(chart: Chart) -> list[Chart]:
                 for name in names:
                     inner = inner.setdefault(name, {})
                 inner[last] = value
-            if not layout["yaxis"].get("ticksuffix"):  # bandwidths are read off as lengths
-                layout["yaxis"] |= {"type": "linear", "rangemode": "tozero"}
+            # Bandwidths are read off as lengths.
+            scale = ("log", "normal") if layout["yaxis"].get("ticksuffix") else ("linear", "tozero")
+            layout["yaxis"] |= dict(zip(("type", "rangemode"), scale, strict=True))
             traces = [
                 {**trace, "y": y} for trace, y in zip(chart.traces, option.traces["y"], strict=True)
             ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -258,7 +258,13 @@ def _curves_chart(
         unknown = not all(row.ranks for line in lines for row in line.rows)
         why = "ranks unknown: torchcoll convert --ranks N" if unknown else _NOTHING_MOVED
         notes.append(f"no bandwidth: {why}")
-    selectors.append(chart.SCALES)
+    scales, yaxis = chart.SCALES, chart.time_axis()
+    if limits and selectors:  # the question is how far it is to them
+        selectors[0] = replace(selectors[0], options=selectors[0].options[::-1])
+        scales = replace(scales, options=scales.options[::-1])
+        yaxis = {"title": {"text": "GB/s busbw"}, "type": "linear", "rangemode": "tozero"}
+        traces = [trace | {"y": y} for trace, y in zip(traces, bandwidths, strict=True)]
+    selectors.append(scales)
     if bands:
         options = [
             chart.Option(text, {"opacity": [value] * len(bands)}, {}, bands)
@@ -267,8 +273,8 @@ def _curves_chart(
         selectors.append(chart.Selector("spread", options))
     layout = {
         "xaxis": chart.size_axis(sizes),
-        "yaxis": chart.time_axis(),
-        "showlegend": len(lines) > 1,
+        "yaxis": yaxis,
+        "showlegend": len(lines) > 1 or bool(limits),
     }
     return chart.Chart(chart.plain(collective), traces, layout, selectors, notes=notes)
 
