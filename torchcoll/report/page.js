@@ -290,5 +290,5 @@
     await first(group);
     idle(rest);
   };
-  addEventListener("load", () => requestAnimationFrame(() => idle(rest)));
+  requestAnimationFrame(() => idle(rest));
 })();
