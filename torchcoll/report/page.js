@@ -29,7 +29,10 @@
     if (rows.length < 2) continue;
     const tools = node("div", { className: "tools" }, ...Object.keys(formats).map(format => {
       const button = node("button", { type: "button", textContent: `copy as ${format}` });
-      button.addEventListener("click", () => navigator.clipboard.writeText(copied(table, format)));
+      button.addEventListener("click", async () => {
+        await navigator.clipboard.writeText(copied(table, format));
+        button.textContent = `copied as ${format}`;
+      });
       return button;
     }));
     table.parentElement.before(tools);
