@@ -22,13 +22,13 @@ import pandas
 import torchcoll
 from torchcoll import cli
 from torchcoll.bench import options
+from torchcoll.cli import GROUPS
 from torchcoll.core.backends import BACKENDS
 from torchcoll.core.collectives import COLLECTIVES, Collective
 from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.summary import Row
 from torchcoll.core.units import format_size
 from torchcoll.core.variables import JOB, RUNTIME, SETTINGS, prefixes_of
-from torchcoll.help import GROUPS
 from torchcoll.questions.check.rules import packaged, packaged_rule
 from torchcoll.questions.pairs import pairs_run
 from torchcoll.report.columns import COLUMNS

@@ -45,14 +45,16 @@ from torchcoll.parts.experiments.matrix_command import show_summary
 from torchcoll.parts.experiments.run import summary
 from torchcoll.parts.postmortem import (
     call_evidence,
+    job_folder,
     log_evidence,
     stack_evidence,
 )
+from torchcoll.parts.postmortem.diagnose import diagnose
+from torchcoll.parts.training.traces import read_jobs, read_traffic
 from torchcoll.parts.training.traffic_show import VIEWS, show_traffic
 from torchcoll.questions.show.show import show
 from torchcoll.reading.inputs import load
 from torchcoll.reading.registry import import_file
-from torchcoll.reading.traces import read_jobs, read_traffic
 from torchcoll.report.reference import load_points
 
 LIMIT_S = 1.0
@@ -62,6 +64,7 @@ LOGS = ("torch.log", "torchrun.log", "cluster.log", "pod.log", "job_nccl.log", "
 _FOLDER = Path(__file__).parent / "reading" / "threads"
 _TRUTHS = [json.loads(line) for line in (_FOLDER / "truth.jsonl").read_text().splitlines()]
 _THREADS = tuple((_FOLDER / each["file"]).read_text() for each in _TRUTHS if "cases" in each)
+_DEAD = tuple(p.read_text() for p in sorted((INPUTS.parent / "postmortem/public").glob("*.log")))
 _PAIRS = tuple((_FOLDER / each["file"]).read_text() for each in _TRUTHS if "pairs" in each)
 # In batches: format v4.3, in which the first record of a communicator has what all have in common.
 INSPECTOR = ("inspector.jsonl", "inspector_batches.jsonl")
@@ -150,7 +153,13 @@ def _arrived(path: Path) -> None:
 def _evidence(reader: ModuleType) -> Callable[[Path], None]:
     def read(path: Path) -> None:
         if reader.recognizes(path, path.read_bytes()[: 1 << 16]):
-            reader.read_evidence(path, path.name)
+            evidence = reader.read_evidence(path, path.name)
+            for item in evidence:
+                item.check_ranks()
+            for job in job_folder.jobs_of(
+                [job_folder.FileEvidence(path.name, e) for e in evidence]
+            ):
+                diagnose(job)
 
     return read
 
@@ -236,7 +245,7 @@ READERS = {
     "recorder evidence": Reader(
         _evidence(call_evidence), ("flight_recorder.json",), "rank0.json", _pickled(2)
     ),
-    "log evidence": Reader(_evidence(log_evidence), LOGS, "rank3.log"),
+    "log evidence": Reader(_evidence(log_evidence), LOGS, "rank3.log", made=_DEAD),
     "stack evidence": Reader(_evidence(stack_evidence), ("stacks.txt",), "rank3.txt"),
     "call ring": Reader(_ring, (), made=(_RING,)),
     "capture evidence": Reader(_evidence(call_evidence), ("ring_stacks.txt",)),

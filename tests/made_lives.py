@@ -172,10 +172,21 @@ def faults_of(kind, random, nodes, nights, sizes):
 
 
 def made_life(
-    kind, random, nodes=48, nights=120, sigma=0.01, sigmas=8, quiet=45, noise="normal", missing=0.0
+    kind,
+    random,
+    nodes=48,
+    nights=120,
+    sigma=0.01,
+    sigmas=8,
+    quiet=45,
+    noise="normal",
+    missing=0.0,
+    faults=(),
 ):
-    """quiet: nights before the first fault. missing: share of the nights that a node has no run."""
-    faults = faults_of(kind, random, nodes, nights, (sigma, sigmas, quiet))
+    """quiet: nights before the first fault. missing: share of the nights that a node has no run.
+    faults: in the place of those of the kind.
+    """
+    faults = tuple(faults) or faults_of(kind, random, nodes, nights, (sigma, sigmas, quiet))
     shape = (nights, nodes, CASES)
     common = _noise(random, shape[:2], noise)[:, :, None] * np.sqrt(0.9)
     alone = _noise(random, shape, noise) * np.sqrt(0.1 * CASES)

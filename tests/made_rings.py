@@ -37,7 +37,7 @@ TEXTS = [
 
 
 def lines(*records):
-    """JSON lines with the check sums of core/checksums.py."""
+    """JSON lines with the check sums of core/jsonl.py."""
     data, header_crc = b"", 0
     for number, record in enumerate(records, 1):
         body = json.dumps({**record, "line": number}, separators=(",", ":"))[:-1].encode()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -97,31 +96,6 @@ class Hosts:
                 if _run("tc", "-n", self.names[index], *command.split()):
                     raise NoNamespaces("no hierarchical token bucket (sch_htb) or filter (cls_u32)")
 
-    @contextlib.contextmanager
-    def busy(self, index: int) -> Iterator[None]:
-        """A neighbour that sends on this host's link: delay, where no kernel module gives one.
-
-        Its socket's buffer stands in the queue of the link all the time, and it takes a share. The
-        bridge is the receiver, so that no other link is loaded.
-        """
-        pid = os.fork()
-        if not pid:
-            try:
-                self.enter(index)
-                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-                    sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
-                    sender.connect((self.address(99), 9))
-                    while True:
-                        with contextlib.suppress(OSError):
-                            sender.send(bytes(1400))
-            finally:
-                os._exit(1)
-        try:
-            yield
-        finally:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-
     def enter(self, index: int) -> None:
         """This process is on that host from now on, with a host name of its own."""
         libc = ctypes.CDLL(None, use_errno=True)
@@ -175,24 +149,20 @@ def hosts(count: int, search: Search) -> Iterator[Hosts]:
 COUNT = 6
 
 
-KINDS = ("slow", "busy", "none")  # a link at 60 % of the others, a neighbour on it, nothing
-PATHS = {"path50": 0.5, "path70": 0.7}  # what two hosts send to each other, of the rate
-
-
 @contextlib.contextmanager
 def trouble(made: Hosts, kind: str, culprits: Sequence[int]) -> Iterator[None]:
-    """What is wrong with these hosts (of a path: between these two) for a while."""
+    """What is wrong with these hosts for a while: one ``slow`` link, at 60 % of the others, or a
+    slow ``path`` between two hosts, at half of the rate.
+    """
     if kind == "slow":
         made.shape(culprits[0], 0.6)
-    if kind in PATHS:
-        made.slow_path((culprits[0], culprits[1]), PATHS[kind])
+    if kind == "path":
+        made.slow_path((culprits[0], culprits[1]), 0.5)
     try:
-        with made.busy(culprits[0]) if kind == "busy" else contextlib.nullcontext():
-            yield
+        yield
     finally:
-        if kind == "slow" or kind in PATHS:
-            for index in culprits:
-                made.shape(index)
+        for index in culprits:
+            made.shape(index)
 
 
 def named(run: Run) -> list[str]:

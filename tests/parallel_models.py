@@ -62,9 +62,7 @@ class Attention(nn.Module):
             part(x).view(batch, tokens, -1, self.widths.head).transpose(1, 2)
             for part in (self.q, self.k, self.v)
         )
-        shared = self.widths.heads // self.widths.key_heads
-        k, v = (part.repeat_interleave(shared, 1) for part in (k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.o(y.transpose(1, 2).reshape(batch, tokens, -1))
 
 

@@ -36,7 +36,6 @@ ONE_FOLDER = (
     "show @ --view ranks",
     "show @ --view calls",
     "show @ --view pivot:collective",
-    "show @",
     "show @ --published",
     "show @ --reference results/points.json",
     "show @ --explain",

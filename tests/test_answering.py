@@ -144,7 +144,7 @@ def test_compressed_and_from_stdin(tmp_path, capsys, monkeypatch):
     assert main([str(path)]) == 0
     assert answered_by(capsys.readouterr().out) == [f"show {path}"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(OSU.encode())))
-    monkeypatch.setattr("torchcoll.core.stdin._stdin", [])  # read once by each process
+    monkeypatch.setattr("torchcoll.core.opening._stdin", [])  # read once by each process
     assert main(["-"]) == 0
     assert answered_by(capsys.readouterr().out) == ["show -"]
 
@@ -307,7 +307,7 @@ def test_each_part_of_an_issue_is_answered(tmp_path, capsys, monkeypatch):
     assert answered_by(out) == [f"compare {path}", f"log {path}"]
     assert "NCCL 2.30 looks slower than NCCL 2.27" in out
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    monkeypatch.setattr("torchcoll.core.stdin._stdin", [])
+    monkeypatch.setattr("torchcoll.core.opening._stdin", [])
     assert main(["-"]) == 0
     assert answered_by(capsys.readouterr().out) == ["compare -", "log -"]
 

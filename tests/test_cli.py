@@ -16,11 +16,10 @@ import pytest
 from error_form import error_line, error_text
 
 from torchcoll import __version__, cli
-from torchcoll.cli import commands, load_command, main
+from torchcoll.cli import GROUPS, commands, group_options, load_command, main
 from torchcoll.core.case import Case
 from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.help import GROUPS, group_options
 
 ROOT = Path(__file__).resolve().parent.parent
 CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
@@ -126,6 +125,15 @@ def test_a_part_is_not_counted_beside_its_whole(path, capsys):
     assert err == f"torchcoll: warning: {path}.2 is a part of {path}: it is shown once\n"
 
 
+@pytest.fixture(scope="module")
+def completion(tmp_path_factory):
+    written = command("--print-completion", "bash")
+    assert (written.returncode, written.stderr) == (0, "")
+    script = tmp_path_factory.mktemp("completion") / "script"
+    script.write_text(written.stdout)
+    return script
+
+
 @pytest.mark.parametrize(
     ("words", "completed"),
     [
@@ -137,18 +145,15 @@ def test_a_part_is_not_counted_beside_its_whole(path, capsys):
         (["--print"], ["--print-completion"]),
     ],
 )
-def test_bash_completes(words, completed, tmp_path):
+def test_bash_completes(words, completed, completion):
     """As bash does it: the words in COMP_WORDS, the function that was registered, COMPREPLY."""
-    written = command("--print-completion", "bash")
-    assert (written.returncode, written.stderr) == (0, "")
-    (tmp_path / "script").write_text(written.stdout)
     asked = '''source "$0" || exit 1
         COMP_WORDS=(torchcoll "$@") COMP_CWORD=$#
         found=$(complete -p torchcoll) && [[ $found =~ -F\\ ([^ ]+) ]] || exit 2
         "${BASH_REMATCH[1]}" torchcoll "${@: -1}" "${COMP_WORDS[COMP_CWORD-1]}"
         printf "%s\\n" "${COMPREPLY[@]}"'''
     done = subprocess.run(
-        ["bash", "--norc", "-c", asked, str(tmp_path / "script"), *words],
+        ["bash", "--norc", "-c", asked, str(completion), *words],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -331,19 +336,6 @@ def test_python_m_and_an_ascii_locale(path, tmp_path):
     done = command("show", named, env={"LC_ALL": "C", "PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stderr) == (0, "")
     assert "\nlabels: site=Z\\xfcrich\n" in done.stdout
-
-
-@pytest.mark.parametrize("view", ["", "--view ranks", "--view pivot:ranks", "--format=json"])
-def test_show_imports_nothing_heavy(path, view):
-    program = (
-        "import sys\nfrom torchcoll.cli import main\n"
-        "heavy = ('torch', 'numpy', 'pandas', 'scipy', 'rich')\n"
-        "before = [n for n in heavy if n in sys.modules]\n"
-        f"main({['show', str(path), *view.split()]!r})\n"
-        "sys.exit(repr(before) + repr([n for n in heavy if n in sys.modules]))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-    assert done.stderr == "[][]\n"
 
 
 def test_a_library_that_an_image_lacks(monkeypatch, tmp_path, capsys):

@@ -26,7 +26,7 @@ import torch
 from torchcoll import load
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.libraries.nccl.forced import TunerRule, tuner_csv
+from torchcoll.parts.curves.exports import TunerRule, tuner_csv
 
 try:
     import pytest

@@ -28,7 +28,8 @@ def dataclasses():
 
 def documented(text):
     """Names in lower case before a colon, in paragraphs joined to one line each."""
-    joined = re.sub(r"(?<=\S)\n\s*(?=[^\s-])", " ", text)
+    plain = re.sub(r"(?<!- )``(\w+)(?:\([^)]*\))?``", r"\1", text)  # ``divide(weights, elements)``:
+    joined = re.sub(r"(?<=\S)\n\s*(?=[^\s-])", " ", plain)
     for match in NAMED.finditer(joined):
         names = re.sub(r"\[\w+\]", "", match[1]).split(", ")
         if all(name.islower() for name in names):
@@ -45,5 +46,6 @@ def test_a_documented_field_exists(node):
 def test_a_name_that_no_field_has_is_found():
     text = (
         "A case.\n\n    size_bytes: size.\n    beside, op: work\n    at once. lead_ns[rank]: time."
+        "\n    ``parts(n)``, ``crossing``: shares"
     )
-    assert list(documented(text)) == ["size_bytes", "beside", "op", "lead_ns"]
+    assert list(documented(text)) == ["size_bytes", "beside", "op", "lead_ns", "parts", "crossing"]

@@ -147,7 +147,7 @@ def test_a_store(tmp_path, monkeypatch, capsys):
 def test_a_copy_of_stdin(folder, capsys, monkeypatch):
     with open(folder / "run0.jsonl") as pipe, full_disk():
         monkeypatch.setattr("sys.stdin", pipe)
-        monkeypatch.setattr("torchcoll.core.stdin._stdin", [])  # read once by each process
+        monkeypatch.setattr("torchcoll.core.opening._stdin", [])  # read once by each process
         assert main(["show", "-"]) == 1
     assert "Make room" in capsys.readouterr().err
 

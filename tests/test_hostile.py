@@ -15,9 +15,9 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Traffic
 from torchcoll.libraries.job_logs import read_log
 from torchcoll.libraries.nccl.log import NcclLogReader
+from torchcoll.parts.training.traces import read_traffic
 from torchcoll.reading import base
 from torchcoll.reading.inputs import load
-from torchcoll.reading.traces import read_traffic
 
 # What numpy, pandas and the interpreter map themselves is about 500 MB of address space.
 LIMIT_BYTES = 1_800_000_000
@@ -47,11 +47,11 @@ def test_what_it_takes(tmp_path, name, logged):
 
 @pytest.mark.parametrize("command", ["show", "log", "convert"])
 def test_a_bomb_is_refused_by_every_command(tmp_path, capsys, command, monkeypatch):
-    """An eighth of the limit, in an eighth of the time; "zeros, log" has all of it."""
+    """A 32nd of the limit, in a 32nd of the time; "zeros, log" has all of it."""
     assert bounds._UNPACKED_BYTES == 256 << 20
-    monkeypatch.setattr(bounds, "_UNPACKED_BYTES", 32 << 20)
+    monkeypatch.setattr(bounds, "_UNPACKED_BYTES", 8 << 20)
     path = tmp_path / "rank0.json.gz"
-    path.write_bytes(gzip.compress(b"0" * (1 << 20)) * 88)
+    path.write_bytes(gzip.compress(b"0" * (1 << 20)) * 22)
     assert main([command, str(path)]) == 3
     assert "unpacks to at most 256 MiB" in capsys.readouterr().err
 
@@ -163,7 +163,8 @@ def test_no_text_is_made_of_what_is_not_told(tmp_path, monkeypatch):
     path = tmp_path / "a.jsonl"
     header = '{"record":"header","schema":"torchcoll/2","ranks":2}\n'
     path.write_text(header + "x\n" * 1500 + '{"record":"end","status":"complete"}\n')
-    assert load(path).problems[-1] == f"{path}: 500 more unusable records"
+    problems = load(path).problems
+    assert (len(problems), problems[-1]) == (1001, f"{path}: 500 more unusable records")
     assert parsed.count(b"x\n") == 1000
 
 
@@ -178,15 +179,6 @@ def test_a_line_that_would_not_fit_is_not_parsed(tmp_path, monkeypatch):
     with pytest.raises(UnreadableError, match="records that fit into 1 GB"):
         load(path)
     assert len(parsed) == 1
-
-
-def test_problems_are_counted_where_they_are_many(tmp_path):
-    path = tmp_path / "a.jsonl"
-    header = '{"record":"header","schema":"torchcoll/2","ranks":2}\n'
-    path.write_text(header + "x\n" * 1500 + '{"record":"end","status":"complete"}\n')
-    problems = load(path).problems
-    assert len(problems) == 1001
-    assert problems[-1] == f"{path}: 500 more unusable records"
 
 
 def test_a_table_of_too_many_rows(tmp_path, capsys, monkeypatch):

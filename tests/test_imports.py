@@ -47,7 +47,7 @@ QUESTIONS = {
 }
 KERNEL = {*NOUNS, "stats", *QUESTIONS, "questions/page"}
 TABLE = {
-    "core": (set(), set(), {"tomli", "tomllib"}),
+    "core": (set(), set(), set()),
     "libraries": ({"core"}, {"defusedxml"}, set()),
     "machine": ({"core", "libraries"}, {"torch"}, set()),
     "bench": (
@@ -59,7 +59,7 @@ TABLE = {
     "reading": ({"core", "libraries"}, set(), set()),
     "report": ({"core"}, set(), {"libraries", "numpy", *DRAWN}),
     "stats": (NOUNS, SCIENCE, set()),
-    "questions/check": ({*NOUNS, "questions/pairs", "report/junit"}, set(), set()),
+    "questions/check": ({*NOUNS, "questions/pairs", "report/junit"}, set(), {"tomli"}),
     "questions/comparison": ({*NOUNS, "stats"}, SCIENCE, set()),
     "questions/contention": ({*NOUNS, "stats"}, SCIENCE, set()),
     "questions/pairs": ({*NOUNS, "stats"}, SCIENCE, set()),
@@ -77,8 +77,7 @@ TABLE = {
     "parts/postmortem": (KERNEL, set(), {"scipy"}),
     "parts/proof": ({*KERNEL, "machine"}, set(), {"parts/curves", "parts/training", "torch"}),
     "answering": ({"core"}, set(), {"reading"}),
-    "cli": ({"core", "help", "answering"}, set(), {"machine", "bench", "report", "shtab"}),
-    "help": ({"core"}, set(), set()),
+    "cli": ({"core", "answering"}, set(), {"machine", "bench", "report", "shtab"}),
     "integrations": ({"core"}, set(), {"mlflow", "wandb"}),
     "pairs": ({"bench", "questions/pairs"}, set(), set()),
     "__main__": ({"cli"}, set(), set()),
@@ -86,7 +85,6 @@ TABLE = {
 }
 # Files that run on ranks, in packages of questions and parts.
 ON_RANKS = {
-    "questions/pairs/bisect",
     "questions/pairs/pairs_run",
     *(f"parts/proof/{name}" for name in ("fault_probe", "probe", "probes")),
     *(
@@ -397,7 +395,7 @@ def test_inits_of_packages_are_empty():
 
 
 def test_one_stub_for_each_collective():
-    others = {"__init__", "__main__", "answering", "cli", "help", "integrations", "pairs"}
+    others = {"__init__", "__main__", "answering", "cli", "integrations", "pairs"}
     assert {path.stem for path in PACKAGE.glob("*.py")} - others == STUBS
 
 

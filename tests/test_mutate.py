@@ -68,10 +68,27 @@ def test_other_lines_stay_where_they_are(old, new):
     assert mutate.rewrite(old, tree, next(mutate.find_sites(tree))) == new
 
 
-def test_tests_of_the_module_come_first():
-    tests = mutate.nearest_tests(Path("torchcoll/parts/curves/growth.py"))
-    by_file = {file: distance for distance, file in tests}
-    assert tests[0] == (0, "tests/curves/test_growth.py")
-    assert by_file["tests/curves/test_model.py"] == 1
-    assert 1 < by_file["tests/training/test_replay.py"] < by_file["tests/test_readme.py"] == 98
-    assert by_file["tests/launch/test_launch_mpi.py"] == 99
+def test_tests_of_the_module_come_first(tmp_path, monkeypatch):
+    """Then those of its package, of a package that imports it, of none, and of no user."""
+    files = {
+        "torchcoll/a/one.py": "",
+        "torchcoll/b/two.py": "from torchcoll.a import one",
+        "tests/c/test_c.py": "",
+        "tests/test_top.py": "",
+        "tests/b/test_b.py": "",
+        "tests/a/test_others.py": "",
+        "tests/a/test_one.py": "",
+        "tests/a/test_user.py": "from torchcoll.a.one import name",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(mutate, "ROOT", tmp_path)
+    assert mutate.nearest_tests(Path("torchcoll/a/one.py")) == [
+        (0, "tests/a/test_one.py"),
+        (0, "tests/a/test_user.py"),
+        (1, "tests/a/test_others.py"),
+        (2, "tests/b/test_b.py"),
+        (98, "tests/test_top.py"),
+        (99, "tests/c/test_c.py"),
+    ]

@@ -29,8 +29,8 @@ from torch.distributed.run import parse_args
 
 import torchcoll
 from torchcoll import cli
+from torchcoll.cli import KERNEL
 from torchcoll.core.commands import Listed
-from torchcoll.help import KERNEL
 from torchcoll.reading import registry
 
 ROOT = Path(__file__).parent.parent
@@ -43,7 +43,7 @@ OTHERS = [
 ]
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "README.md", *DOCS)}
 # These pages begin with the same slow commands. They share a copy, and each command runs once.
-TOGETHER = ("README.md", "docs/start.md")
+TOGETHER = ("README.md", "docs/install.md", "docs/start.md")
 # This command would run the tests again.
 NOT_HERE = ("bash tests/run.sh",)
 # These programs run in a process forked from this one, because the imports of torch and of
@@ -53,6 +53,12 @@ LIBRARIES = ("matplotlib.figure", "pandas", "rich.console", "scipy.stats", "torc
 # By default a case takes up to a second, and the largest size is 128 MiB.
 SHORT = ("--max-time", "0.05")
 LOCAL = ("-e", "4M", "-f", "8", *SHORT)
+# What a page asks for, and the smaller question that shows here that the command works.
+SMALLER = {
+    "torchcoll matrix ": "torchcoll matrix --runs 3 ",  # six by default; three can be compared
+    "plan llama-3-70b --ranks 512 --find": "plan llama-3-8b --ranks 16 --find",
+    "--soak 3s": "--soak 1s",
+}
 OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 NO_LAUNCHER = dict.fromkeys((*OF_A_LAUNCHER, "MASTER_PORT"))
 
@@ -164,8 +170,8 @@ class Reader:
     def run(self, command: str) -> str:
         """Run a command and return its output."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        if "--runs" not in command:  # six by default; three can be compared
-            command = command.replace("torchcoll matrix ", "torchcoll matrix --runs 3 ")
+        for asked, smaller in SMALLER.items():
+            command = command.replace(asked, smaller)
         program = shlex.split(command)[0]
         if program not in FORKED or set("|&;<>$`") & set(command):
             done = self.shell(" ".join((command, *LOCAL)) if "local.sh" in command else command)

@@ -17,10 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from torchcoll.core.errors import ExitCode, UnreadableError, nearest_file, one_line, tell
-from torchcoll.core.opening import files_in, read_regular
+from torchcoll.core.opening import files_in, from_stdin, is_stdin, read_regular
 from torchcoll.core.other_commands import begin_of, end_of, reading_commands
 from torchcoll.core.parts import functions_of
-from torchcoll.core.stdin import from_stdin, is_stdin
 from torchcoll.core.units import counted
 
 # The most urgent first: a dead job comes before what it measured.

@@ -395,11 +395,10 @@ def test_rank_0_is_killed_in_an_exchange(launch, where, number, after):
 @pytest.mark.parametrize(
     ("writer", "key", "text"),
     [
-        *((0, "d13", text) for text in ("garbage", '{"a": 1}', '["d0", null]', "[" * 9999)),
-        (1, "g14/1", "[" * 9999),
+        (0, "d13", "[" * 9999),
+        (0, "d13", '["d0", null]'),
         (1, "g14/1", '{"a": 1}'),
         (1, "alive/1", "garbage"),
-        (1, "alive/1", '["d0", null]'),
     ],
 )
 def test_a_damaged_value_in_the_store(launch, writer, key, text):
@@ -431,9 +430,7 @@ def _torch() -> tuple[int, ...]:
     return tuple(int(number) for number in metadata.version("torch").split("+")[0].split(".")[:2])
 
 
-@pytest.mark.parametrize(
-    ("victim", "given"), [(0, "8 Float"), (1, "8 Float"), (2, "8 Float"), (2, "2 Double")]
-)
+@pytest.mark.parametrize(("victim", "given"), [(0, "8 Float"), (2, "2 Double")])
 def test_another_buffer(launch, victim, given):
     """gloo ends the rank that receives too much, which is innocent: the sender is named."""
 
@@ -829,9 +826,9 @@ def test_other_signals_keep_their_handlers(launch):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.parametrize("after", [0, 3])
 def test_kill_9_leaves_a_file_that_loads(launch, victim, after):
-    measured = launch("all_reduce", "--sizes 8,16,32,64,8M -n 200 -T 60", 2)
+    measured = launch("all_reduce", "--sizes 8,16,32,64,8M -n 50 -T 60", 2)
     running(measured, after)
     time.sleep(0.003 * after)
     measured.job.signal(victim, signal.SIGKILL)
@@ -840,7 +837,7 @@ def test_kill_9_leaves_a_file_that_loads(launch, victim, after):
     assert after <= len(run.results) < 5
     for result in run.results:
         assert result.status == "ok"
-        assert [len(row) for row in result.time_ns["host"]] == [200, 200]
+        assert [len(row) for row in result.time_ns["host"]] == [50, 50]
     assert not run.complete and run.problems
     # a rank can be lost between two cases
     assert (run.end["status"], run.end["exit_code"]) == ("failed", HANG)

@@ -9,11 +9,12 @@ import resource
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from error_form import error_line
-from ranks import of_enough_cores
+from ranks import Measured, of_enough_cores
 
 from torchcoll import load
 from torchcoll.core.collectives import COLLECTIVES
@@ -200,8 +201,14 @@ def test_resume(launch):
     assert third.spec.timeout_s == 50
 
 
-def test_resume_of_a_complete_run(launch):
-    path = launch("all_reduce", "--sizes 8 -n 2", 2).ended(0).path
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A complete run of one case on two ranks, which no test changes."""
+    folder = tmp_path_factory.mktemp("complete") / "run"
+    return Measured(folder, "all_reduce", "--sizes 8 -n 2").ended(0).path
+
+
+def test_resume_of_a_complete_run(launch, path):
     again = launch("all_reduce", f"--resume {path}", 2, output=False).ended(0)
     assert "1 of 1 cases are done" in again.stderr(0)
     run = load(path)
@@ -218,8 +225,7 @@ def test_resume_of_a_suite_needs_no_options(launch):
 
 
 @pytest.mark.parametrize("asked", ["--sizes 16", "-n 3", "--dtype int32", "-c 0"])
-def test_resume_with_other_options(launch, asked):
-    path = launch("all_reduce", "--sizes 8 -n 2", 2).ended(0).path
+def test_resume_with_other_options(launch, path, asked):
     measured = launch("all_reduce", f"{asked} --resume {path}", 2, output=False).ended(2)
     assert measured.errors() == [
         error_line(
@@ -230,8 +236,7 @@ def test_resume_with_other_options(launch, asked):
     ]
 
 
-def test_resume_with_other_ranks(launch):
-    path = launch("all_reduce", "--sizes 8 -n 2", 2).ended(0).path
+def test_resume_with_other_ranks(launch, path):
     measured = launch("all_reduce", f"--resume {path}", 3, output=False).ended(2)
     assert measured.errors() == [error_line("resume", "3 ranks", f"2 as in {path}")]
 
@@ -242,13 +247,12 @@ def test_resume_of_a_foreign_file(launch, tmp_path):
     assert len(measured.ended(3, 45).errors()) == 1
 
 
-def test_resume_keeps_an_explicit_output(launch, tmp_path):
-    path = launch("all_reduce", "--sizes 8 -n 2", 2).ended(0).path
+def test_resume_keeps_an_explicit_output(launch, path, tmp_path):
     lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(line for line in lines if '"record":"case"' not in line))
-    other = tmp_path / "other.jsonl"
-    launch("all_reduce", f"--resume {path} -J {other}", 2, output=False).ended(0)
-    assert other.exists() and not path.with_name(f"{path.name}.2").exists()
+    part, other = tmp_path / "part.jsonl", tmp_path / "other.jsonl"
+    part.write_text("".join(line for line in lines if '"record":"case"' not in line))
+    launch("all_reduce", f"--resume {part} -J {other}", 2, output=False).ended(0)
+    assert other.exists() and not Path(f"{part}.2").exists()
 
 
 def test_the_file_holds_the_spec(launch):

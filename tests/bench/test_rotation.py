@@ -10,7 +10,7 @@ import torch
 from ranks import ticking
 
 from torchcoll.bench import measure
-from torchcoll.bench.buffers import MOST_PLACES, Rotation
+from torchcoll.bench.buffers import MOST_SLOTS, Rotation
 from torchcoll.bench.verify import Checker, allocate
 from torchcoll.core.case import Case, size_case
 from torchcoll.core.collectives import COLLECTIVES
@@ -91,10 +91,10 @@ def test_more_places_than_calls_can_be_made_for():
     """8 bytes in 128 MiB have a million places, 128 bytes apart."""
     sizing, _, rotation, made = walked("all_reduce", 8, 1 << 20)
     assert sizing.slots == 1 << 13
-    assert len(made) == MOST_PLACES == 2048
+    assert len(made) == MOST_SLOTS == 2048
     first = rotation()[1].data_ptr()
-    last = [rotation()[1].data_ptr() for _ in range(MOST_PLACES)]
-    assert (last[-2] - first, last[-1]) == (128 * (MOST_PLACES - 1), first)
+    last = [rotation()[1].data_ptr() for _ in range(MOST_SLOTS)]
+    assert (last[-2] - first, last[-1]) == (128 * (MOST_SLOTS - 1), first)
 
 
 def test_every_place_has_input_and_has_been_touched():

@@ -39,7 +39,7 @@ from torchcoll.stats import statistics
 from torchcoll.stats.needed import asked, runs_needed
 from torchcoll.stats.power import ACT_ON_ALL, ACT_ON_CASE
 from torchcoll.stats.ratios import LEVEL, ORDERED
-from torchcoll.stats.start_modes import start_modes
+from torchcoll.stats.statistics import start_modes
 
 CASES = 25
 LAUNCHES = 6

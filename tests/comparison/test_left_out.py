@@ -198,7 +198,7 @@ def test_a_slower_side_that_was_wrong_says_both():
     assert found.level == "bad"
 
 
-def test_an_outlier_is_a_caveat():
+def test_an_outlier_is_a_caveat(written, capsys):
     slow = make_runs([{s: round(1.4 * 100_000) for s in SIZES}])
     new = side(2)
     new[2] = slow[0]
@@ -206,6 +206,8 @@ def test_an_outlier_is_a_caveat():
     assert answer.headline == "new is as fast as base: all 6 cases are the same within 2 %"
     assert answer.details == ("1 of 6 runs of new is left out as an outlier (1.40x slower)",)
     assert answer.level == "good"
+    written(side(1), new)
+    assert gated("slower", capsys)[0] == 0
 
 
 def test_a_gate_cannot_pass_a_new_side_that_was_far_slower_in_one_run(written, capsys):

@@ -441,6 +441,7 @@ def test_a_small_drift_is_not_spoken_of():
     assert found.drifting == ()
     headline = "no case drifts in 8.0 min (a drift of 2.0 % would have been found)"
     assert (found.answer.headline, found.answer.level) == (headline, "good")
+    assert found.answer.details == ("8 calls checked, all correct",)  # nothing on other cases
 
 
 def test_few_windows_cannot_tell_of_drift():

@@ -10,7 +10,7 @@ from torchcoll.core.run_facts import facts_of
 from torchcoll.core.variables import JOB, RUNTIME, SETTINGS, kept_variables, kind_of
 from torchcoll.questions.comparison.compare import compare
 from torchcoll.questions.show.recipe import recipe_of
-from torchcoll.stats.differences import differences_of, unknown_of
+from torchcoll.stats.differences import differences_of, unknown_facts
 
 # (variable, two values that people set). The names are those of the makers' documentation.
 COMPARED = [
@@ -95,7 +95,7 @@ def test_a_value_that_is_withheld_may_differ():
     assert all(run.environment["variables"] == {"UCX_REMARK": "***"} for run in runs)
     comparison = compare(*runs)
     assert differences_of(comparison.base, comparison.new) == []
-    assert unknown_of(comparison.base, comparison.new) == [
+    assert unknown_facts(comparison.base, comparison.new) == [
         "both sides withhold the value of UCX_REMARK: it may differ"
     ]
     comparison = compare(runs[0], run_with(2, UCX_REMARK="rc"))

@@ -9,8 +9,8 @@ import pytest
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.libraries.job_logs import read_log
+from torchcoll.parts.training.traces import read_traffic
 from torchcoll.reading.registry import import_file
-from torchcoll.reading.traces import read_traffic
 
 LOG = "node1:11:12 [0] NCCL INFO Using network IB\n" * 3
 TOPOLOGY = '<?xml version="1.0"?>\n<system version="1">\n <cpu numaid="0"/>\n</system>\n'

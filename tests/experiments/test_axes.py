@@ -9,7 +9,7 @@ from error_form import error_text
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
-from torchcoll.core.shell import command_line
+from torchcoll.core.variables import command_line
 from torchcoll.parts.experiments.axes import (
     axis_dimension,
     combined,

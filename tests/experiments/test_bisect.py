@@ -11,9 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from error_form import error_text
+from made_runs import measured, run
 
 from torchcoll.cli import main
-from torchcoll.parts.experiments.version_search import next_version, posterior_of, same_ends
+from torchcoll.parts.experiments.version_search import (
+    figures_of,
+    next_version,
+    posterior_of,
+    same_ends,
+)
 
 # A run of version vN that measures nothing: 16M is SLOWER from version FROM on, and noise is 0.2 %.
 RUN = """
@@ -82,6 +88,11 @@ def test_posterior_of_four_versions_by_hand():
     )
     assert posterior.creep == pytest.approx(weights["creep"] / total, rel=1e-9)
     assert posterior.best == 2
+
+
+def test_the_first_call_of_a_case_is_that_of_its_slowest_rank():
+    figures = figures_of(run(measured(100, cold_ns=[[900, 50], [800, 2000]])), "first-call")
+    assert list(figures.values()) == [pytest.approx(math.log(900))]
 
 
 def test_the_next_run_is_where_it_tells_most():

@@ -11,7 +11,7 @@ from made_runs import in_turn, measured, run
 
 from torchcoll.cli import main
 from torchcoll.core.file import load_own, save
-from torchcoll.core.shell import assignments, exports, name_of, named
+from torchcoll.core.variables import assignments, exports, name_of, named
 from torchcoll.libraries.known_variables import names_file
 
 CODE = "NCCL_X=1; touch PWN; NCCL_Y"

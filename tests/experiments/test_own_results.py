@@ -22,7 +22,7 @@ from torchcoll.stats.sides import Side, reading_of
 
 RESULTS = Path(__file__).parents[2] / "results"
 OWN = ("gloo-2ranks/run.jsonl", "gloo-oneccl-2ranks/run-1.jsonl")
-SMALL = ("-b", "1K", "-e", "4K", "-n", "40", "-c", "0")  # the last of an option counts
+SMALL = ("-b", "1K", "-e", "1K", "-n", "20", "-c", "0")  # the last of an option counts
 
 
 def exact(rank: int) -> None:

@@ -15,6 +15,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Verification
 from torchcoll.parts.fleet.good_runs import (
     AS_USUAL,
+    DOUBTED,
     SLOW,
     CannotJudge,
     GoodRun,
@@ -26,6 +27,7 @@ from torchcoll.parts.fleet.good_runs import (
     runs_missing,
 )
 from torchcoll.parts.fleet.learning import learn
+from torchcoll.parts.fleet.noise import NoiseBaseline, SeriesNoise
 from torchcoll.parts.fleet.records import CaseKey, summarise_run
 from torchcoll.parts.fleet.series import SummariesBuilder
 
@@ -58,6 +60,15 @@ def summaries_of_runs(runs):
 
 def times_of(run):
     return {case.key: case.time_ns for case in summarise_run(run)[1]}
+
+
+def test_series_of_equal_variance_share_their_degrees_of_freedom():
+    """Four series of ten nights with variance 1: all 4 x 9 degrees belong to each."""
+    ones = np.ones((4, 1))
+    baseline = NoiseBaseline(9 * ones, 27 * ones, ones, ones[0], ones[0], np.full(4, 10))
+    noise = SeriesNoise.of(baseline, correlation=0.0)
+    assert noise.degrees.ravel().tolist() == pytest.approx([36] * 4)
+    assert noise.scale.ravel().tolist() == pytest.approx([1] * 4)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +116,8 @@ def test_the_figures_of_five_runs_of_one_case_by_hand():
     found = limits.run_detectable - limits.run_named
     assert found == pytest.approx(1.2816 * spread * math.sqrt(1.6675), rel=1e-3)
     assert baseline.slowest == pytest.approx([0.02])
+    # From 10 % on it finds a slow run, and people act on 5 %: so a usual time is no PASS.
+    assert judge_new_run(baseline, "a", {key_of(1): 1e6}).state == DOUBTED
 
 
 def test_each_node_has_its_own_usual_time_of_each_case():

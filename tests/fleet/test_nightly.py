@@ -241,7 +241,7 @@ def test_what_was_said_does_not_change_when_more_nights_come():
             assert records == by_night[night]
 
 
-@pytest.mark.parametrize("kind", ["relapse", "rack and node", "version staged", "fleet step"])
+@pytest.mark.parametrize("kind", ["relapse", "version staged"])
 def test_the_memory_of_the_model_is_whole(kind):
     """A model that was written and read after each night says the same."""
     life = made_life(kind, np.random.default_rng(5), 16, 70, quiet=20, missing=0.1)
@@ -258,22 +258,21 @@ def test_the_memory_of_the_model_is_whole(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lives_of_the_benchmark(kind):
-    """Three fleets of each kind: nobody is blamed for somebody else's fault."""
-    for seed in range(3):
-        life = made_life(kind, np.random.default_rng([7, seed]), 32, 90, quiet=35)
-        model = FleetModel()
-        for _ in nights_of_panel(model, life.panel, {}):
-            pass
-        blamed = {each.subject or "fleet" for each in model.incidents}
-        truth = {"fleet" if f.scope == "fleet" else f.subject for f in life.faults}
-        assert blamed <= truth
-        lasting = {
-            "fleet" if f.scope == "fleet" else f.subject
-            for f in life.faults
-            if f.levels(90)[-10:].all()
-        }
-        open_now = {each.subject or "fleet" for each in model.incidents if each.state == OPEN}
-        assert open_now == lasting
+    """Nobody is blamed for somebody else's fault. tests/benchmarks/nightly.py has many fleets."""
+    life = made_life(kind, np.random.default_rng([7, 0]), 32, 90, quiet=35)
+    model = FleetModel()
+    for _ in nights_of_panel(model, life.panel, {}):
+        pass
+    blamed = {each.subject or "fleet" for each in model.incidents}
+    truth = {"fleet" if f.scope == "fleet" else f.subject for f in life.faults}
+    assert blamed <= truth
+    lasting = {
+        "fleet" if f.scope == "fleet" else f.subject
+        for f in life.faults
+        if f.levels(90)[-10:].all()
+    }
+    open_now = {each.subject or "fleet" for each in model.incidents if each.state == OPEN}
+    assert open_now == lasting
 
 
 def test_wrong_results_are_an_incident_from_the_first_night():

@@ -28,9 +28,8 @@ def network(request):
     ("network", "kind", "culprits"),
     [
         (SHORT, "slow", (COUNT - 1,)),
-        (SHORT, "busy", (3,)),
         (SHORT, "none", ()),
-        (PATH, "path50", (0, 4)),
+        (PATH, "path", (0, 4)),
     ],
     indirect=["network"],
 )

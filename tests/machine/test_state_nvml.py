@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 
-import pytest
 from nvml_fake import FakeNvml
 
 from torchcoll.machine import gpu_state
@@ -109,26 +108,3 @@ def test_the_layout_of_the_structures():
     assert gpu_state._Process.used.offset == 8
     assert ctypes.sizeof(gpu_state._Utilization) == 8
     assert ctypes.sizeof(gpu_state._Violation) == 16
-
-
-@pytest.mark.parametrize(
-    ("model", "links", "ends", "reduces"),
-    [
-        # nvmlIntNvLinkDeviceType_t: 0 is a GPU, 2 a switch.
-        ("NVIDIA H100 80GB HBM3", 18, 2, True),
-        ("NVIDIA H100 80GB HBM3", 18, 0, False),  # a board without switches
-        ("NVIDIA A100-SXM4-80GB", 12, 2, False),  # switches that do not reduce
-        ("NVIDIA H100 PCIe", 0, 2, False),
-        ("Some GPU", 18, 2, None),
-    ],
-)
-def test_whether_switches_reduce(tmp_path, model, links, ends, reduces):
-    places = ("0000:0f:00.0", "0000:1f:00.0")
-    for device_id in places:
-        (tmp_path / device_id).mkdir()
-        (tmp_path / device_id / "information").write_text(f"Model: \t\t {model}\nIRQ: 5\n")
-    answers = {("NvLinkState", n): int(n < links) for n in range(18)}
-    answers["NvLinkRemoteDeviceType"] = ends
-    library = FakeNvml({device_id: dict(answers) for device_id in places})
-    assert gpu_state.switches_reduce(str(tmp_path), library) is reduces
-    assert gpu_state.switches_reduce(str(tmp_path / "nowhere"), library) is None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from error_form import error_text
+from handmade import Terminal
 
 from torchcoll.cli import main
 
@@ -32,6 +33,15 @@ def test_the_answer_comes_first(capsys):
     first = capsys.readouterr().out.split("\n\n")[0]
     assert "rank 1 on vm stayed in user code: train/train.py:38 stuck_in_tokenizer" in first
     assert "in all_reduce" in first
+
+
+def test_a_terminal_shows_which_file_is_read(stuck, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    assert main(["postmortem", str(stuck), "--format", "line"]) == 0
+    assert "reading rank1.log (170), file 6 of 9" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\x1b[K")
 
 
 def test_json(capsys):

@@ -232,3 +232,15 @@ def test_a_warning_that_no_entry_knows_is_a_line_of_evidence(tmp_path, capsys):
     path.write_text("node1:71:99 [0] init.cc:17 NCCL WARN Something that no entry knows\n")
     main(["postmortem", str(path)])
     assert "NCCL WARN Something that no entry knows  [paste.log:1]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("told", "named"), [(True, [1]), (False, [])])
+def test_a_rank_that_sigterm_does_not_end_is_stopped(told, named, tmp_path, capsys):
+    """If no line has torchrun's SIGTERM, somebody may have killed the rank."""
+    sent = "W1129 10:00:00.1 1 api.py:1028] Sending process 701 closing signal SIGTERM\n" * told
+    rows = failed(1, -9, "Signal 9 (SIGKILL) received by PID 701") + failed(0, 1, first=True)
+    (tmp_path / "console.log").write_text(
+        f"[default1]:step 3\n{traceback(0)}{sent}Failures:\n{rows}"
+    )
+    _, (job,) = answered(tmp_path, capsys)
+    assert job["culprits"] == named

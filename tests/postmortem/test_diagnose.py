@@ -207,6 +207,14 @@ class TestCallsThatDiffer:
         result = concluded(first, second, ranks=2)
         assert (result.kind, result.detail, result.culprits) == ("mismatch", "collective", (0, 1))
 
+    @pytest.mark.parametrize(("members", "culprits"), [((2, 3), (0,)), ((1, 2), (0, 1))])
+    def test_the_row_beside_it_tells_which_of_two_is_wrong(self, members, culprits):
+        odd = [call(0, 5, "all_gather", group="3", state="started")]
+        usual = [call(1, 5, group="3", state="started")]
+        beside = [call(rank, 5, group="4") for rank in members]
+        result = concluded(odd, usual, beside, groups={"3": (0, 1), "4": members})
+        assert (result.kind, result.detail, result.culprits) == ("mismatch", "collective", culprits)
+
     def test_two_against_two_are_all_named(self):
         odd = [
             c for r in (2, 3) for c in (*calls_to(r, 40), call(r, 41, "broadcast", state="started"))
@@ -514,6 +522,17 @@ class TestLink:
 
     def test_all_ended_well(self):
         assert concluded([event("ending", r) for r in range(4)]).kind == "none"
+
+    def test_a_difference_that_the_job_survived_is_told(self):
+        """gloo adds what it gets: int32 on rank 1 has as many bytes as float32 elsewhere."""
+        odd = [call(1, n, dtype="int32" if n == 27 else "float32") for n in range(1, 31)]
+        others = [calls_to(rank, 30) for rank in (0, 2, 3)]
+        result = concluded(odd, *others, [event("ending", r) for r in range(4)])
+        assert (result.kind, result.culprits) == ("none", ())
+        assert result.details == [
+            "but call 27 of group default differs in dtype: all_reduce of [1024] float32 on ranks "
+            "0 and 2-3, all_reduce of [1024] int32 on rank 1: its result may be wrong"
+        ]
 
     def test_nothing(self):
         result = concluded()

@@ -6,7 +6,6 @@ the text, not from what the code printed.
 
 from __future__ import annotations
 
-import random
 import re
 from pathlib import Path
 
@@ -111,32 +110,10 @@ TABLE = {
         "/dev/shm is full",
         "--shm-size",
     ),
-    "ECC": (
-        "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
-        "CUDA kernel errors might be asynchronously reported at some other API call.\n\n"
-        "[E ProcessGroupNCCL.cpp:916] [Rank 6] NCCL watchdog thread terminated with exception: "
-        "CUDA error: uncorrectable ECC error encountered\n",
-        "an uncorrectable memory error of the GPU ended rank 6",
-        "drain the node",
-    ),
     "the rank nearest to the message": (
         "1: [rank11]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n",
         "ended rank 11",
         "drain the node",
-    ),
-    "duplicate GPU": (
-        "h1:9:9 [0] init.cc:891 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA "
-        "device 18000\n",
-        "ranks 1 and 0 use the same GPU (18000)",
-        "LOCAL_RANK",
-    ),
-    "fingerprints of different calls": (
-        "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running "
-        "collective: CollectiveFingerPrint(SequenceNumber=7, OpType=ALLREDUCE, TensorShape=[10]), "
-        "but Rank 1 is running collective: CollectiveFingerPrint(SequenceNumber=7, OpType=REDUCE, "
-        "TensorShape=[10])\n",
-        "ranks 0 and 1 are at different calls: all_reduce number 7 and reduce number 7",
-        "same order",
     ),
     "NCCL's mismatch": (
         "g5:39:41 [7] init.cc:1247 NCCL WARN Mismatched collective detected, please check your "
@@ -173,11 +150,6 @@ TABLE = {
         "ranks 2 and 5 did not come to the call after number 41",
         "py-spy",
     ),
-    "mpirun, a signal": (
-        "mpirun noticed that process rank 2 with PID 47 on node node07 exited on signal 9.\n",
-        "rank 2 on node07 was killed by SIGKILL, as mpirun reports",
-        "out-of-memory killer",
-    ),
     "Hydra kills the others": (
         hydra(1, 9) + hydra(2, 11) + hydra(3, 9),
         "rank 2 on node0009 was killed by SIGSEGV, as mpirun reports",
@@ -193,13 +165,6 @@ TABLE = {
         "clients joined.\n",
         "the job never formed: 3 of 4 ranks came",
         "did not start",
-    ),
-    "NCCL id": (
-        "[rank5]: torch.distributed.DistBackendError: [5] is setting up NCCL communicator and "
-        "retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but "
-        "store->get('0') got error: Socket Timeout\n",
-        "rank 0 did not come: rank 5 waited for it to publish the NCCL id",
-        "before its first collective",
     ),
     "monitored barrier": (
         "RuntimeError: [Rank 0]: Ranks 4, 5, 6, 7 failed to pass monitoredBarrier in 1800000 ms\n",
@@ -217,23 +182,11 @@ TABLE = {
         "ranks 3 and 0 have no way to reach each other",
         "NCCL_SOCKET_IFNAME",
     ),
-    "killed, in another form of the table": (
-        "ChildFailedError:\ntrain.py FAILED\nRoot Cause (first observed failure) :\n[0]:\n"
-        "rank2 (local rank: 2)exitcode: -9 (pid: 37182)error file: <N/A>\n",
-        "local rank 2 was killed by SIGKILL",
-        "oom",
-    ),
     "peer": (
         "g9:18:22 [1] proxy.cc:1119 NCCL WARN [Proxy Service 9] Failed to execute operation "
         "Connect from rank 14, retcode 6\n",
         "the connection to rank 14 failed (NCCL's code 6)",
         "first error of rank 14",
-    ),
-    "InfiniBand": (
-        "n1:7:9 [0] NCCL WARN NET/IB : Got completion from peer 192.0.2.8<41337> with status=12 "
-        "opcode=0 len=0 vendor err 129\n",
-        "a transfer over InfiniBand or RoCE to 192.0.2.8<41337> failed (status 12)",
-        "ibstat",
     ),
     "DDP's parameters": (
         "RuntimeError: DDP expects same model across all ranks, but Rank 0 has 62 params, while "
@@ -265,13 +218,6 @@ TABLE = {
         "rank 3",
         "",
     ),
-    "watchdog stuck": (
-        "[rank14]:[F ProcessGroupNCCL.cpp:1169] [PG 0 Rank 14] [PG 0 Rank 14] ProcessGroupNCCL's "
-        "watchdog got stuck for 600 seconds without making progress in monitoring enqueued "
-        "collectives.\n",
-        "rank 14",
-        "",
-    ),
     "the first timeout": (
         "[rank4]:[E327 ProcessGroupNCCL.cpp:1346] [PG 0 Rank 4] Received a dump signal due to a "
         "collective timeout from rank 2 and we will try our best to dump the debug info.\n",
@@ -283,12 +229,6 @@ TABLE = {
         "addr=[h1]:36214, remote=[h0]:43145): Broken pipe\n",
         "rank 0",
         "",
-    ),
-    "rendezvous": (
-        "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the "
-        "C10d store has failed. See inner exception for details.\n",
-        "the job never formed: the rendezvous endpoint cannot be reached",
-        "--rdzv-endpoint",
     ),
     "no right to write to shared memory": (
         "h4:12:40 [0] misc/shmutils.cc:87 NCCL WARN Call to shm_open failed : Permission denied\n",
@@ -327,11 +267,6 @@ TABLE = {
         "SIGSEGV\n",
         "rank 1 ended with signal SIGSEGV, as torch.multiprocessing.spawn reports",
         "last lines of this rank",
-    ),
-    "out of device memory": (
-        "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n",
-        "rank 3",
-        "",
     ),
 }
 
@@ -430,22 +365,25 @@ def test_a_log_of_a_healthy_job_says_nothing(tmp_path, capsys):
     assert main(["postmortem", str(path)]) == 3
 
 
-def test_damaged_pastes_are_no_traceback(tmp_path, capsys):
-    random.seed(48)
-    everything = "".join(content for content, _, _ in TABLE.values())
-    path = tmp_path / "paste.log"
-    for _ in range(60):
-        begin = random.randrange(len(everything))
-        piece = everything[begin : begin + random.randrange(1, 900)]
-        cut = random.randrange(len(piece) + 1)
-        piece = (
-            piece[:cut]
-            + random.choice(("\0", "[rank99999999999]", "\n", "\x1b[0m", "é"))
-            + piece[cut:]
-        )
-        path.write_text(piece)
-        assert main(["postmortem", str(path)]) in (0, 3)
-    assert not re.search("Traceback \\(most", capsys.readouterr().err)
+def test_an_unknown_failure_is_quoted(tmp_path, capsys):
+    path = tmp_path / "train.log"
+    path.write_text("step 1\nstep 2\nE77 flow: fatal: the capacitor is empty\nbye\n")
+    assert main(["postmortem", str(path)]) == 3
+    assert "failure is: E77 flow: fatal: the capacitor is empty." in capsys.readouterr().err
+
+
+def test_an_unknown_warning_of_nccl_is_in_the_first_sentence(tmp_path, capsys):
+    path = tmp_path / "train.log"
+    path.write_text("h1:9:9 [0] foo.cc:8 NCCL WARN the flow capacitor is empty\n")
+    assert main(["postmortem", str(path)]) == 0
+    first = capsys.readouterr().out.split("\n\n")[0]
+    assert "not tell what happened first; NCCL WARN the flow capacitor is empty" in first
+
+
+def test_each_text_has_a_source_and_words_to_look_for_first():
+    """Without such words a console of 300 MB takes half a second for each pattern."""
+    assert [text.says for text in TEXTS if not re.match(r"[\w ]{2,}", text.source)] == []
+    assert [text.says for text in TEXTS if not text.literals] == []
 
 
 def test_each_text_has_a_sample():

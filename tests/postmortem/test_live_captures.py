@@ -14,8 +14,8 @@ from ranks import Job, busy
 
 import torchcoll
 from torchcoll.cli import main
-from torchcoll.core.call_ring import read_ring
 from torchcoll.core.errors import UnreadableError
+from torchcoll.parts.postmortem.ring_reader import read_ring
 
 
 @pytest.mark.parametrize(("number", "timeout_s"), [(signal.SIGKILL, 30), (signal.SIGSTOP, 4)])

@@ -14,9 +14,9 @@ import pytest
 from ranks import free_port
 
 from torchcoll.cli import main
-from torchcoll.core.call_ring import read_ring
 from torchcoll.core.errors import UnreadableError
-from torchcoll.parts.postmortem.live_ranks import find_ranks
+from torchcoll.parts.postmortem.live_ranks import LiveRank, _why_no_stacks, collect, find_ranks
+from torchcoll.parts.postmortem.ring_reader import read_ring
 
 TRAINING = """
 import sys, time
@@ -45,9 +45,10 @@ def made_calls(capture, rank):
         return 0
 
 
-@pytest.fixture
-def hanging(tmp_path):
+@pytest.fixture(scope="module")
+def hanging(tmp_path_factory):
     """The processes of three ranks, of which rank 1 does not come to call 21."""
+    tmp_path = tmp_path_factory.mktemp("hanging")
     (tmp_path / "train.py").write_text(TRAINING)
     capture = tmp_path / "capture"
     shared = {
@@ -118,9 +119,25 @@ def test_a_rank_that_is_stopped(hanging, tmp_path, capsys, monkeypatch):
         lambda: [rank for rank in find_ranks() if rank.pid in ours],
     )
     assert main(["postmortem", "--live", str(tmp_path / "live")]) == 0
-    first = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
+    out, err = capsys.readouterr()
+    assert "torchcoll: no stacks: py-spy is not installed. Run pip install py-spy\n" in err
+    first = " ".join(out.split("\n\n")[0].split())
     assert f"rank 1 (process {hanging[1].pid}) is stopped by a signal" in first
     assert f"kill -CONT {hanging[1].pid}" in first
+    hanging[1].send_signal(signal.SIGCONT)
+
+
+def test_py_spy_may_not_read_the_processes(tmp_path, monkeypatch):
+    """With the words of py-spy 0.4.3 without the capability SYS_PTRACE."""
+    program = tmp_path / "py-spy"
+    text = "Permission Denied: Try running again with elevated permissions\\nError: Failed to get"
+    program.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('{text}')\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    why = _why_no_stacks(LiveRank(0, 4711, {}))
+    assert why.startswith("py-spy cannot read process 4711 (Permission Denied: Try running again")
+    assert why.endswith("SYS_PTRACE (docker --cap-add SYS_PTRACE)")
+    assert "Failed to get" not in why
 
 
 def test_a_host_without_ranks(tmp_path, capsys, monkeypatch):
@@ -128,3 +145,19 @@ def test_a_host_without_ranks(tmp_path, capsys, monkeypatch):
     assert main(["postmortem", "--live", str(tmp_path / "live")]) == 4
     assert "RANK in its environment" in capsys.readouterr().err
     assert not (tmp_path / "live").exists()
+
+
+def test_two_jobs_of_a_host_have_a_folder_each(tmp_path, monkeypatch):
+    stopped = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    for process in stopped:
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+    ranks = [LiveRank(0, each.pid, {"SLURM_JOB_ID": str(n)}) for n, each in enumerate(stopped)]
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("torchcoll.parts.postmortem.live_ranks.find_ranks", lambda: ranks)
+    collect(tmp_path)
+    for number, process in enumerate(stopped):
+        log = tmp_path / f"job{number}" / "state-rank0.log"
+        assert log.read_text() == f"rank 0: process {process.pid} is in state T (stopped)\n"
+        process.kill()
+        process.wait()

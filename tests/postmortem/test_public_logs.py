@@ -1,4 +1,4 @@
-"""48 logs of dead jobs from public threads, and what each should lead to.
+"""79 logs of dead jobs from public threads, and what each should lead to.
 
 Names, addresses and figures are changed, and the logs are shortened to the lines that matter and
 some noise. ``public/truth.jsonl`` was written from the threads before the code that answers them.
@@ -67,4 +67,4 @@ def test_a_public_log_leads_to_its_cause_and_remedy(truth):
 
 
 def test_there_are_at_least_two_logs_of_most_kinds():
-    assert len(TRUTHS) == len({truth["thread"] for truth in TRUTHS}) == 48
+    assert len(TRUTHS) == len({truth["thread"] for truth in TRUTHS}) == 79

@@ -29,7 +29,7 @@ from torchcoll.machine.processes import Ended
 from torchcoll.parts.proof import fault_probe, judge, probes, prove
 from torchcoll.parts.proof.judge import FAILED, NOT_RUN, NOT_SHOWN, PROVEN
 from torchcoll.parts.proof.prove import CLAIMS, Kit, MachineUnderTest
-from torchcoll.reading.traces import read_traffic
+from torchcoll.parts.training.traces import read_traffic
 
 GLOO = MachineUnderTest("gloo", "cpu", "", "gloo of torch", ranks=2)
 

@@ -46,11 +46,12 @@ FORMATS = {
     "ucc": fuzz.seed("ucc.txt"),
     "param": PARAM,
     "deepspeed": DEEPSPEED,
+    "pairs": "mpirun -H a,b osu_bw\n# OSU MPI Bandwidth Test v7.3\n1048576 24310.5\n",
     "plain": "| collective | size | time (us) |\n|---|---|---|\n| reduce | 1K | 2.5 |\n",
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", registry.importers())
 def test_each_format_is_recognised(imported, name):
     result = imported(FORMATS[name])
     assert (result.importer, len(result.runs)) == (name, 1)

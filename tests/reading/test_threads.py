@@ -6,16 +6,13 @@ import pytest
 from first_tries import differences, read_truth
 
 TRUTH = read_truth()
-# What postmortem says of them is not yet what it should say.
-NOT_YET = ("watchdog-wrapped.txt",)
 
 
 @pytest.mark.parametrize("truth", TRUTH, ids=[truth["file"] for truth in TRUTH])
 def test_the_first_try(truth):
     found, wrong = differences(truth)
     assert not wrong
-    if truth["file"] not in NOT_YET:
-        assert found == []
+    assert found == []
 
 
 def test_most_are_not_from_the_findings_that_led_to_the_code():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from torchcoll.report import chart
+from torchcoll.report.chart import heat_map
 from torchcoll.report.chart_matplotlib import MOST_CHARTS, caption_of, draw_charts, write_charts
-from torchcoll.report.heat_map import heat_map
 from torchcoll.report.pictures import svg_text
 
 pytest.importorskip("matplotlib")

@@ -274,6 +274,9 @@ def test_a_late_connect_is_told_from_a_settled_case():
         "",
     )
     assert late.extra_ns == pytest.approx(49_000)
+    # One call alone has nothing to be slow against.
+    single = measured(1000, size_bytes=4096, ordinal=30, cold_ns=[[50_000]] * 2, time_ns={})
+    assert cold(start([9, 1, 1], 2, 1000, single)).late == []
 
 
 def test_what_happens_in_half_of_the_launches_is_a_hiccup():

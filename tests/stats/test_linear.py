@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from torchcoll.stats.holm import holm
+from torchcoll.stats.power import holm
 from torchcoll.stats.statistics import (
     Figures,
     common_share,

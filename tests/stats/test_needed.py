@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from torchcoll.stats import needed
-from torchcoll.stats.holm import holm_levels
+from torchcoll.stats.power import holm_levels
 from torchcoll.stats.ratios import (
     ONE_NOISE,
     ORDERED,
@@ -24,7 +24,7 @@ LIMIT = math.log(1.02)
 
 
 def at(design, runs, difference, spread, tested=25):
-    return needed.power(needed.asked(0.02, tested), design, runs, difference, spread)
+    return needed.power(needed.make_target(0.02, tested), design, runs, difference, spread)
 
 
 @pytest.mark.parametrize("runs", [3, 6, 12])
@@ -51,7 +51,7 @@ def test_the_error_of_launches_in_turn():
 def test_the_number_is_the_least_that_settles_it_nine_times_in_ten(change, spread, tested):
     """Runs A B A B ..., by numpy's lstsq and scipy's t; with one run less it is not."""
     difference = math.log1p(change)
-    number = needed.runs_needed(needed.asked(0.02, tested), ORDERED, difference, spread)
+    number = needed.runs_needed(needed.make_target(0.02, tested), ORDERED, difference, spread)
     shares = []
     for runs in (number, number - 1):
         rng = numpy.random.default_rng(runs)
@@ -79,8 +79,10 @@ def test_with_looks_it_is_the_number_of_the_last_one(change, spread):
     Jennison and Turnbull in the place of t's 95 %. One run less is too few.
     """
     difference = math.log1p(change)
-    number = needed.runs_needed(needed.asked(0.02, 25, looks=True), ORDERED, difference, spread)
-    assert number > needed.runs_needed(needed.asked(0.02, 25), ORDERED, difference, spread)
+    number = needed.runs_needed(
+        needed.make_target(0.02, 25, looks=True), ORDERED, difference, spread
+    )
+    assert number > needed.runs_needed(needed.make_target(0.02, 25), ORDERED, difference, spread)
     shares = []
     for runs in (number, number - 1):
         rng = numpy.random.default_rng(runs)
@@ -101,18 +103,21 @@ def test_with_looks_it_is_the_number_of_the_last_one(change, spread):
 
 
 def test_nothing_is_settled_before_the_first_look():
-    assert needed.runs_needed(needed.asked(0.02, 1, looks=True), ORDERED, math.log(2), 0.0001) == 3
+    assert (
+        needed.runs_needed(needed.make_target(0.02, 1, looks=True), ORDERED, math.log(2), 0.0001)
+        == 3
+    )
 
 
 def test_holm_leaves_more_to_the_next_one():
-    assert needed.asked(0.02, 25).level == pytest.approx(0.002)
-    assert needed.asked(0.02, 25, 20).level == pytest.approx(0.01)
-    assert needed.asked(0.02, 5, 5).level == pytest.approx(0.05)
+    assert needed.make_target(0.02, 25).level == pytest.approx(0.002)
+    assert needed.make_target(0.02, 25, 20).level == pytest.approx(0.01)
+    assert needed.make_target(0.02, 5, 5).level == pytest.approx(0.05)
 
 
 def test_at_the_threshold_no_number_is_enough():
-    assert needed.runs_needed(needed.asked(0.02, 1), ORDERED, LIMIT, 0.01) is None
-    assert needed.runs_needed(needed.asked(0.02, 1), ORDERED, 1.01 * LIMIT, 0.01) is None
+    assert needed.runs_needed(needed.make_target(0.02, 1), ORDERED, LIMIT, 0.01) is None
+    assert needed.runs_needed(needed.make_target(0.02, 1), ORDERED, 1.01 * LIMIT, 0.01) is None
 
 
 def test_launches_that_bring_the_upper_end_below_the_threshold():
@@ -140,7 +145,7 @@ def shown_by_t(rng, change, noise, runs=6):
     spread = noise * numpy.sqrt(rng.chisquare(degrees, 100_000) / degrees)
     error = spread * math.sqrt(2 / runs)
     shown = (abs(difference) > stats.t.isf(0.025, degrees) * error) & (abs(difference) > LIMIT)
-    what = needed.asked(0.02, 1)
+    what = needed.make_target(0.02, 1)
     every = zip(difference[shown][:2000], error[shown], spread[shown], strict=False)
     return [
         (d, math.copysign(needed.least_difference(what, ratio_of(d, e, degrees, s)), d))
@@ -174,7 +179,7 @@ def test_where_a_difference_is_shown_whatever_the_noise_the_bound_is_the_end_of_
     """By hand: t of 10 degrees at 97.5 % is 2.22814."""
     ratio = ratio_of(math.log(1.3), 0.005, 10, 0.005 * math.sqrt(3))
     expected = math.log(1.3) - 2.22814 * 0.005
-    assert needed.least_difference(needed.asked(0.02, 1), ratio) == pytest.approx(
+    assert needed.least_difference(needed.make_target(0.02, 1), ratio) == pytest.approx(
         expected, abs=1e-4
     )
 
@@ -190,7 +195,7 @@ def test_the_bound_holds_where_every_round_is_looked_at(change, noise, useful):
     rng = numpy.random.default_rng(1)
     logs = rng.normal(0, noise, (4000, 2, 30))
     logs[:, 1] += math.log1p(change)
-    what = needed.asked(0.02, 1, looks=True)
+    what = needed.make_target(0.02, 1, looks=True)
     limits, estimates = [], []
     still_open = numpy.ones(len(logs), bool)
     for rounds in range(3, 31):
@@ -225,12 +230,12 @@ def test_the_level_that_holm_leaves_to_each_given_the_others():
 def test_the_smallest_difference_that_thirty_launches_show():
     """By hand: (2.0017 + 0.8478) x 0.2 x sqrt(2 / 30) = 0.14715, of 58 degrees of freedom."""
     ratio = ratio_of(0.0, 0.1, 58, 0.2, ONE_NOISE)
-    assert needed.smallest_difference(needed.asked(0.02, 1), ratio) == pytest.approx(
+    assert needed.smallest_difference(needed.make_target(0.02, 1), ratio) == pytest.approx(
         math.expm1(0.14715), rel=2e-3
     )
     # Holm over 25 cases and the rule of versus ask for more.
     more = [
         needed.smallest_difference(one, ratio)
-        for one in (needed.asked(0.02, 25), needed.asked(0.02, 1, looks=True))
+        for one in (needed.make_target(0.02, 25), needed.make_target(0.02, 1, looks=True))
     ]
     assert min(more) > 1.2 * math.expm1(0.14715)

@@ -126,6 +126,9 @@ def test_noise_without_end_is_futile_and_a_near_settling_is_not():
     assert not near.futile and numpy.nanmax(near.chance) >= 0.2
     last = Looks(0.02, 30).look(CASES, seen([0.0, 0.01, -0.01], noise=0.02), 30, 30)
     assert not last.decided.all() and last.futile
+    # Holm asks more evidence of each of two open cases than of one.
+    alone, both = (Looks(0.02, 30).look(CASES[:n], seen([0.03] * n, 0.03), 6, 30) for n in (1, 2))
+    assert alone.chance[0] > numpy.nanmax(both.chance) > 0
 
 
 def test_cases_that_come_later_have_no_past():

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from torchcoll.stats.start_modes import StartModes, start_modes
 
-from torchcoll.stats.holm import holm
+from torchcoll.stats.power import holm
 from torchcoll.stats.ratios import exp, paired_ratio
+from torchcoll.stats.statistics import Figures
 
 
 def test_holm_by_hand():
@@ -60,3 +62,13 @@ def test_exp_of_what_no_float_holds():
     """The logarithm of the largest float, 1.797e308, is 709.78."""
     assert exp(710) == exp(1e9) == 1.7976931348623157e308
     assert exp(0) == 1
+
+
+def test_starts_in_two_modes():
+    """Every other run of both sides is 3, 2 and 4 times slower in cases of 1 us, 1 ms and 1 s."""
+    runs = tuple((side, number) for side in (0, 1) for number in range(4))
+    cases = [
+        Figures(tuple(ns * factor ** (number % 2) for _, number in runs), runs)
+        for ns, factor in ((1e3, 3), (1e6, 2), (1e9, 4))
+    ]
+    assert start_modes(cases) == StartModes((2, 2), (4, 4), pytest.approx(3))

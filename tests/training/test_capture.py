@@ -22,7 +22,7 @@ from torchcoll.cli import main as torchcoll_command
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.traffic import Traffic
 from torchcoll.parts.training.capture import capture
-from torchcoll.reading.traces import read_traffic
+from torchcoll.parts.training.traces import read_traffic
 
 NO_GROUP = error_text("capture", "no process group", "init_process_group before it")
 NESTED = error_text("capture", "one inside of another", "one at a time")

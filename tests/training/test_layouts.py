@@ -6,6 +6,7 @@ import json
 
 import pytest
 from error_form import error_text
+from parallel_models import Widths, llama_config
 
 import torchcoll
 from torchcoll.cli import main
@@ -40,6 +41,8 @@ def test_names_are_what_is_parsed():
         "dp@25=8",
         "fsdp=8,tp=2,sp,ckpt",
         "fsdp=8,sac",
+        "zero1=1,tp=2,sp,tp-overlap",
+        "fsdp=8,ep=8,deepep-fp8,ep-overlap",
     ):
         assert parse_layout(text).name == text
 
@@ -115,6 +118,9 @@ def test_layouts_must_fit_the_gpu_of_a_published_machine():
         ("fsdp@2=8", error_text("parallel", "fsdp@2=8", "a bucket_cap_mb after dp@")),
         ("dp@x=8", error_text("parallel", "dp@x=8", "a bucket_cap_mb after dp@")),
         ("fsdp=8,sac,ckpt", error_text("parallel", "fsdp=8,sac,ckpt", "one of ckpt and sac")),
+        ("fsdp=8,deepep", error_text("parallel", "fsdp=8,deepep", "ep=2 or more with deepep")),
+        ("fsdp=8,ep-overlap", error_text("parallel", "fsdp=8,ep-overlap", "ep=2 or more with ep")),
+        ("tp=8,tp-overlap", error_text("parallel", "tp=8,tp-overlap", "sp with tp-overlap")),
     ],
 )
 def test_layouts_that_are_refused(text, error):
@@ -160,28 +166,66 @@ def test_batches_that_are_refused(text):
     assert str(caught.value).startswith(error_text("batch", text, "SEQUENCESxTOKENS"))
 
 
-def test_find_searches_layouts_and_says_how_to_launch_them(capsys):
-    command = ["plan", "llama-3-8b", "--ranks", "16", "--find", "--machine", "8xH100"]
-    assert main([*command, "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
+def test_find_searches_layouts_and_says_how_to_launch_them(capsys, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(llama_config(8, Widths(512, 8, 8, 1024, 512))))
+    command = ["plan", str(path), "--ranks", "16", "--find", "--machine", "8xH100"]
+    assert main([*command, "--batch", "32x8192", "--format", "json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    rows = result["rows"]
     names = {row["layout"] for row in rows}
-    assert {"fsdp=16", "hsdp=2x8", "fsdp=8,tp=2,sp"} <= {
+    assert {"fsdp=16", "hsdp=2x8", "fsdp=8,tp=2,sp", "fsdp=8,cp=2"} <= {
         name.removesuffix(",sac") for name in names
     }
-    assert any("pp=4" in name for name in names) and any(name.startswith("zero1") for name in names)
-    assert all(row["mfu"] and row["tokens_per_s"] for row in rows)
+    assert any("pp=4x2" in name for name in names) and any("zero1" in name for name in names)
+    for row in rows:  # 32 sequences of all data-parallel ranks
+        layout, batch = parse_layout(row["layout"]), parse_batch(row["batch"])
+        ranks = layout.replicas * layout.shards
+        assert batch.micro_batches * batch.sequences * ranks == 32
     fitting = [row["step_ns"] for row in rows if row["fits"] != "no"]
-    assert rows[0]["step_ns"] == min(fitting)
-    assert main(command) == 0
-    out = capsys.readouterr().out
-    assert "the first three, to launch:" in out and "torchtitan: --parallelism" in out
+    assert rows[0]["step_ns"] == min(fitting) and len(result["launch"]) == 3
+    command[3] = "37"  # all of them data-parallel
+    assert main([*command, "--batch", "3x8192"]) == 2
+    assert error_text("batch", "3 sequences", "sequences of all ranks") in capsys.readouterr().err
 
 
-def test_flags_of_a_layout():
-    batch = parse_batch("16x1x8192")
-    (titan,) = launch_flags(parse_layout("hsdp=2x4,tp=8,pp=2,sp,ckpt"), batch)
-    assert "data_parallel_replicate_degree 2 " in titan and "shard_degree 4 " in titan
-    assert "--activation_checkpoint.mode full" in titan and "local_batch_size 16 " in titan
-    (megatron,) = launch_flags(parse_layout("zero1=8,tp=8,pp=4,sp"), batch)
-    assert megatron.startswith("Megatron-LM: --tensor-model-parallel-size 8 --pipeline-model-par")
-    assert "--micro-batch-size 1 --seq-length 8192 --global-batch-size 128" in megatron
+@pytest.mark.parametrize(
+    ("layout", "layers", "expected"),
+    [
+        # As torchtitan 0.3.0 and Megatron-LM core 0.16 spell them.
+        (
+            "hsdp=2x4,tp=8,pp=2,sp,ckpt",
+            32,
+            "torchtitan: --parallelism.data_parallel_replicate_degree 2 "
+            "--parallelism.data_parallel_shard_degree 4 --parallelism.tensor_parallel_degree 8 "
+            "--parallelism.pipeline_parallel_degree 2 "
+            "--parallelism.pipeline_parallel_microbatch_size 1 --training.local_batch_size 16 "
+            "--training.global_batch_size 128 --training.seq_len 8192 activation_checkpoint:full",
+        ),
+        (
+            "fsdp=8,pp=4x2,cp=2,sac",
+            32,
+            "--parallelism.pipeline_parallel_schedule Interleaved1F1B "
+            "--parallelism.pipeline_parallel_layers_per_stage 4 "
+            "--parallelism.pipeline_parallel_first_stage_less_layers 0 "
+            "--parallelism.pipeline_parallel_last_stage_less_layers 0 "
+            "--parallelism.context_parallel_degree 2 ",
+        ),
+        # 126 layers, the embedding and the head are 8 x 4 stages of 4.
+        ("fsdp=8,pp=8x4", 126, "layers_per_stage 4 --training.local"),
+        (
+            "zero1=8,tp=8,pp=8x4,cp=2,sp,tp-overlap,ckpt",
+            126,
+            "Megatron-LM: --tensor-model-parallel-size 8 --pipeline-model-parallel-size 8 "
+            "--num-virtual-stages-per-pipeline-rank 4 --account-for-embedding-in-pipeline-split "
+            "--account-for-loss-in-pipeline-split --context-parallel-size 2 --sequence-parallel "
+            "--tp-comm-overlap --use-distributed-optimizer --overlap-grad-reduce "
+            "--overlap-param-gather --recompute-granularity full --recompute-method uniform "
+            "--recompute-num-layers 1 --micro-batch-size 1 --seq-length 8192 "
+            "--global-batch-size 128",
+        ),
+        ("dp=8", 32, ""),
+    ],
+)
+def test_flags_of_a_layout(layout, layers, expected):
+    assert expected in launch_flags(parse_layout(layout), parse_batch("16x1x8192"), layers)

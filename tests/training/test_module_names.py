@@ -14,8 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 from torchcoll import Traffic, capture
 from torchcoll.parts.training.ddp_buckets import bucket_names
 from torchcoll.parts.training.ledger import Ledger
+from torchcoll.parts.training.traces import read_traffic
 from torchcoll.parts.training.traffic_table import summarise_traffic
-from torchcoll.reading.traces import read_traffic
 
 CAP = 1 / 1024
 

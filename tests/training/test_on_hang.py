@@ -19,8 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torchcoll
 from torchcoll.cli import main as torchcoll_command
-from torchcoll.core.call_ring import CAPACITY, read_ring
+from torchcoll.core.call_ring import CAPACITY
 from torchcoll.core.errors import UsageError
+from torchcoll.parts.postmortem.ring_reader import read_ring
 from torchcoll.parts.training import ring_file
 from torchcoll.parts.training.capture import capture
 

@@ -17,8 +17,8 @@ from torchcoll.parts.training.arrivals import find_arrivals
 from torchcoll.parts.training.joined import join_ranks, measure_offsets
 from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.perfetto import traffic_trace
+from torchcoll.parts.training.traces import read_traffic
 from torchcoll.parts.training.traffic_table import summarise_traffic
-from torchcoll.reading.traces import read_traffic
 
 AHEAD = 1000 * MS  # rank 1's clock
 

@@ -27,11 +27,11 @@ _UNKNOWN_BYTES = 128 << 20
 _LEAST_ON_AMD = 512 << 20
 _LEAST_BYTES = 8 << 20  # more than the caches that each core of a CPU has for itself
 
-# More than the most calls of a case: only a large `-n` uses a place again before the end.
-MOST_PLACES = 2048
+# More than the most calls of a case: only a large `-n` uses a slot again before the end.
+MOST_SLOTS = 2048
 
 
-def allocate_mapped(torch: Any, sizing: SizedCase, place: int, device: Device) -> Buffers:
+def allocate_mapped(torch: Any, sizing: SizedCase, group_rank: int, device: Device) -> Buffers:
     """As ``allocate``, in memory that other GPUs can map. Raises RuntimeError."""
     missing = lacking(torch, sizing.case, device.index)
     if missing:
@@ -42,7 +42,7 @@ def allocate_mapped(torch: Any, sizing: SizedCase, place: int, device: Device) -
         """In place of the module's ``empty``, whose pool keeps the memory after the case."""
         return make((elements,), (1,), dtype, torch.device(device))
 
-    return allocate(torch, sizing, place, device.name, empty)
+    return allocate(torch, sizing, group_rank, device.name, empty)
 
 
 def map_together(case: Case, buffers: Buffers, group: Any) -> None:
@@ -96,7 +96,7 @@ def deregister(torch: Any, buffers: Buffers, device: str, group: Any) -> None:
 
 
 class Rotation:
-    """The call of the case, each time on the next place in the memory of the buffers."""
+    """The call of the case, each time on the next slot in the memory of the buffers."""
 
     def __init__(
         self,
@@ -109,8 +109,8 @@ class Rotation:
     ) -> None:
         self._calls: list[Call] = []
         self._next = 0
-        for place in range(min(sizing.slots, MOST_PLACES)):
-            buffers.move(place)
+        for slot in range(min(sizing.slots, MOST_SLOTS)):
+            buffers.move(slot)
             self._calls.append(make_call())
         buffers.move(0)
         self._torch, self._buffers, self._pulse = torch, buffers, pulse
@@ -124,11 +124,11 @@ class Rotation:
         return call()
 
     def stand(self) -> None:
-        """Move the buffers to the place of the next call, to fill and to verify them."""
+        """Move the buffers to the slot of the next call, to fill and to verify them."""
         self._buffers.move(self._next)
 
     def refill(self) -> None:
-        """Fill all places with input, the next ones first: the others leave the caches cold."""
+        """Fill all slots with input, the next ones first: the others leave the caches cold."""
         send, recv = self._buffers.rooms
         if not self._filled:  # else the first round would pay for its page faults
             self._filled = True

@@ -96,14 +96,14 @@ def collective(sweep: Sweep, sizing: SizedCase, prepare: Callable[..., Call]) ->
         group=rule,
         implementation=NATIVE,
     )
-    sized, place = size_case(other, len(subgroup)), subgroup.index(local.rank)
+    sized, group_rank = size_case(other, len(subgroup)), subgroup.index(local.rank)
     progress = local.progress
     groups, first = progress.groups, progress.subgroup
     with sweep.communicators.of(case.backend, subgroups) as communicator:
         progress.groups, progress.subgroup = groups, first
-        buffers = allocate(local.torch, sized, place, local.device.name)
-        checker = Checker(local.torch, sized, place, buffers, progress.beat)
-        once = prepare(local, sized, place, buffers, communicator.group)
+        buffers = allocate(local.torch, sized, group_rank, local.device.name)
+        checker = Checker(local.torch, sized, group_rank, buffers, progress.beat)
+        once = prepare(local, sized, group_rank, buffers, communicator.group)
         text = f"{name}:{rule}:{format_size(other.size_bytes)}"
         yield Work(text, once, bus_bytes=sized.bus_bytes, refill=checker.refill)
     progress.groups, progress.subgroup = groups, first
@@ -230,8 +230,8 @@ def measure_offset(
             blocks_of[kind].append(block(pairs, *kinds[kind]))
         order = [*order[1:], order[0]]
 
-    def column(kind: str, place: int) -> list[int]:
-        return [block[place] for block in blocks_of[kind]]
+    def column(kind: str, index: int) -> list[int]:
+        return [block[index] for block in blocks_of[kind]]
 
     return {
         **_described(work),

@@ -126,7 +126,7 @@ class Reporter:
 
 
 class _AtEnd(Reporter):
-    """Formats for machines: nothing but the document, once it is complete."""
+    """Prints JSON, CSV or markdown once the run has ended, and nothing before."""
 
     def _end(self) -> None:
         self.line.clear()

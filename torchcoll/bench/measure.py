@@ -53,7 +53,7 @@ def measure_case(sweep: Sweep, sizing: SizedCase) -> list[CaseResult]:
 def _buffers(sweep: Sweep, sizing: SizedCase, group: Any) -> Iterator[Buffers | NotRun]:
     """The buffers, or why not if some rank has none; then no rank goes on."""
     local, case = sweep.local, sizing.case
-    torch, device, place = local.torch, local.device.name, sweep.subgroup.index(local.rank)
+    torch, device, group_rank = local.torch, local.device.name, sweep.subgroup.index(local.rank)
     group = group or sweep.communicators.whole(case.backend)
     plain = case.buffers == "default" and case.by_backend
     buffers: Buffers | None = None
@@ -63,11 +63,11 @@ def _buffers(sweep: Sweep, sizing: SizedCase, group: Any) -> Iterator[Buffers | 
     def make() -> None:
         nonlocal buffers
         if plain:
-            buffers = allocate(torch, sizing, place, device)
+            buffers = allocate(torch, sizing, group_rank, device)
         elif not case.by_backend:
-            buffers = other_buffers.allocate_mapped(torch, sizing, place, local.device)
+            buffers = other_buffers.allocate_mapped(torch, sizing, group_rank, local.device)
         else:
-            buffers = other_buffers.allocate_in_pool(torch, sizing, place, device, group)
+            buffers = other_buffers.allocate_in_pool(torch, sizing, group_rank, device, group)
         if case.buffer_reuse == "flush":
             sweep.flush()  # has its memory from now on
 
@@ -106,13 +106,13 @@ class _Calls:
     ) -> None:
         local, case = sweep.local, sizing.case
         self._device = local.device
-        place, beat = sweep.subgroup.index(local.rank), local.progress.beat
-        self.checker = Checker(local.torch, sizing, place, buffers, beat)
+        group_rank, beat = sweep.subgroup.index(local.rank), local.progress.beat
+        self.checker = Checker(local.torch, sizing, group_rank, buffers, beat)
         self.refill = self.checker.refill
         self.rotation: Rotation | None = None
 
         def make() -> Call:
-            call = prepare_call(local, sizing, place, buffers, communicator.group)
+            call = prepare_call(local, sizing, group_rank, buffers, communicator.group)
             if not (case.asynchronous or case.coalesce > 1):
                 return call
             from torchcoll.bench.calls import asynchronous_call, coalesced_call
@@ -124,7 +124,7 @@ class _Calls:
         if sizing.slots > 1:
             from torchcoll.bench.buffers import Rotation
 
-            self.rotation = Rotation(local.torch, sizing, place, buffers, make, beat)
+            self.rotation = Rotation(local.torch, sizing, group_rank, buffers, make, beat)
             self.refill = self.rotation.refill
         self.once: Call = self.rotation or make()
         self.timed = self.once
@@ -467,20 +467,22 @@ def _time_of_calls(
     return sum(ramp_up) + sum(ns * count for ns, count in zip(samples, calls, strict=True))
 
 
-def prepare_call(local: Rank, sizing: SizedCase, place: int, buffers: Buffers, group: Any) -> Call:
-    """The call of the case on the rank ``place`` of the group."""
+def prepare_call(
+    local: Rank, sizing: SizedCase, group_rank: int, buffers: Buffers, group: Any
+) -> Call:
+    """The call of the case on the rank ``group_rank`` of the group."""
     case, op = sizing.case, None
     if case.implementation != NATIVE:
         from torchcoll.bench.calls import functional_call, kernel_call
 
         if case.through_api:
-            return functional_call(local, sizing, place, buffers, group)
+            return functional_call(local, sizing, group_rank, buffers, group)
         return kernel_call(local, case, buffers, group)
     if case.op:
         name = "PRODUCT" if case.op == "prod" else case.op.upper()
         op = getattr(local.dist.ReduceOp, name)
     prepare = COLLECTIVES[case.collective].prepare
-    return prepare(local.dist, sizing.layout(place), buffers.send, buffers.recv, op, group)
+    return prepare(local.dist, sizing.layout(group_rank), buffers.send, buffers.recv, op, group)
 
 
 def _is_memory(text: str) -> bool:

@@ -39,17 +39,17 @@ class Output:
         self.path: Path | None = None
         self.recorder = Recorder(self.emit)
         self.run = self.recorder.run  # what the file holds, while it is measured
-        self.lost = ""  # that the file was taken away, as one text
-        self._nowhere = False  # nor is there another place
+        self.lost = ""  # a sentence, once somebody has removed, moved or truncated the file
+        self._nowhere = False  # and it cannot be written anywhere else
         self._ranks = ranks
         self._done: set[Case] = set()
-        self._earlier: list[CaseResult] = []  # of the file that --resume goes on with
-        self._notes: list[str] = []  # what of --traffic is not measured as it was
+        self._earlier: list[CaseResult] = []  # results in the file of --resume
+        self._notes: list[str] = []  # what differs between --traffic and the cases
         self._writer: Writer | None = None
         self._indices: dict[Case, int] = {}
         self._shown = False
         self._broken_display = False
-        self._nothing = False  # --resume of a file that is complete
+        self._complete = False  # the file of --resume has all cases
         # Of pairs there are thousands: a round is made durable by the start of the next.
         self._durable = ("header", "started" if options.other else "case", "end")
         from torchcoll.bench.live import reporter
@@ -91,7 +91,7 @@ class Output:
         counts = Counter(_asked(r.case) for r in run.results if r.status in _DONE)
         self._done = {case for case, count in counts.items() if count >= subgroups}
         self._earlier = [r for r in run.results if _asked(r.case) in self._done]
-        self._nothing = self._done.issuperset(earlier.cases(self._ranks))
+        self._complete = self._done.issuperset(earlier.cases(self._ranks))
         return earlier
 
     def emit(self, record: str, data: dict[str, Any]) -> None:
@@ -118,7 +118,7 @@ class Output:
 
     def _open(self, backend: str) -> None:
         options = self.options
-        if options.no_output or self._nothing:
+        if options.no_output or self._complete:
             return
         if options.output:
             self.path = Path(options.output)
@@ -181,7 +181,7 @@ class Output:
         if self.options.resume:
             self.run.path = Path(self.options.resume)
         self.show(lambda: self._reporter.begin(self.run, todo))
-        self._indices = {cases[index]: place for place, index in enumerate(missing)}
+        self._indices = {cases[index]: number for number, index in enumerate(missing)}
         self._shown = True
         return missing
 

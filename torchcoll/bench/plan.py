@@ -150,9 +150,9 @@ def admit(
     needs = needs_bytes(sizing, check)
     # With the fake backend this process is the only one of all ranks.
     of_rank = {
-        rank: needs[place]
+        rank: needs[group_rank]
         for subgroup in subgroups
-        for place, rank in enumerate(subgroup)
+        for group_rank, rank in enumerate(subgroup)
         if rank < len(answers)
     }
     text = lacks_memory(of_rank, answers)

@@ -131,18 +131,18 @@ def keep_members(
     session: Session,
     recorder: Recorder,
     gathered: list[dict[str, Any]],
-    places: list[tuple[str, str | None]],
+    cards: list[tuple[str, str | None]],
 ) -> None:
     """Record who the ranks are and what is unusual about them.
 
     gathered: of each rank its member, with its variables, its phases and, from the first rank of
-    each host, the state of the machine. places: host and device of each rank.
+    each host, the state of the machine. cards: host and card, or device, of each rank.
     """
     variables = environment.variables()
     phases = [member.pop("phases") for member in gathered]
     states = [state for member in gathered if (state := member.pop("machine"))]
     if states:
-        tell_links(gathered, states, places)
+        tell_links(gathered, states, cards)
     for member in gathered:
         differs = environment.differences(member.pop("variables"), variables)
         if differs:
@@ -276,8 +276,10 @@ def _result(
         _verify(result, ranks, counts, tolerance_ulp(sizing.case, sizing.ranks))
         for rank, of_rank in zip(ranks, gathered, strict=True):
             if of_rank.get("first_wrong"):
-                place, value, expected = of_rank["first_wrong"]
-                result.reason += f"; first on rank {rank}, element {place}: {value} for {expected}"
+                element, value, expected = of_rank["first_wrong"]
+                result.reason += (
+                    f"; first on rank {rank}, element {element}: {value} for {expected}"
+                )
                 break
     warnings = [_UNVERIFIED] if first.get("unverified") else []
     if result.steady_after is None:
@@ -351,12 +353,12 @@ def keep_after(recorder: Recorder, pairs: list[tuple[State, State]], kind: str) 
 
 
 def tell_links(
-    members: list[dict[str, Any]], states: list[State], places: list[tuple[str, str | None]]
+    members: list[dict[str, Any]], states: list[State], cards: list[tuple[str, str | None]]
 ) -> None:
     """Add ``nvlinks`` and ``nvlink_to_switch`` of each rank's GPU to its member, if known."""
     devices = {(s["host"], device["place"]): device for s in states for device in s["devices"]}
-    for member, place in zip(members, places, strict=True):
-        device = devices.get(place, {})
+    for member, card in zip(members, cards, strict=True):
+        device = devices.get(card, {})
         if device.get("nvlinks") is not None:
             member["nvlinks"] = device["nvlinks"]
             if "unknown" not in device["nvlink_to"]:

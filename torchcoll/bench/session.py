@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _HOSTS_NAMED = 4  # of the ranks that have come, on the terminal
 _MOST_SAMPLES = 32_000_000  # of a case, in the memory and the file of rank 0
-Places = list[tuple[str, str | None]]  # host and card (or device) of each rank
+Cards = list[tuple[str, str | None]]  # host and card (or device) of each rank
 Subgroups = tuple[tuple[int, ...], ...]  # ranks of the run in each sub-group
 
 
@@ -311,7 +311,7 @@ class Session:
             from torchcoll.bench.library_log import LibraryLog
 
             self.library_log = LibraryLog()
-        self.entries, device, places, place = self._open_device(spec)
+        self.entries, device, cards, card = self._open_device(spec)
         number, ranks = self.launch.rank, self.launch.ranks
         departure = meeting.watchdog.departure
         self.local = Rank(torch, number, ranks, control, meeting.progress, device, departure)
@@ -319,7 +319,7 @@ class Session:
         self.watch: Watch | None = None
         state: dict[str, Any] | None = None
         if self.entries[0].communicates:
-            state = self._watch_host(place)
+            state = self._watch_host(card)
         names = ",".join(entry.name for entry in self.entries)
         self.spec = replace(spec, backend=names, device=device.kind)
         _check_samples(self.spec, ranks)
@@ -343,7 +343,7 @@ class Session:
         )
         meeting.undo.callback(self.communicators.close)
         self.communicators.open()
-        self._exchange_members(places, state)
+        self._exchange_members(cards, state)
 
     @property
     def run(self) -> Run | None:
@@ -418,13 +418,13 @@ class Session:
 
     def _open_device(
         self, spec: Spec
-    ) -> tuple[tuple[backends.BackendEntry, ...], Device, Places, str | None]:
+    ) -> tuple[tuple[backends.BackendEntry, ...], Device, Cards, str | None]:
         """(backends, this rank's device, on rank 0 the card of each rank, this rank's card). Raises
         the error of any rank on all ranks.
         """
         meeting = self._meeting
         torch, control = meeting.torch, meeting.control
-        refusal, place, identity = None, None, None
+        refusal, card, identity = None, None, None
         try:
             names, kind = spec.backend, spec.device
             if self.found_group and names is None:
@@ -443,36 +443,36 @@ class Session:
                 check_interfaces(entries)
             with meeting.progress.phase("device"):
                 device = open_device(torch, kind, self.launch, spec.rehearse)
-            place, identity = environment.device_place(torch, device)
+            card, identity = environment.device_place(torch, device)
         except TorchcollError as error:
             refusal = error
-        devices = control.agree(refusal, [place, identity])
+        devices = control.agree(refusal, [card, identity])
         meeting.watchdog.pauses.all_started()  # all ranks have read rank 0's decision in the hello
         located = list(zip(control.hosts, devices, strict=False))
         if device.kind != "cpu" and not spec.rehearse:
             identities = [(host, identity_of_rank) for host, (_, identity_of_rank) in located]
             self.on_rank_0(lambda recorder: refuse_shared(identities, device.described))
-        places = [(host, place_of_rank) for host, (place_of_rank, _) in located]
-        return entries, device, places, place
+        cards = [(host, card_of_rank) for host, (card_of_rank, _) in located]
+        return entries, device, cards, card
 
-    def _watch_host(self, place: str | None) -> dict[str, Any] | None:
+    def _watch_host(self, card: str | None) -> dict[str, Any] | None:
         """The state of this host before the run, on its first rank; None on other ranks.
 
-        place: the device of this rank. Collective.
+        card: the device of this rank. Collective.
         """
         control, state = self.local.control, None
         here = [*control.pids]
-        places = control.share(place, here)
+        cards = control.share(card, here)
         if self.local.rank == here[0]:
             from torchcoll.machine.host_watch import Watch
 
-            devices = [device for device in places if device]
+            devices = [device for device in cards if device]
             self.watch = Watch(self.local.device.kind, devices, [*control.pids.values()])
             state = self.watch.before()
         control.align()  # no phase may begin with waiting for the ranks that look
         return state
 
-    def _exchange_members(self, places: Places, state: dict[str, Any] | None) -> None:
+    def _exchange_members(self, cards: Cards, state: dict[str, Any] | None) -> None:
         """Rank 0 records who the ranks are. state: of this host, from its first rank."""
         torch, device = self.local.torch, self.local.device
         implementations = {
@@ -501,6 +501,6 @@ class Session:
         def keep(recorder: Recorder) -> None:
             from torchcoll.bench.recorder import keep_members
 
-            keep_members(self, recorder, gathered, places)
+            keep_members(self, recorder, gathered, cards)
 
         self.on_rank_0(keep)

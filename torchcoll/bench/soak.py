@@ -140,8 +140,8 @@ class _Account:
                 last = max(call)
                 gathering.times.append(last)
                 if case.mode == "synchronized":  # without a barrier the last is not the late one
-                    place = call.index(last)
-                    gathering.slowest[(result.members or range(len(call)))[place]] += 1
+                    group_rank = call.index(last)
+                    gathering.slowest[(result.members or range(len(call)))[group_rank]] += 1
         self._ended_us = time.time_ns() // 1000
 
     def _hold(

@@ -28,14 +28,14 @@ class Buffers:
     recv: Any
     in_place: bool
     pool: Any = None  # of the memory, if the pool must outlive the buffers
-    rooms: tuple[Any, Any] = (None, None)  # the memory with several places (bench/buffers.py)
-    at: Callable[[int], tuple[Any, Any]] | None = None  # (send, recv) at another place
+    rooms: tuple[Any, Any] = (None, None)  # the memory with several slots (bench/buffers.py)
+    at: Callable[[int], tuple[Any, Any]] | None = None  # (send, recv) in another slot
     # The receive buffer and the result of the last call, if calls return new tensors.
     returned: tuple[Any, Any] | None = None
 
-    def move(self, place: int) -> None:
+    def move(self, slot: int) -> None:
         assert self.at
-        self.send, self.recv = self.at(place)
+        self.send, self.recv = self.at(slot)
 
     def receive(self) -> None:
         """Copy the result of the last call into the receive buffer, if it returned a new tensor."""
@@ -63,8 +63,8 @@ def allocate(
     else:
         rooms = (buffer(sizes[0], dtype, device), buffer(sizes[1], dtype, device))
 
-    def at(place: int) -> tuple[Any, Any]:
-        start, small = place * sizing.stride, min(sent, received)
+    def at(slot: int) -> tuple[Any, Any]:
+        start, small = slot * sizing.stride, min(sent, received)
         if not case.in_place:
             pairs = zip(rooms, (sent, received), strict=True)
             send, recv = (room.narrow(0, start, n) if n else room for room, n in pairs)
@@ -452,15 +452,15 @@ class Checker:
         """(element, its value, the expected value) of the first wrong one of this rank's output."""
         allowed, torch = self._allowed(), self._torch
         for offset, part, pattern, shift in self._outputs():
-            place = offset
+            element = offset
             for chunk, expected in pattern.chunks(part, shift, _CHUNK_ELEMENTS):
                 # A chunk is rows of the pattern, or less than one.
                 positions = torch.nonzero(_differs(torch, chunk, expected, allowed).flatten())
                 if len(positions):
                     at = int(positions[0])
                     there, wanted = chunk.flatten()[at], expected[at % len(expected)]
-                    return place + at, str(there.item()), str(wanted.item())
-                place += chunk.numel()
+                    return element + at, str(there.item()), str(wanted.item())
+                element += chunk.numel()
                 self._pulse()
         return None
 
@@ -473,8 +473,8 @@ class Checker:
             for start in range(0, len(part), _CHUNK_ELEMENTS):
                 total += int(part[start : start + _CHUNK_ELEMENTS].sum(dtype=torch.int64))
                 self._pulse()
-        places = [[s.offset, s.length, s.source, s.source_offset] for s in self._segments]
-        return fingerprint(places), total
+        segments = [[s.offset, s.length, s.source, s.source_offset] for s in self._segments]
+        return fingerprint(segments), total
 
     def count_changed(self) -> int:
         """Elements of the input that the call has changed; 0 in place, where it may change them."""

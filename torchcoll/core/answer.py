@@ -184,7 +184,6 @@ def nothing_found(
     of: str = "",
     scope: str = "",
     details: tuple[str, ...] = (),
-    counts: Mapping[str, int] | None = None,
 ) -> Answer:
     """The answer where nothing was found: 'good' only if what a user acts on would have been found.
 
@@ -204,7 +203,6 @@ def nothing_found(
     return Answer(
         f"{article} {subject}",
         level,
-        counts or {},
         details=details,
         verb=verb,
         scope=f"{scope} ({limit})".lstrip(),

@@ -62,7 +62,6 @@ class BackendEntry:
     buffers: whether buffers can be registered with it (--buffers).
     shares_device: whether several ranks can share a GPU (--rehearse).
     on_host: its calls run in threads on the host, even for tensors on a device.
-    counts_messages: torch's number of a collective in its group counts send and recv too.
     whole_reduce_scatter: its reduce_scatter is an all_reduce of the whole input.
     staged: data on a device is copied through host memory.
     forced: False if no variable of NCCL or oneCCL has an effect on it.
@@ -92,7 +91,6 @@ class BackendEntry:
     buffers: bool = False
     shares_device: bool = False
     on_host: bool = False
-    counts_messages: bool = False
     whole_reduce_scatter: bool = False
     staged: bool = False
     forced: bool = True
@@ -126,7 +124,6 @@ BACKENDS: dict[str, BackendEntry] = {
             connects="init_process_group",
             whole_reduce_scatter=True,
             on_host=True,
-            counts_messages=True,
             staged=True,
             forced=False,
             interfaces="GLOO_SOCKET_IFNAME",

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from torchcoll.core import errors
-from torchcoll.core.checksums import LineWriter
-from torchcoll.core.jsonl import TRUNCATED, UNUSABLE, lines_of, parse_line, read_records
-from torchcoll.core.opening import MAKE_ROOM, files_in, not_written, open_to_read, open_to_write
+from torchcoll.core.jsonl import TRUNCATED, UNUSABLE, LineWriter, lines_of, parse_line, read_records
+from torchcoll.core.opening import MAKE_ROOM, files_in, not_written, open_to_write
 from torchcoll.core.result import (
     BOUND,
     CaseResult,
@@ -33,8 +32,8 @@ from torchcoll.core.result import (
     check_whole,
     or_none,
 )
-from torchcoll.core.shell import is_name
 from torchcoll.core.soak_windows import SoakWindow
+from torchcoll.core.variables import is_name
 
 SCHEMA = "torchcoll/2"
 _MANY_BYTES = 1 << 17  # of a line: from there on its samples are packed
@@ -282,15 +281,6 @@ def is_traffic(path: str | os.PathLike[str]) -> bool:
 
 
 MODEL_START = re.compile(rb'"schema":\s*"torchcoll-model/')  # among the first bytes
-
-
-def is_model(path: str | os.PathLike[str]) -> bool:
-    """True for a file that `torchcoll model fit` wrote, of any version."""
-    try:
-        with open_to_read(path) as file:
-            return bool(MODEL_START.search(file.read(1 << 12)))
-    except OSError:
-        return False
 
 
 def files_of_run(path: str | os.PathLike[str]) -> list[Path]:

@@ -91,16 +91,6 @@ def run_labels(run: Run) -> dict[str, object]:
     return _without_empty(labels)
 
 
-def rank_labels(run: Run, rank: int) -> dict[str, object]:
-    """``run_labels`` for figures of one rank, with its own host and GPU."""
-    labels = run_labels(run)
-    member = run.members[rank] if rank < len(run.members) else {}
-    host = member.get("host") or labels.get("host")
-    node = run.labels.get("node") if labels.get("host") else None
-    place = {"host": host, "node": node or host, "gpu": _gpu(run, member), "rank": rank}
-    return _without_empty({**labels, **place})
-
-
 def _gpu(run: Run, member: Mapping[str, Any]) -> str | None:
     """The index of a rank's GPU on its host, as far as the recorded variables show it."""
     match = _INDEX.fullmatch(str(member.get("device") or ""))

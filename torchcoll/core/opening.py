@@ -1,13 +1,20 @@
-"""Opens files safely: writing follows no link, and reading neither waits nor goes on for ever."""
+"""Opens files safely: writing follows no link, and reading neither waits nor goes on for ever.
+
+Standard input and pipes are copied to files: readers look at a file twice, a pipe is read once.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import os
 import re
+import shutil
 import signal
 import stat
+import sys
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from io import BufferedReader
@@ -15,7 +22,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from torchcoll.core.bounds import UnpackBudget
-from torchcoll.core.errors import DiskFullError, TorchcollError, UsageError
+from torchcoll.core.errors import DiskFullError, TorchcollError, UnreadableError, UsageError, call
+from torchcoll.core.units import format_bytes
 
 # Windows has neither: there only the checks of os.fstat remain.
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
@@ -127,24 +135,20 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
-def unpack(
-    file: IO[bytes], budget: UnpackBudget, begun: bytes = b"", lined: bool = False
-) -> Iterator[bytes]:
+def unpack(file: IO[bytes], budget: UnpackBudget) -> Iterator[bytes]:
     """Yield what a gzip file unpacks to, in pieces of at most 1 MiB.
 
-    begun: what was read of it already. lined: whether its lines count towards the budget.
     Raises zlib.error for a damaged file, EOFError at the end of one that was cut off, and
     UnreadableError for more than real files unpack to.
     """
     unpacker, packed = zlib.decompressobj(31), 0  # with gzip's header
-    while data := begun or file.read(_PACKED_BYTES):
-        begun = b""
+    while data := file.read(_PACKED_BYTES):
         packed += len(data)
         while data:
             if unpacker.eof:  # another compressed file after the first
                 unpacker = zlib.decompressobj(31)
             piece = unpacker.decompress(data, 1 << 20)
-            budget.add(len(piece), packed, piece.count(b"\n") if lined else 0)
+            budget.add(len(piece), packed)
             yield piece
             data = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
     if not unpacker.eof:
@@ -254,3 +258,55 @@ def _not_regular(path: str | os.PathLike[str], mode: int) -> NotRegularError:
     name = os.path.basename(path) or os.fspath(path)
     kind = _KINDS.get(stat.S_IFMT(mode), "no directory" if stat.S_ISREG(mode) else "no file")
     return NotRegularError(errno.EINVAL, f"{name} is {kind}", os.fspath(path))
+
+
+STDIN = "standard input"  # its name in messages
+_stdin: list[str] = []  # the folder with the copy of stdin, once it was read
+_pipes: dict[int, str] = {}  # inode of a pipe -> the file with its copy
+_MOST_COPIED_BYTES = 4 << 30
+
+
+def from_stdin(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """The path of a file with all of stdin for ``-``, or of the pipe of ``<(COMMAND)``; any other
+    path as it is. Raises UnreadableError for an input that seems to have no end.
+    """
+    if is_descriptor(path) and not os.path.isfile(path):
+        name = os.fspath(path)
+        inode = os.stat(name).st_ino  # numbers of descriptors are used again
+        if inode not in _pipes:
+            with open_to_read(name) as source:
+                _pipes[inode] = _copied(source, name)
+        return _pipes[inode]
+    if path != "-":
+        return path
+    if not _stdin:
+        _stdin.append(os.path.dirname(_copied(sys.stdin.buffer, STDIN)))
+    return os.path.join(_stdin[0], "stdin")
+
+
+def _copied(source: Any, name: str) -> str:
+    """Copy a pipe to a file in a folder of its own. Messages call the file ``name``."""
+    with signals_held():
+        folder = tempfile.mkdtemp(prefix="torchcoll-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path, size_bytes = os.path.join(folder, "stdin"), 0
+    call(path, name)
+    with open(path, "wb", buffering=0) as file:
+        while piece := source.read1(1 << 20):
+            size_bytes += len(piece)
+            if size_bytes > _MOST_COPIED_BYTES:
+                most = format_bytes(_MOST_COPIED_BYTES)
+                action = "Where it has an end: write it to a file, and name that."
+                raise UnreadableError("input", name, f"at most {most} from a pipe", action)
+            try:
+                rest = memoryview(piece)
+                while rest:  # a disk that is nearly full takes a part, and then refuses
+                    rest = rest[file.write(rest) :]
+            except OSError as error:
+                raise not_written("copy of a pipe", path, error) from None
+    return path
+
+
+def is_stdin(path: str | os.PathLike[str]) -> bool:
+    """Whether it is stdin or a pipe: ``-``, or what ``from_stdin`` wrote."""
+    return path == "-" or os.path.dirname(path) in (*_stdin, *map(os.path.dirname, _pipes.values()))

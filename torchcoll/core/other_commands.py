@@ -8,7 +8,7 @@ import shlex
 import zlib
 
 from torchcoll.core.bounds import GZIP
-from torchcoll.core.stdin import is_stdin
+from torchcoll.core.opening import is_stdin
 
 _BEGIN = 1 << 16  # bytes that are looked at
 # A profiler's trace (Kineto), or a dump of the Flight Recorder, as JSON or as a pickle.
@@ -22,7 +22,7 @@ _READERS = (
     ("trace", TRACE),
     ("trace", re.compile(rb'\A\s*\{[^\n]*"schema":\s*"torchcoll-traffic/')),
     ("show", re.compile(rb'\A\s*\{[^\n]*"record":[^\n]*"schema":\s*"torchcoll/')),
-    ("log", re.compile(rb"\A(?:\xef\xbb\xbf)?\s*(?:<(?:\?|!--)[^>]*>\s*)*<(?:system|graphs)\b")),
+    ("log", re.compile(rb"\A(?:\xef\xbb\xbf)?\s*(?:<(?:\?|!--)[^>]*>\s*)*<system\b")),
     (
         "pairs",
         re.compile(

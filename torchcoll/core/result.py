@@ -183,10 +183,6 @@ class Verification:
         return bool(self.wrong or self.changed)
 
 
-# ``over_ranks`` of ranks that did not begin together: the shortest time is that of the call.
-LAST_TO_ARRIVE = "last to arrive"
-
-
 @dataclass(slots=True)
 class Reported:
     """The figures of a case in a source without samples; None for a figure that it does not have.
@@ -385,10 +381,6 @@ class CaseResult:
         return isinstance(other, CaseResult) and self.to_json() == other.to_json()
 
     __hash__ = None  # type: ignore[assignment]
-
-    @property
-    def last_to_arrive(self) -> bool:
-        return self.reported is not None and self.reported.over_ranks == LAST_TO_ARRIVE
 
     @property
     def is_right(self) -> bool:

@@ -19,7 +19,7 @@ from torchcoll.core.case import Case, count_samples, split_batch, with_settings
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_gbps
 from torchcoll.core.errors import choice, one_line
 from torchcoll.core.implementations import IMPLEMENTATIONS
-from torchcoll.core.result import LAST_TO_ARRIVE, CaseResult, Matrix, Reported, Run, run_numbers
+from torchcoll.core.result import CaseResult, Matrix, Reported, Run, run_numbers
 
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom (scipy.stats.t.ppf(0.975, df)).
 _QUANTILES = """
@@ -42,10 +42,10 @@ ONE_RANK = "one rank, no communication: times, but no bandwidth"
 
 def quantile(ordered: Sequence[float], q: float) -> float:
     """Quantile of ascending values, linear between neighbours (numpy's default, R type 7)."""
-    place = q * (len(ordered) - 1)
-    below = math.floor(place)
+    position = q * (len(ordered) - 1)
+    below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
 def median(values: Sequence[float]) -> float:
@@ -100,13 +100,6 @@ def over_ranks(samples: Matrix, how: str = "max") -> list[float]:
     return [sum(call) / len(samples) for call in zip(*samples, strict=False)]
 
 
-def completions(result: CaseResult, samples: Matrix, how: str = "max") -> list[float]:
-    """``over_ranks`` of samples of a case. If the ranks did not begin together, the time of a call
-    is that of the last rank to arrive, which is the shortest, whatever ``how`` is.
-    """
-    return over_ranks(samples, "min" if result.last_to_arrive else how)
-
-
 def slowest(samples: Matrix, how: str = "max") -> list[int]:
     """The intervals of the rank that took longest for one batch; with ``min`` of the fastest. In a
     maximum of each interval one stall would count several times, as it delays every rank in turn.
@@ -123,7 +116,7 @@ def steady_times(result: CaseResult, clock: str | None, how: str = "max") -> lis
     if not samples:
         return []
     if not has_period(result, clock) or how in ("mean", "rank0"):
-        return completions(result, samples, how)
+        return over_ranks(samples, how)
     times: list[float] = []
     for first, last in batches_of(result, samples):
         times += slowest([row[first:last] for row in samples], how)
@@ -206,7 +199,7 @@ def reported_reading(reported: Reported) -> str:
 def over_ranks_of(result: CaseResult, how: str) -> str | None:
     """How the time of a case was computed from the ranks; None if its source does not say so."""
     if not result.reported or result.time_ns:
-        return LAST_TO_ARRIVE if result.last_to_arrive else how
+        return how
     return None if result.reported.over_ranks == "unknown" else result.reported.over_ranks
 
 
@@ -483,9 +476,9 @@ def first_results(results: Sequence[CaseResult], backend: str | None = None) -> 
 def cold_by_rank(results: Sequence[CaseResult]) -> dict[int, Sequence[int]]:
     """Rank of the run, ascending -> its cold calls. results: of one case in all sub-groups."""
     by_rank = {
-        result.members[place] if place < len(result.members) else place: row
+        result.members[index] if index < len(result.members) else index: row
         for result in results
-        for place, row in enumerate(result.cold_ns)
+        for index, row in enumerate(result.cold_ns)
     }
     return dict(sorted(by_rank.items()))
 

@@ -1,9 +1,7 @@
-"""Reads TOML, with the standard library from Python 3.11 on, and formats keys and texts of TOML."""
+"""Reads TOML, with the standard library from Python 3.11 on."""
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 from typing import Any
 
@@ -16,14 +14,3 @@ def toml_table(text: str) -> dict[str, Any]:
         import tomli as tomllib
     table: dict[str, Any] = tomllib.loads(text)
     return table
-
-
-def toml_string(text: str) -> str:
-    """Format a text as a TOML string on one line. What UTF-8 cannot encode becomes an escape."""
-    clean = text.encode(errors="backslashreplace").decode()
-    return json.dumps(clean, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def toml_key(text: str) -> str:
-    """Format a text as a key, with quotes only if TOML needs them."""
-    return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else toml_string(text)

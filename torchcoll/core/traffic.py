@@ -19,7 +19,6 @@ from torchcoll.core.case import known_fields
 from torchcoll.core.display import Displayed, as_one_line
 from torchcoll.core.errors import UnreadableError, UsageError, path_text
 from torchcoll.core.file import Writer, is_traffic
-from torchcoll.core.intervals import Span
 from torchcoll.core.jsonl import TRUNCATED, read_records
 from torchcoll.core.opening import files_in
 from torchcoll.core.result import check_fields, check_texts, check_whole
@@ -29,6 +28,7 @@ from torchcoll.core.units import counted, shorten
 # Each is one side of a point-to-point message. core/collectives.py has the other names.
 POINT_TO_POINT = ("send", "recv")
 ROOT = "(root)"  # stands for the outermost module, whose name in the model is empty
+Span = tuple[int, int]  # start, end
 
 
 @dataclass(frozen=True)

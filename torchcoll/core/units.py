@@ -235,9 +235,9 @@ def format_percent(share: float) -> str:
     return f"{100 * share:g} %"
 
 
-def format_share(share: float | None, decimals: int = 1) -> str:
-    """Format a share as a percentage with a fixed number of decimals; None is ``-``."""
-    return "-" if share is None else f"{100 * share:.{decimals}f} %"
+def format_share(share: float | None) -> str:
+    """Format a share as a percentage with one decimal; None is ``-``."""
+    return "-" if share is None else f"{100 * share:.1f} %"
 
 
 def format_factor(factor: float) -> str:

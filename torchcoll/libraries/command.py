@@ -22,7 +22,7 @@ from torchcoll.core.errors import (
 
 if TYPE_CHECKING:
     from torchcoll.libraries.dumps import Dump
-    from torchcoll.libraries.show import LimitsView
+    from torchcoll.libraries.limits_show import LimitsView
 
 
 def log_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,8 +103,8 @@ def _read_dump(path: str) -> tuple[Dump, list[str]]:
 
 def _limits(dumps: Sequence[Dump], paths: Sequence[str]) -> LimitsView | None:
     """What the machine of the topology files allows. None for topologies without limits."""
+    from torchcoll.libraries.limits_show import limits_view
     from torchcoll.libraries.shares import read_machine
-    from torchcoll.libraries.show import limits_view
 
     try:
         return limits_view(read_machine(paths)) if dumps else None

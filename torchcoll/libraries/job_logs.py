@@ -15,8 +15,8 @@ from torchcoll.core.answer import Answer
 from torchcoll.core.bounds import MOST_TEXT
 from torchcoll.core.errors import UnreadableError, one_line
 from torchcoll.core.jsonl import lines_of
+from torchcoll.core.opening import from_stdin
 from torchcoll.core.other_commands import begin_of, reading_command
-from torchcoll.core.stdin import from_stdin
 from torchcoll.core.units import format_ranges
 from torchcoll.core.variables import kept_value, masked, masked_texts
 from torchcoll.libraries.known_variables import FORCING

@@ -21,8 +21,7 @@ _XPU_INDEX = "https://download.pytorch.org/whl/xpu"  # XPU builds are not on PyP
 class Usable:
     """A device, backend or interface.
 
-    detail: about one that can be used. reason, action: why another one cannot be used, and what to
-    do about it.
+    detail: facts of a usable one. reason, action: why it is not usable, and what to do about it.
     """
 
     name: str
@@ -305,21 +304,24 @@ def versions(facts: Facts) -> dict[str, str | None]:
 
 
 def rank_map(facts: Facts) -> list[dict[str, Any]]:
-    """rank, local_rank and device of the ranks of this host; only this process's own rank is known
-    with other launchers than torchrun, which numbers the ranks of a host consecutively.
+    """rank, local_rank and device of the ranks of this host.
+
+    torchrun numbers the ranks of a host consecutively. With other launchers the list has only the
+    rank of this process.
     """
     launch = facts.launch
     if launch.launcher in ("none", "ambiguous"):
         return []
     devices = facts.devices("cuda") or facts.devices("xpu")
-    locals_ = range(launch.local_ranks) if launch.launcher == "torchrun" else [launch.local_rank]
+    several = launch.launcher == "torchrun"
+    local_ranks = range(launch.local_ranks) if several else [launch.local_rank]
     return [
         {
             "rank": launch.rank - launch.local_rank + local_rank,
             "local_rank": local_rank,
             **_device_fields(devices, local_rank, local_rank == launch.local_rank),
         }
-        for local_rank in locals_
+        for local_rank in local_ranks
     ]
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.plausibility import device_named
 from torchcoll.machine.placement import drm_cards, number_in, text_in
 
 _SUCCESS = 0
@@ -91,21 +90,6 @@ def nvidia_gpus(device_ids: list[str], library: Any) -> list[dict[str, Any]]:
         return [_gpu(library, device_id) for device_id in device_ids]
     finally:
         library.nvmlShutdown()
-
-
-def switches_reduce(folder: str = "/proc/driver/nvidia/gpus", library: Any = None) -> bool | None:
-    """Whether switches that can reduce (NVLS) connect the NVIDIA GPUs here; None if unknown."""
-    device_ids, devices = [], []
-    for entry in sorted(Path(folder).glob("*/information")):
-        model = re.search(r"^Model:\s*(.+)$", entry.read_text(errors="replace"), re.MULTILINE)
-        device_ids.append(entry.parent.name)
-        devices.append(device_named(model[1]) if model else None)
-    states = nvidia_gpus(device_ids, library or load())
-    named = [device for device in devices if device is not None]
-    if not states or len(named) < len(devices) or any("nvlinks" not in s for s in states):
-        return None
-    links = all(set(state["nvlink_to"] or ()) == {"switch"} for state in states)
-    return links and all(device.multicast for device in named)
 
 
 def _gpu(library: Any, device_id: str) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from pathlib import Path
 from torchcoll.core import errors
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.file import is_ours, save
+from torchcoll.core.opening import from_stdin, is_stdin
 from torchcoll.core.result import Run
 from torchcoll.core.skipping import skip
-from torchcoll.core.stdin import from_stdin, is_stdin
 from torchcoll.core.units import counted
 from torchcoll.core.variables import masked_labels
 from torchcoll.reading.base import Imported

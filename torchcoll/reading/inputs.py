@@ -26,10 +26,9 @@ from torchcoll.core.errors import (
     tell,
 )
 from torchcoll.core.file import is_ours, is_traffic, load_own
-from torchcoll.core.opening import files_in, open_to_read
+from torchcoll.core.opening import STDIN, files_in, from_stdin, is_stdin, open_to_read
 from torchcoll.core.result import Run
 from torchcoll.core.skipping import may_skip, skip
-from torchcoll.core.stdin import STDIN, from_stdin, is_stdin
 from torchcoll.core.units import counted, shorten
 
 if TYPE_CHECKING:
@@ -105,16 +104,6 @@ def load_one(
         action = f"{hint}; compare, show, ... take all."
         raise UnreadableError("file", f"{len(runs)} runs in {path}", "a file of one run", action)
     return runs[0]
-
-
-def load_traffic(path: str | os.PathLike[str]) -> Traffic:
-    """Loads the calls of one job: a file or folder of a capture, of traces, or of dumps.
-
-    Raises UnreadableError for anything else, UsageError for files of several jobs.
-    """
-    from torchcoll.reading.traces import read_traffic
-
-    return read_traffic([path])
 
 
 def load_all(

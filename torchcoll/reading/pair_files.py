@@ -1,8 +1,8 @@
 """Reads measurements between two ranks or hosts: OSU point-to-point, perftest, lists of pairs.
 
-Of each pair the largest size is kept, and the latency at 8 bytes. The hosts are in the command
-line, or in the line above (``pair 0,1``); a line of a list is ``a,b  49.36``. OSU's and perftest's
-MB/s are 10^6 and 2^20 bytes.
+Of each pair the reader keeps the largest size, and the latency at 8 bytes. The two hosts are in the
+command line above the output, or in a line such as ``pair 0,1``. A line of a list is
+``a,b  49.36``. A MB is 10^6 bytes in OSU and 2^20 bytes in perftest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _LISTED = re.compile(
 _LEAST_LISTED = 3
 _NUMBERED = re.compile(r"0|[1-9][0-9]{0,4}")  # a rank
 _UNITS = {"Gb/sec": 0.125, "MB/sec": 2**20 / 1e9, "GB/s": 1.0, "MB/s": 1e-3}
-_LATENCY_BYTES, _LEAST_BYTES = 8, 1024  # of a latency, and of a bandwidth
+_LATENCY_BYTES = 8
+_LEAST_BYTES = 1024  # smaller messages show no bandwidth
 NO_ROW = f"no row of {_LATENCY_BYTES} bytes, nor of {_LEAST_BYTES} or more"
 NO_HOSTS = "the names of the two hosts are not in the file: the command line has them"
 
@@ -42,7 +43,7 @@ NO_HOSTS = "the names of the two hosts are not in the file: the command line has
 def sniff(head: Sequence[str]) -> bool:
     listed = 0
     titles = [text for text in head if text.lstrip("# ").startswith("OSU MPI")]
-    if titles:  # a file with collectives too is for the other reader of OSU
+    if titles:  # reading/osu.py reads a file that has collectives too
         return all(_OSU.match(text) and not _NO_PAIRS.search(text) for text in titles)
     for text in head:
         if _PERFTEST.match(text):
@@ -53,7 +54,10 @@ def sniff(head: Sequence[str]) -> bool:
 
 @dataclass
 class _PairOutput:
-    """One output between two hosts. rows: size in bytes -> ns; sizes of a list are not known."""
+    """The output of a test between two hosts, or a line of a list.
+
+    rows: size in bytes -> ns. The size of a line of a list is unknown: 1.
+    """
 
     names: tuple[str, str] | None
     line: int
@@ -129,25 +133,27 @@ class _PairsReader(TableReader):
         numbered = all(map(_NUMBERED.fullmatch, names))
         if numbered:
             names = dict.fromkeys(map(str, range(max(map(int, names), default=0) + 1)))
-        units = {name: index for index, name in enumerate(names)}
+        index_of = {name: index for index, name in enumerate(names)}
         rule = "pair" if numbered else "node"
         results = [
             result
             for each in self.tests
             if each.rows
-            for result in self.results_of(each, units, rule)
+            for result in self.results_of(each, index_of, rule)
         ]
         if not results:
             return
-        hosts = [{"rank": i, "host": "?" if numbered else name} for name, i in units.items()]
+        hosts = [{"rank": i, "host": "?" if numbered else name} for name, i in index_of.items()]
         source = {"tool": self.tool, "version": self.version, "format": "pairs"}
-        run = base.make_run(results, self.options, source, ranks=len(units), members=hosts)
+        run = base.make_run(results, self.options, source, ranks=len(index_of), members=hosts)
         self.imported.runs.append(run)
 
-    def results_of(self, output: _PairOutput, units: dict[str, int], rule: str) -> list[CaseResult]:
-        """The largest size of a pair, and its latency."""
+    def results_of(
+        self, output: _PairOutput, index_of: dict[str, int], rule: str
+    ) -> list[CaseResult]:
+        """The latency of a pair, and the result of its largest size."""
         assert output.names is not None
-        low, high = sorted(units[name] for name in output.names)
+        low, high = sorted(index_of[name] for name in output.names)
         latency = self.kind == "Latency" and _LATENCY_BYTES in output.rows
         sizes = [_LATENCY_BYTES] if latency else []
         if self.kind != "Latency" or max(output.rows) >= _LEAST_BYTES:

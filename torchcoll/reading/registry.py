@@ -22,9 +22,9 @@ from typing import cast
 from torchcoll.core.bounds import MOST_TEXT
 from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, choice, one_line
 from torchcoll.core.file import MODEL_START, is_ours, uncollected
+from torchcoll.core.opening import from_stdin, is_stdin
 from torchcoll.core.other_commands import TRACE, reading_command, without_collectives
 from torchcoll.core.result import Run
-from torchcoll.core.stdin import from_stdin, is_stdin
 from torchcoll.core.units import shorten
 from torchcoll.reading.base import Imported, Importer, ImportOptions, Line, join
 from torchcoll.reading.base import number as base_number

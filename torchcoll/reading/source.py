@@ -15,7 +15,7 @@ from typing import Any
 from torchcoll.core.bounds import MOST_DEPTH, MOST_PROBLEMS, MOST_TEXT
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.jsonl import chunks_of
-from torchcoll.core.stdin import STDIN, from_stdin, is_stdin
+from torchcoll.core.opening import STDIN, from_stdin, is_stdin
 from torchcoll.reading.base import Line
 
 _BLOCK = 1 << 16  # bytes of lines that are decoded at once, since work for each line would be slow

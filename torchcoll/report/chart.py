@@ -11,7 +11,7 @@ import importlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import UnavailableError, install_text, one_line
 from torchcoll.core.result import CaseResult
@@ -277,3 +277,47 @@ def reduced(values: Sequence[float], most: int) -> list[int]:
 
 def keys_of(results: Sequence[CaseResult], keys: Mapping[int, str]) -> str:
     return " ".join(dict.fromkeys(key for r in results if (key := keys.get(id(r)))))
+
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def merged(values: np.ndarray[Any, Any], step: int) -> np.ndarray[Any, Any]:
+    """The largest of every ``step`` values along the first axis; NaN where all are."""
+    import numpy as np
+
+    if step == 1:
+        return values
+    padding = [(0, -len(values) % step)] + [(0, 0)] * (values.ndim - 1)
+    padded = np.pad(values, padding, constant_values=np.nan)
+    stacked = padded.reshape(-1, step, *values.shape[1:])
+    filled = np.where(np.isnan(stacked), -np.inf, stacked).max(axis=1)
+    return np.where(np.isneginf(filled), np.nan, filled)
+
+
+def heat_map(
+    title: str,
+    values: np.ndarray[Any, Any],
+    columns: Sequence[Any],
+    rows: Sequence[Any],
+    unit: str,
+    hover: str,
+) -> Chart:
+    """values [rows, columns]; NaN is left blank."""
+    trace = {
+        "type": "heatmap", "colorscale": "Cividis", "x": list(columns), "y": list(rows),
+        "z": [[rounded(float(value)) for value in row] for row in values],
+        "hovertemplate": hover, "hoverongaps": False,
+        "colorbar": {"title": {"text": unit, "side": "right"}, "thickness": 14},
+    }  # fmt: skip
+    layout = {
+        "xaxis": {"automargin": True, "showgrid": False, "zeroline": False},
+        "yaxis": {
+            "automargin": True,
+            "autorange": "reversed",
+            "showgrid": False,
+            "zeroline": False,
+        },
+    }
+    return Chart(title, [trace], layout)

@@ -68,9 +68,6 @@ _PERIODS = {
     "min": "period = time of the batches on the fastest rank / calls",
     "rank0": "period = time of the batches on rank 0 / calls",
 }
-LAST = (
-    "time = the shortest of a call's ranks: that of the last rank to arrive, which waits for none"
-)
 NOT_ALIGNED = "ranks are not aligned: the maximum over ranks is no call's time"
 _SLOW = 1.5  # times the steady median: a first call that is not steady
 _FEW_HOSTS = 4  # more are named by the first and the last; --view ranks names them all
@@ -95,8 +92,7 @@ def header_lines(
     parts = [f"clock: {clock}" if clock else "", *(f"mode: {name}" for name in modes)]
     lines.append("; ".join(filter(None, parts)))
     if how:
-        last = any(result.last_to_arrive and result.time_ns for result in run.results)
-        lines.append(LAST if last else reported_text(run) or reading(items, how))
+        lines.append(reported_text(run) or reading(items, how))
     lines += [_measurement_rules(run.header.get("spec") or {}, items)]
     lines += [_communicator_config(run), _labels(run), _unknown_states(run)]
     lines += [_start_up(run, items)] if verbose else []
@@ -301,9 +297,9 @@ def _unknown_states(run: Run) -> str:
     return f"not known: throttling of the devices on {names}" if hosts else ""
 
 
-def _phase(run: Run, name: str, how: str = "max") -> float | None:
-    """The duration of a start-up phase in ns, combined over ranks; None if it was not recorded."""
-    return next(iter(summary.over_ranks([[ns] for ns in run.phases.get(name) or []], how)), None)
+def _phase(run: Run, name: str) -> float | None:
+    """The duration of a start-up phase on the slowest rank, in ns; None if it was not recorded."""
+    return max(run.phases.get(name) or (), default=None)
 
 
 def _start_up(run: Run, items: Sequence[Any]) -> str:

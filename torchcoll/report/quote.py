@@ -21,13 +21,15 @@ _VERSIONS = ("torch", "python", "driver", "kernel")
 
 
 def quote_text(run: Run, answer: Answer, rows: Sequence[Row]) -> str:
-    """The answer; of each kind of case the smallest size, that of the largest bandwidth and the
-    largest, with the interval of the calls; how it was measured, versions and the id of the run.
+    """The answer, a table, and how the run was made, with versions and the id of the run.
+
+    Of each kind of case the table has the smallest size, the size with the largest bandwidth and
+    the largest size, with the interval of the calls.
     """
     right = [row for row in rows if row.is_right and row.median_ns]
-    kinds = [{name: getattr(row, name) for name in DIMENSIONS} for row in right]
+    dimensions = [{name: getattr(row, name) for name in DIMENSIONS} for row in right]
     rows_by_kind: dict[str, list[Row]] = {}
-    for kind, row in zip(kind_texts(kinds, ("collective",)), right, strict=True):
+    for kind, row in zip(kind_texts(dimensions, ("collective",)), right, strict=True):
         rows_by_kind.setdefault(kind, []).append(row)
     shown = []
     for kind, of_kind in list(rows_by_kind.items())[:_MOST_KINDS]:

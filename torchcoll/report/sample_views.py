@@ -145,7 +145,7 @@ def _calls_grid(result: CaseResult, row: summary.Row, how: str) -> Grid:
     rows: list[list[str]] = []
     slow = False
     for kind, numbers, samples in groups:
-        times = summary.completions(result, samples, how)
+        times = summary.over_ranks(samples, how)
         for number, time, call in zip(numbers, times, zip(*samples, strict=False), strict=False):
             mark = kind == "cold" and row.median_ns and time > summary.SLOW_FIRST * row.median_ns
             slow = slow or bool(mark)

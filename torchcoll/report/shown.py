@@ -29,14 +29,14 @@ class Shown:
     """How findings of one class are displayed.
 
     - show: prints several, ``show(findings, format, file)``, as a table, markdown, csv or json.
-    - options: further arguments that ``show`` takes: ``columns``, ``every``.
+    - takes_every: ``show`` takes ``every`` too.
     - charts: those of one, which answer what it is about; plotted: ``plot`` draws them to a file.
     - frame: the DataFrame of one; without it the ``rows`` of its JSON are one.
     - answer: that of one, where its class has no ``answer`` itself.
     """
 
     show: Callable[..., None]
-    options: Sequence[str] = ()
+    takes_every: bool = False
     charts: Callable[[Any], list[Chart]] | None = None
     plotted: bool = False
     frame: Callable[[Any], pandas.DataFrame] | None = None

@@ -1,4 +1,4 @@
-"""Sides on different hardware: no faster and slower, but each measured against itself."""
+"""Profiles of sides on different hardware: what each side reaches, without a comparison."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HALF = 0.5
 
 @dataclass(frozen=True)
 class Profile:
-    """What one side reaches in one table, by its own measure. None is unknown.
+    """What one side reaches in one table. None is unknown.
 
     best_gbps: the highest busbw, at best_bytes. largest_bytes: the largest size with a busbw.
     half_bytes: the smallest size that reaches half of the best; below_bytes: the next smaller one.
@@ -51,7 +51,7 @@ class Start:
 
 
 def start(side: Side, backends: Iterable[str]) -> Start | None:
-    """The start of a side with one backend; None if it has several, or no first call is known."""
+    """The first calls of a side; None with several backends, or if no first call is known."""
     names = set(backends)
     if len(names) != 1:
         return None

@@ -50,10 +50,10 @@ class Difference:
 def differences_of(base: sides.Side, new: sides.Side) -> list[Difference]:
     """Every fact that both sides record and whose values differ."""
     facts = [fact for fact in _facts(base, new) if fact.base and fact.new]
-    return sorted((fact for fact in facts if {*fact.base} != {*fact.new}), key=_place)
+    return sorted((fact for fact in facts if {*fact.base} != {*fact.new}), key=_order)
 
 
-def unknown_of(base: sides.Side, new: sides.Side) -> list[str]:
+def unknown_facts(base: sides.Side, new: sides.Side) -> list[str]:
     """Sentences on facts that only one side records, and on values that both sides withhold."""
     alone = _recorded_by_one(base, new)
     unknown = [(base, [f.name for f in alone if not f.base])]
@@ -68,7 +68,7 @@ def unknown_of(base: sides.Side, new: sides.Side) -> list[str]:
     return lines
 
 
-def settings_of(base: sides.Side, new: sides.Side, pairs: Sequence[Pair]) -> list[Difference]:
+def all_differences(base: sides.Side, new: sides.Side, pairs: Sequence[Pair]) -> list[Difference]:
     """Everything that differs: in the cases, in how they were measured, in the environments."""
     matched = [pair for pair in pairs if pair.matched]
     side_cases = ([m for p in matched for m in p.base], [m for p in matched for m in p.new])
@@ -76,7 +76,7 @@ def settings_of(base: sides.Side, new: sides.Side, pairs: Sequence[Pair]) -> lis
     library = Difference("library", tuple(names[0]), tuple(names[1]))
     cases = [d for d in [*dimensions_of(pairs), library] if d.base != d.new]
     facts = [*differences_of(base, new), *_recorded_by_one(base, new)]
-    return [*cases, *ways_of(pairs), *sorted(facts, key=_place)]
+    return [*cases, *method_differences(pairs), *sorted(facts, key=_order)]
 
 
 def _facts(base: sides.Side, new: sides.Side) -> list[Difference]:
@@ -107,12 +107,12 @@ def _values(facts: Mapping[str, list[str]], name: str) -> list[str]:
     return [] if value == sides.NOT_KNOWN else [value]
 
 
-def _place(fact: Difference) -> tuple[int, str]:
-    places = (i for i, start in enumerate(_FIRST) if fact.name.startswith(start))
-    return next(places, len(_FIRST)), fact.name
+def _order(fact: Difference) -> tuple[int, str]:
+    orders = (i for i, start in enumerate(_FIRST) if fact.name.startswith(start))
+    return next(orders, len(_FIRST)), fact.name
 
 
-def hidden_of(base: sides.Side, new: sides.Side, by: Sequence[str]) -> list[str]:
+def mixture_lines(base: sides.Side, new: sides.Side, by: Sequence[str]) -> list[str]:
     """Sentences on what varies among the runs of one side: their ratio is over a mixture."""
     lines = []
     for side in (base, new):
@@ -197,7 +197,7 @@ def dimensions_of(pairs: Sequence[Pair]) -> list[Difference]:
     ]
 
 
-def separate_of(pairs: Sequence[Pair], chosen_by: str = "") -> list[str]:
+def dimension_lines(pairs: Sequence[Pair], chosen_by: str = "") -> list[str]:
     """``dimensions_of`` in sentences, without the dimension that names the sides."""
     dimensions = [dimension for dimension in dimensions_of(pairs) if dimension.name != chosen_by]
     unknown = [d.name for d in dimensions if not (d.base and d.new)]
@@ -213,7 +213,7 @@ def also_differ(dimensions: Sequence[Difference]) -> list[str]:
     return [f"the sides also differ in: {'; '.join(differ)}"] if differ else []
 
 
-def taken_of(pairs: Sequence[Pair]) -> list[str]:
+def assumed_lines(pairs: Sequence[Pair]) -> list[str]:
     """Sentences on dimensions that some runs do not record and that were assumed."""
     taken = dict.fromkeys(item for pair in pairs if pair.matched for item in pair.taken)
     return [
@@ -227,13 +227,16 @@ def _several(values: Sequence[str]) -> str:
     return ", ".join(few) or sides.NOT_KNOWN
 
 
-def ways_of(pairs: Sequence[Pair]) -> list[Difference]:
+def method_differences(pairs: Sequence[Pair]) -> list[Difference]:
     """How matched cases were measured differently: the ways in which the sides share no value."""
     matched = [pair for pair in pairs if pair.matched]
     differences = []
     for name in ("iterations (-n)", "stopped by", "ramp-up calls"):
         values = [
-            [{text for m in items if (text := _ways(m)[name])} for items in (pair.base, pair.new)]
+            [
+                {text for m in items if (text := _method_of(m)[name])}
+                for items in (pair.base, pair.new)
+            ]
             for pair in matched
         ]
         complete = [of_sides for of_sides in values if all(of_sides)]
@@ -246,7 +249,7 @@ def ways_of(pairs: Sequence[Pair]) -> list[Difference]:
     return differences
 
 
-def _ways(item: sides.Measured) -> dict[str, str]:
+def _method_of(item: sides.Measured) -> dict[str, str]:
     """How a case was measured; '' is unknown. Equal runs differ in the number of ramp-up calls."""
     result = item.result
     calls = str(result.reported.calls or "") if result.reported else item.iters

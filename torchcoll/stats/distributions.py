@@ -68,13 +68,6 @@ def line_through(x: ArrayLike, y: ArrayLike) -> tuple[float, float]:
     return slope, float(up.mean() - slope * across.mean())
 
 
-def median_slope(x: ArrayLike, y: ArrayLike) -> float:
-    """The median of the slopes of all pairs (Theil 1950, Sen 1968)."""
-    from scipy import stats  # takes half a second to import, which only long series cost
-
-    return float(stats.theilslopes(y, x).slope)
-
-
 def kendall_p(x: ArrayLike, y: ArrayLike) -> float:
     """The two-sided p of Kendall's rank correlation; 1.0 if all values of x or of y are equal."""
     from scipy import stats

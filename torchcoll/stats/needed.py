@@ -15,7 +15,7 @@ from torchcoll.stats.distributions import gauss_legendre, root_between, t_quanti
 from torchcoll.stats.ratios import LEVEL, NO_SPREAD, Design, Ratio
 from torchcoll.stats.sequential import FIRST_LOOK, bounds, least_t
 
-POWER = 0.9  # with which a case is decided
+POWER = 0.9  # how often a case is decided
 SEARCH_RUNS, SEARCH_POWER = 30, 0.8  # of ``smallest_difference``
 MOST_ADVISED = 60  # runs a side; nobody makes more of them
 MOST_RUNS = 1000  # beyond, the answer is 'never' rather than a number
@@ -26,8 +26,11 @@ _MOST_ROUNDS = 64  # for which bounds are computed: 2.28, and 2.30 for twice as 
 
 @dataclass(frozen=True)
 class Target:
-    """What a result asks: a difference at ``level`` that is seen beyond the threshold, or a 90 %
-    interval within it. looks: by the last look of ``versus`` (sequential.py).
+    """What decides a case: a significant difference that is larger than the threshold, or a 90 %
+    interval within the threshold.
+
+    threshold: smaller changes are 'same', 0.02 is 2 %. level: of the test for a difference.
+    looks: the test is the last look of ``versus`` (sequential.py).
     """
 
     threshold: float
@@ -44,7 +47,7 @@ class Target:
         return FIRST_LOOK if self.looks else 1
 
     def t_differs(self, design: Design, runs: int) -> float:
-        """Beyond which |t| is a difference; inf where none is."""
+        """The |t| beyond which the sides differ; inf if so many runs cannot show it."""
         degrees = design.degrees(runs)
         if not self.looks:
             return t_quantile(1 - self.level / 2, degrees)
@@ -52,20 +55,24 @@ class Target:
         return float(least_t(numpy.array(degrees), numpy.array(information), self.level))
 
     def t_same(self, design: Design, runs: int) -> float:
-        """Beyond which both one-sided t show that nothing differs."""
+        """The t beyond which both one-sided tests show that the sides are the same."""
         bound = bounds(min(runs, _MOST_ROUNDS))[-1] if self.looks else 0.0
         share = float(special.ndtr(bound)) if self.looks else 0.95
         return t_quantile(share, design.degrees(runs))
 
 
-def asked(threshold: float, tested: int, decided: int = 0, looks: bool = False) -> Target:
-    """Of ``tested`` cases ``found`` are shown to differ: Holm leaves the next one LEVEL / rest."""
+def make_target(threshold: float, tested: int, decided: int = 0, looks: bool = False) -> Target:
+    """The target of one case of ``tested``. decided: how many differ already; Holm tests the next
+    one at LEVEL / (tested - decided).
+    """
     return Target(threshold, LEVEL / max(tested - decided, 1), looks)
 
 
 def power(what: Target, design: Design, runs: int, difference: float, spread: float) -> float:
-    """How often so many runs a side give the result that is true of this ``difference`` of
-    logarithms and ``spread`` of one run: a difference beyond the threshold, the same within it.
+    """How often so many runs a side decide a case correctly: as different if the true difference is
+    beyond the threshold, as the same if it is within it.
+
+    difference: the true one, of logarithms. spread: the standard deviation of one run.
 
     Exact: normal given the noise that is seen, integrated over that noise (a scaled chi).
     """
@@ -85,7 +92,7 @@ def power(what: Target, design: Design, runs: int, difference: float, spread: fl
 
 @functools.lru_cache(maxsize=4096)
 def _chi(degrees: float) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Nodes and weights of what the root of chi squared / degrees is."""
+    """Nodes and weights to integrate over the root of chi squared / degrees."""
     width = 8 / math.sqrt(2 * degrees)
     low, high = max(0.0, 1 - width), 1 + width
     points, weights = gauss_legendre(_NODES)

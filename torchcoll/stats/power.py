@@ -1,8 +1,12 @@
-"""What an answer would have found. If that is more than a user acts on, it is 'cannot tell'."""
+"""What several tests find together (Holm's correction), and what an answer would have found: if
+that is more than a user acts on, the answer is 'cannot tell'. Rank 0 of a training uses this file:
+it imports the standard library only.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 # Shares of the time from which on a user acts.
 ACT_ON_CASE = 0.5  # a case is 1.5 times slower
@@ -28,3 +32,31 @@ def detectable_change(
     of_level = max(t_quantile(1 - level / 2, degrees) * error, math.log1p(least))
     change = of_level + t_quantile(POWER, degrees) * error
     return math.expm1(change) if change <= math.log1p(_MOST) else None
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Returns the p values adjusted for their number (S. Holm, Scandinavian Journal of Statistics 6
+    (1979) 65). It holds for dependent cases too.
+    """
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    adjusted, highest = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        adjusted[i] = highest
+    return adjusted
+
+
+def holm_levels(p_values: Sequence[float], level: float) -> list[float]:
+    """The level that each p value must be below to be rejected, given the others.
+
+    Holm rejects k of the others, as far as they are below level / n, level / (n - 1), ... in order;
+    then level / (n - k) is left. level: of all tests together.
+    """
+    levels = []
+    for i in range(len(p_values)):
+        others = sorted([*p_values[:i], *p_values[i + 1 :]])
+        rejected = 0
+        while rejected < len(others) and others[rejected] < level / (len(p_values) - rejected):
+            rejected += 1
+        levels.append(level / (len(p_values) - rejected))
+    return levels

@@ -24,7 +24,7 @@ import numpy
 from scipy import special
 
 from torchcoll.stats.distributions import gauss_legendre, root_between
-from torchcoll.stats.holm import holm, holm_levels
+from torchcoll.stats.power import holm, holm_levels
 from torchcoll.stats.ratios import LEVEL, NO_SPREAD
 
 # Runs a side before the first look: side, number and mean leave three degrees of freedom.
@@ -77,9 +77,9 @@ def least_t(degrees: numpy.ndarray, information: numpy.ndarray, level: float) ->
     return numpy.asarray(numpy.sqrt(squared * degrees))
 
 
-def half_width(seen: Seen, level: float = LEVEL) -> numpy.ndarray:
-    """Half the width of the interval that holds the truth at every look, but for ``level``."""
-    return numpy.asarray(least_t(seen.degrees, seen.information, level) * seen.error)
+def half_width(seen: Seen) -> numpy.ndarray:
+    """Half the width of the interval that holds the truth at every look, but for ``LEVEL``."""
+    return numpy.asarray(least_t(seen.degrees, seen.information, LEVEL) * seen.error)
 
 
 _NODES = 300

@@ -1,8 +1,8 @@
 """The speeds that NCCL and RCCL assume for the links of a topology, and the ceiling of a ring.
 
-All speeds are in GB/s of one direction. NVLink: core/nvlink.py. XGMI: ncclTopoXGMISpeed of RCCL.
-PCI: ncclTopoAddPci of src/graph/topo.cc, about three quarters of the wire's rate. Versions differ
-slightly; these are the figures of NCCL 2.27 to 2.30, and of an RCCL that is based on 2.26.
+All speeds are in GB/s of one direction. NVLink: core/plausibility.py. XGMI: ncclTopoXGMISpeed of
+RCCL. PCI: ncclTopoAddPci of src/graph/topo.cc, about three quarters of the wire's rate. Versions
+differ slightly; these are the figures of NCCL 2.27 to 2.30, and of an RCCL based on 2.26.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchcoll.core.nvlink import generation_of
+from torchcoll.core.plausibility import generation_of
 from torchcoll.core.units import counted
 from torchcoll.libraries.nccl.topology import Gpu, Link, Nic, Node, Topology, TopologyDevice
 

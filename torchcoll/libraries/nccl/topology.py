@@ -16,7 +16,7 @@ from pathlib import Path
 from torchcoll.core.bounds import MOST_DEPTH, MOST_TEXT
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.jsonl import lines_of
-from torchcoll.core.stdin import from_stdin
+from torchcoll.core.opening import from_stdin
 
 # The beginnings of PCI classes, as in src/graph/topo.cc (kvDictPciClass); 0x12 is RCCL's.
 SWITCH, BRIDGE = "0x068000", "0x068001"

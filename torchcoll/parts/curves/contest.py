@@ -38,8 +38,8 @@ from torchcoll.parts.curves.forced_cells import Forced
 from torchcoll.questions.comparison.results import p_text
 from torchcoll.stats import statistics
 from torchcoll.stats.distributions import t_quantile
-from torchcoll.stats.holm import holm
-from torchcoll.stats.needed import asked, runs_needed, runs_to_bound
+from torchcoll.stats.needed import make_target, runs_needed, runs_to_bound
+from torchcoll.stats.power import holm
 from torchcoll.stats.ratios import LEVEL, NO_SPREAD, Ratio, geometric
 
 
@@ -336,7 +336,7 @@ def _result(size: SizeContest, cells: Sequence[CellAt], tested: int, threshold: 
         size.reason = "runs are equal: no spread to judge by"
         return
     # AUTO is beaten if one cell is shown to be faster; it is near-optimal only if none can be.
-    test = asked(threshold, tested)
+    test = make_target(threshold, tested)
     above = [r for r in undecided if r.ratio > limit]
     faster = [runs_needed(test, r.design, math.log(r.ratio), r.spread or 0.0) for r in above]
     slower = [runs_to_bound(r, threshold) for r in undecided if r.ratio <= limit]

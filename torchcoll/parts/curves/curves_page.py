@@ -8,11 +8,7 @@ from functools import partial
 from torchcoll.core.errors import UsageError, one_line
 from torchcoll.parts.curves.algorithms import algorithms
 from torchcoll.parts.curves.algorithms_show import algorithms_grids
-from torchcoll.parts.curves.curves_charts import (
-    errors_charts,
-    scaling_charts,
-    transitions_charts,
-)
+from torchcoll.parts.curves.curves_charts import errors_charts, scaling_charts, transitions_charts
 from torchcoll.parts.curves.scaling import scaling
 from torchcoll.parts.curves.scaling_show import scaling_grids
 from torchcoll.parts.curves.transitions import transitions
@@ -26,7 +22,7 @@ _MOST_CURVES = 12
 
 
 def add_algorithms(draft: PageDraft) -> list[Comparison] | None:
-    """Algorithms that were forced are compared here; None where none was."""
+    """Add the section on forced algorithms. Returns [] with a section, None without one."""
     if not any(run.labels.get("cell") for run in draft.material.runs):
         return None
     try:
@@ -38,14 +34,14 @@ def add_algorithms(draft: PageDraft) -> list[Comparison] | None:
 
 
 def add_errors(draft: PageDraft) -> None:
-    """How wrong a model is, where one side is what it predicts, about each other side."""
+    """Add a section on the errors of a model, for each pair of a model and a measured side."""
     models = [side for side in draft.sides if side.name == MODEL]
     measured = [side for side in draft.sides if side.name != MODEL]
 
     def add_side(model: Side, side: Side) -> None:
         comparison = compare(side, model)
         title, whose = "How wrong the model is", "the measured times"
-        if len(measured) > 1:  # an error is of one of them: of several the mean would be of none
+        if len(measured) > 1:
             title += f" about {one_line(side.name)}"
             whose = f"the times of {one_line(side.name)}"
         text = f"Error of the predicted times, relative to {whose}"
@@ -78,21 +74,14 @@ def _add_transitions(draft: PageDraft) -> None:
     changing = replace(finding, curves=[curve for curve in finding.curves if curve.transitions])
     text = "Measured and fitted times, and where the fit changes"
     drawing = Drawing(text, lambda: transitions_charts(changing), "curve")
-    draft.add(
-        "Where it switches",
-        transitions_grids([finding]),
-        draft.command("curve"),
-        [drawing] * bool(changing.curves),
-    )
+    drawings = [drawing] if changing.curves else []
+    draft.add("Where it switches", transitions_grids([finding]), draft.command("curve"), drawings)
 
 
 def _add_scaling(draft: PageDraft) -> None:
     finding = scaling(draft.plain)
     several = any(len([p for p in curve.points if p.time_ns]) > 1 for curve in finding.curves)
     drawing = Drawing("Time and speed-up over the ranks", lambda: scaling_charts(finding))
-    draft.add(
-        "Over the number of ranks",
-        scaling_grids(finding),
-        draft.command("scaling"),
-        [drawing] * several,
-    )
+    drawings = [drawing] if several else []
+    command = draft.command("scaling")
+    draft.add("Over the number of ranks", scaling_grids(finding), command, drawings)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torchcoll.core.backends import backend_of
 from torchcoll.core.result import Choice
-from torchcoll.core.shell import is_name
+from torchcoll.core.variables import is_name
 from torchcoll.libraries.known_variables import FORCING
 from torchcoll.libraries.nccl import forced as nccl_forced
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS, canonical

@@ -23,11 +23,10 @@ import numpy
 
 from torchcoll.core.units import counted, format_percent, plural
 from torchcoll.parts.curves.rank_laws import ALONE, CONSTANT, MIXTURES, TERMS, RankLaw, fit_positive
+from torchcoll.parts.curves.slow_sizes import Floats
 from torchcoll.questions.comparison.results import p_text
 from torchcoll.stats import distributions
-from torchcoll.stats.holm import holm
-from torchcoll.stats.line import Floats
-from torchcoll.stats.power import detectable_change
+from torchcoll.stats.power import detectable_change, holm
 from torchcoll.stats.ratios import LEVEL
 
 FEWEST = 3  # numbers of ranks: every law fits two of them exactly

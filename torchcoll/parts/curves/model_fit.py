@@ -251,16 +251,13 @@ def read_curves(files: Side, concurrent: bool = False) -> tuple[Kinds, list[str]
 
 
 def groups_at_once(run: Run, item: Measured) -> int:
-    """Returns how many groups, of any size, called at once: of ``--groups``, or halves of ``pairs
-    --bisect``. 1 for a case of all ranks, and for a pair: pairs have curves of their own.
+    """Returns how many groups, of any size, called at once. 1 for a case of all ranks, and for a
+    pair: pairs have curves of their own.
     """
-    # A result has the rule and the number of its group: ``mod:2/0``, ``bisect 1/0``, ``pair/0-1``.
+    # A result has the rule and the number of its group: ``mod:2/0``, ``pair/0-1``.
     rule, _, number = (item.row.group or "").rpartition("/")
     if not item.result.members or not number.isdecimal():
         return 1
-    if rule.startswith("bisect "):  # the rule does not contain the ranks
-        names = {result.case.group for result in run.results}
-        return sum((name or "").startswith(f"{rule}/") for name in names)
     return _number_of_groups(rule, run.ranks)
 
 

@@ -26,8 +26,8 @@ from torchcoll.parts.curves.model_sizes import (
 )
 from torchcoll.parts.curves.rank_laws import StepLaw, fit_positive, library_laws, step_laws
 from torchcoll.parts.curves.size_law import fit_corrections, log_factors
+from torchcoll.parts.curves.slow_sizes import Floats
 from torchcoll.stats.distributions import f_quantile, normal_quantile, t_quantile
-from torchcoll.stats.line import Floats
 
 FEWEST_RANKS = 2
 _INNER = 3  # numbers of ranks: with more, only the errors of those between the ends count

@@ -20,8 +20,8 @@ import numpy
 from torchcoll.parts.curves import model
 from torchcoll.parts.curves.rank_laws import step_laws
 from torchcoll.parts.curves.size_law import FEWEST_SIZES, TAIL, Fit, fit_form, fit_piece
+from torchcoll.parts.curves.slow_sizes import Floats
 from torchcoll.stats.distributions import normal_quantile, t_quantile
-from torchcoll.stats.line import Floats
 
 LEVEL = 0.9
 LEAST = 0.002  # the smallest half-width of an interval: clocks and rounding reach it

@@ -28,9 +28,9 @@ import numpy
 from scipy import linalg, optimize
 
 from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE
+from torchcoll.parts.curves.slow_sizes import Floats
 from torchcoll.questions.check.limit_share import MachineLinks
 from torchcoll.questions.check.published import Publication, publications
-from torchcoll.stats.line import Floats
 
 PREDICTED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 HALVES = ("all_gather", "reduce_scatter")  # of an all_reduce

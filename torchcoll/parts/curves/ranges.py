@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy
 
-from torchcoll.parts.curves.slow_sizes import LEAST, Indexes, LawFit, find_slow_sizes
+from torchcoll.parts.curves.slow_sizes import LEAST, Floats, Indexes, LawFit, find_slow_sizes
 from torchcoll.stats.distributions import chi2_median, mad_scale
-from torchcoll.stats.line import Floats
 
 FEWEST = 4  # points of a range with a law: two parameters and two degrees of freedom
 MOST_RANGES = 8

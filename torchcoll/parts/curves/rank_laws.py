@@ -28,7 +28,7 @@ from scipy import optimize
 
 from torchcoll.core.backends import BACKENDS, NCCL
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.stats.line import Floats
+from torchcoll.parts.curves.slow_sizes import Floats
 
 TERMS: dict[str, Callable[[Floats], Floats]] = {
     "log2 n": lambda n: numpy.asarray(numpy.log2(n)),

@@ -22,7 +22,7 @@ import numpy
 from scipy import interpolate
 
 from torchcoll.parts.curves.ranges import find_ranges
-from torchcoll.stats.line import Floats, fit_line
+from torchcoll.parts.curves.slow_sizes import Floats, fit_line
 
 FEWEST_SIZES = 3
 TAIL = 3  # the number of largest sizes that the slope beyond the data is fitted to

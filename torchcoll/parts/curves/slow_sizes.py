@@ -15,9 +15,11 @@ from dataclasses import dataclass
 
 import numpy
 from numpy.typing import NDArray
+from scipy import optimize
 
 from torchcoll.stats.distributions import mad_scale, t_quantile
-from torchcoll.stats.line import Floats
+
+Floats = NDArray[numpy.float64]
 
 Indexes = NDArray[numpy.int64]
 
@@ -172,3 +174,14 @@ def _spread(fitted: LawFit, size: Floats, time: Floats, index: int) -> float:
     # make noise look like slow sizes.
     middle *= math.sqrt(len(size) / free) * (1 + 2 * 1.17 / math.sqrt(len(size)))
     return min(square, middle)
+
+
+def fit_line(sizes: Floats, times: Floats) -> tuple[float, float]:
+    """Fit (latency in ns, ns per byte) to times in ns over sizes in bytes, neither below 0.
+
+    Least squares of the relative deviations: otherwise the largest sizes alone would decide.
+    """
+    largest = float(sizes.max())
+    columns = numpy.column_stack((1 / times, sizes / largest / times))
+    (latency_ns, slope), _ = optimize.nnls(columns, numpy.ones(len(times)))
+    return float(latency_ns), float(slope) / largest

@@ -84,7 +84,7 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
 
     from torchcoll.parts.experiments.again_show import show_rerun
     from torchcoll.parts.experiments.agreement import LEAST_RUNS
-    from torchcoll.parts.experiments.matrix_command import launch, number_of
+    from torchcoll.parts.experiments.matrix_command import launch, parse_number
     from torchcoll.questions.check.limit_share import plausibility_text
     from torchcoll.questions.check.published import publication_named, run_of
     from torchcoll.questions.show.recipe import recipe_of, unset_settings
@@ -93,7 +93,7 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
-    number = number_of("runs", options.runs, int, LEAST_RUNS)
+    number = parse_number("runs", options.runs, int, LEAST_RUNS)
     threshold = parse_share(options.threshold, "threshold")
     launcher = shlex.split(options.launcher or "")
     entry = None if Path(options.file).exists() else publication_named(options.file)
@@ -260,7 +260,7 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.parts.experiments.matrix_command import (
         RunWatcher,
         dry_run,
-        number_of,
+        parse_number,
     )
     from torchcoll.parts.experiments.run import run
     from torchcoll.parts.experiments.version_search import METRICS, VersionRuns
@@ -271,9 +271,9 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
     choice(options.metric, "metric", METRICS)
     if not options.output:
         raise UsageError("output", "none", "a folder for the runs", "Name one with -o DIR.")
-    most = number_of("runs", options.runs, int, 4)
-    timeout_s = number_of("cell-timeout", options.cell_timeout, float, 0.1)
-    plan, notes = make_plan(options.words, options.env, options.axis, runs=most)
+    most = parse_number("runs", options.runs, int, 4)
+    timeout_s = parse_number("cell-timeout", options.cell_timeout, float, 0.1)
+    plan, notes = make_plan(options.argv, options.env, options.axis, runs=most)
     if len(plan.cells) < 3 or len(options.env) + len(options.axis) != 1:
         value = f"{len(plan.cells)} in {len(options.env) + len(options.axis)} options"
         raise UsageError("versions", value, "at least 3 in one --axis or --env")

@@ -22,8 +22,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torchcoll.stats.distributions import t_p_value, t_quantile
-from torchcoll.stats.holm import holm
 from torchcoll.stats.matching import Pair
+from torchcoll.stats.power import holm
 from torchcoll.stats.ratios import exp
 from torchcoll.stats.sides import Measured
 

@@ -14,8 +14,13 @@ from typing import Any
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.opening import common_folder
-from torchcoll.core.shell import name_of
-from torchcoll.core.variables import masked_labels, masked_value, masked_variables, masked_words
+from torchcoll.core.variables import (
+    masked_labels,
+    masked_value,
+    masked_variables,
+    masked_words,
+    name_of,
+)
 from torchcoll.libraries.known_variables import FORCING
 from torchcoll.libraries.nccl import forced as nccl_forced
 from torchcoll.parts.experiments.launch_command import Command, check_program

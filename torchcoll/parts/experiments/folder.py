@@ -18,9 +18,8 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import IO, Any
 
-from torchcoll.core.checksums import LineWriter
 from torchcoll.core.errors import DiskFullError, TorchcollError, UnreadableError, UsageError
-from torchcoll.core.jsonl import read_objects
+from torchcoll.core.jsonl import LineWriter, read_objects
 from torchcoll.core.opening import MAKE_ROOM, make_folder, move, not_written, open_to_write
 from torchcoll.parts.experiments.blocks import PlannedRun
 from torchcoll.reading.inputs import MANIFEST, MATRIX_SCHEMA

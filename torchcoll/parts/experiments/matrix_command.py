@@ -10,13 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.commands import SubCommand
-from torchcoll.core.errors import (
-    ExitCode,
-    UsageError,
-    one_line,
-    printable,
-    tell,
-)
+from torchcoll.core.errors import ExitCode, UsageError, one_line, printable, tell
 from torchcoll.core.units import counted
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import Grid, Head, print_grid
@@ -102,7 +96,10 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_varied(parser: argparse.ArgumentParser, order: str = "", load: bool = True) -> None:
-    """Add the options of what differs. order: what the order of the values means, if anything."""
+    """Add the options that say what differs between cells.
+
+    order: what the order of the values means, for the help.
+    """
     add = parser.add_argument
     add(
         "--env",
@@ -133,23 +130,24 @@ def add_varied(parser: argparse.ArgumentParser, order: str = "", load: bool = Tr
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
-    """Add the options of how a run is made, and its command."""
+    """Add the options for each run, and the command of a run."""
     add = parser.add_argument
     add("--cell-timeout", metavar="S", help="end a run after this many seconds (default: no limit)")
     add("--quiet", action="store_true", help="print no progress, only the result")
-    add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command of one run")
+    add("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command of one run")
 
 
-def number_of(what: str, text: str | None, kind: type, least: float) -> Any:
+def parse_number(what: str, text: str | None, kind: type, least: float) -> Any:
+    """The value of an option; None without one. Raises UsageError for anything but a number."""
     if text is None:
         return None
-    argv = f"{'a whole' if kind is int else 'a'} number from {least:g} on"
+    expected = f"{'a whole' if kind is int else 'a'} number from {least:g} on"
     try:
         number = kind(text)
     except ValueError:
-        raise UsageError(what, text, argv) from None
+        raise UsageError(what, text, expected) from None
     if not least <= number < 1e9:
-        raise UsageError(what, text, argv)
+        raise UsageError(what, text, expected)
     return number
 
 
@@ -160,36 +158,36 @@ def run_matrix(options: argparse.Namespace) -> ExitCode | int:
 
     if not options.output:
         raise UsageError("output", "none", "a folder for the results", "Name one with -o DIR.")
-    timeout_s = number_of("cell-timeout", options.cell_timeout, float, 0.1)
+    timeout_s = parse_number("cell-timeout", options.cell_timeout, float, 0.1)
     plan, notes = make_plan(
-        options.words,
+        options.argv,
         options.env,
         options.axis,
         options.preset,
-        number_of("runs", options.runs, int, 1),
+        parse_number("runs", options.runs, int, 1),
         options.nccl_version,
-        number_of("up-to", options.up_to, int, 1),
+        parse_number("up-to", options.up_to, int, 1),
         load=options.load,
     )
     if not options.dry_run:  # the commands of a cluster can be printed on any machine
         plan.check_programs(os.environ)
-    tell_notes(plan, notes)
+    print_notes(plan, notes)
     folder_path = Path(options.output)
     if options.dry_run:
         return dry_run(plan, folder_path, every=options.verbose)
     return launch(plan, folder_path, options.quiet, timeout_s)
 
 
-def tell_notes(plan: RunPlan, notes: Sequence[str]) -> None:
-    """Before the first run."""
+def print_notes(plan: RunPlan, notes: Sequence[str]) -> None:
+    """Print the notes of a plan, and which variables of its cells cannot be verified."""
     from torchcoll.machine.environment import variables
     from torchcoll.parts.experiments.obeyed import unverified
 
-    lost = [
+    unchecked = [
         f"{name}: result files do not keep it, so whether it reaches the ranks is not checked"
         for name in dict.fromkeys(n for cell in plan.cells for n in unverified(cell, variables))
     ]
-    for note in [*notes, *lost]:
+    for note in [*notes, *unchecked]:
         tell(f"torchcoll: note: {note}")
 
 
@@ -200,7 +198,7 @@ def launch(
     timeout_s: float | None = None,
     table: bool = True,
 ) -> ExitCode | int:
-    """What is missing in the folder, with its progress; then the table of cells."""
+    """Run what the folder lacks, print the table of cells, and return the exit code."""
     from torchcoll.machine.environment import variables
     from torchcoll.parts.experiments.folder import Folder
     from torchcoll.parts.experiments.run import run as run_plan
@@ -209,25 +207,28 @@ def launch(
     with Folder(path, plan.to_json()) as folder:
         watcher = RunWatcher(plan, folder, quiet)
         try:
-            number = run_plan(plan, folder, variables, watcher, timeout_s)
+            signal_number = run_plan(plan, folder, variables, watcher, timeout_s)
         finally:
             watcher.close()
         rows = summary(plan, folder)
         if table:
-            show_summary(rows, _below(plan, folder, number))
+            show_summary(rows, _below(plan, folder, signal_number))
             if step := _next_step(rows, folder.path):
                 print(printable(f"Next: {step}"))  # unwrapped, to be copied
-    if number:
-        return 128 + number
+    if signal_number:
+        return 128 + signal_number
     bad = any(row["failed"] or row["timeout"] for row in rows)
     return ExitCode.FAILED if bad else ExitCode.OK
 
 
-def _below(plan: RunPlan, folder: Folder, number: int | None) -> list[str]:
+def _below(plan: RunPlan, folder: Folder, signal_number: int | None) -> list[str]:
+    """The lines below the table of cells."""
     from torchcoll.parts.experiments.run import pending
 
     left = len(pending(plan, folder))
-    lines = [f"interrupted by {signal.Signals(number).name}"] if number else []
+    lines = []
+    if signal_number:
+        lines.append(f"interrupted by {signal.Signals(signal_number).name}")
     if left:
         total = len(plan.cells) * plan.runs
         lines.append(f"without a result: {left} of {total}; the same command again runs them")
@@ -250,7 +251,7 @@ def dry_run(plan: RunPlan, folder: Path, every: bool = True, most: str = "") -> 
     every: all commands, not only the first. most: the most runs and when it ends, in words, of a
     command that decides itself when it ends; ``plan`` has one run of each cell.
     """
-    from torchcoll.core.shell import command_line, named
+    from torchcoll.core.variables import command_line, named
     from torchcoll.machine.environment import variables
     from torchcoll.parts.experiments.run import labels_of
 
@@ -337,7 +338,7 @@ class RunWatcher:
             self.note(f"[{self._done}/{self._total}] {job.title}: {record['status']}{seconds}{why}")
 
     def skipped(self) -> None:
-        """A run of a cell that has turned out to be unavailable."""
+        """Count a run that is not made, because its cell is unavailable."""
         self._progress.total -= 1
         self._total -= 1
 

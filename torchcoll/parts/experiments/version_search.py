@@ -42,7 +42,7 @@ from torchcoll.core.summary import default_clock, steady_figure
 from torchcoll.parts.experiments.blocks import PlannedRun, RunPlan
 from torchcoll.parts.experiments.folder import Folder
 from torchcoll.stats.distributions import t_quantile
-from torchcoll.stats.holm import holm
+from torchcoll.stats.power import holm
 from torchcoll.stats.side_faults import SideFaults, faults_of_items
 from torchcoll.stats.sides import Measured, Reading, Side
 

@@ -54,7 +54,7 @@ def versus_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_versus(options: argparse.Namespace) -> ExitCode | int:
-    from torchcoll.parts.experiments.matrix_command import dry_run, number_of, tell_notes
+    from torchcoll.parts.experiments.matrix_command import dry_run, parse_number, print_notes
     from torchcoll.parts.experiments.versus import Versus
     from torchcoll.parts.experiments.versus_plan import Sides, asked_of
     from torchcoll.parts.experiments.versus_show import show_versus
@@ -62,16 +62,16 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.stats.sequential import FIRST_LOOK
 
     choice(options.format, "format", FORMATS)
-    timeout_s = number_of("cell-timeout", options.cell_timeout, float, 0.1)
+    timeout_s = parse_number("cell-timeout", options.cell_timeout, float, 0.1)
     asked = asked_of(
-        Sides(options.words, options.env, options.axis, options.load),
+        Sides(options.argv, options.env, options.axis, options.load),
         options.output,
         options.resume,
         None if options.threshold is None else parse_share(options.threshold, "threshold"),
-        number_of("runs", options.runs, int, FIRST_LOOK),
+        parse_number("runs", options.runs, int, FIRST_LOOK),
     )
     if options.dry_run:
-        tell_notes(asked.plan, asked.notes)
+        print_notes(asked.plan, asked.notes)
         runs = counted(len(asked.plan.cells), "run")
         text = f"{asked.most} rounds of {runs}, until every case is decided"
         return dry_run(dataclasses.replace(asked.plan, runs=1), asked.folder, most=text)
@@ -80,7 +80,7 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
     number = None
     if missing is not None:
         asked.plan.check_programs(os.environ)
-        tell_notes(asked.plan, asked.notes)
+        print_notes(asked.plan, asked.notes)
         number = _launched(state, asked, timeout_s, options.quiet)
     ended = state.stopped
     if number:

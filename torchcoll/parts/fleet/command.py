@@ -65,6 +65,12 @@ def nightly_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="nodes that are drained already, one per line: no drain command for them",
     )
+    add(
+        "--expected-nodes",
+        metavar="LIST",
+        help="nodes that must have a run, as Slurm lists them: gpu[001-048],login1 (default: those "
+        "that ran in the 30 nights before)",
+    )
     add("--format", default="table", help="table (default), markdown, csv, json or line")
     add("--junit", metavar="FILE", help="write a test per node as JUnit XML")
     add("--force", action="store_true", help="replace the file of --junit")
@@ -86,7 +92,7 @@ def _drained(path: str | None) -> list[str]:
 def run_nightly(options: argparse.Namespace) -> ExitCode:
     """Exit code 1 if a node or a group is slow, wrong, failed or missing; 2 if it cannot tell."""
     from torchcoll.parts.fleet import nightly_show
-    from torchcoll.parts.fleet.nightly import NightRequest, drain_of, judge_night
+    from torchcoll.parts.fleet.nightly import NightRequest, drain_of, expand_nodes, judge_night
     from torchcoll.parts.fleet.series import parse_night
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.report.formats import FORMATS
@@ -105,6 +111,7 @@ def run_nightly(options: argparse.Namespace) -> ExitCode:
         last,
         options.accept or "",
         options.reason,
+        None if options.expected_nodes is None else expand_nodes(options.expected_nodes),
     )
     finding = judge_night(options.paths, request)
     drain = None

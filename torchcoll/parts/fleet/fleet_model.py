@@ -34,6 +34,7 @@ from torchcoll.parts.fleet.peers import slower_than_peers
 
 GROUP_ERROR = 1e-6  # probability of an alarm per night and group if nothing changed
 _COINCIDES = 1  # night
+_OF_MEDIAN = 1.15  # standard error of the median of 4 to 10 nodes, in those of their mean
 
 
 class FleetModel(FollowedIncidents):
@@ -183,7 +184,7 @@ class FleetModel(FollowedIncidents):
         members = tuple(self.names[n] for n in group.members.tolist())
         assert self.noise is not None
         scale = float(np.median(self.noise.scale[group.members, subset]))
-        width = 1.645 * 1.6 * scale / math.sqrt(sum(nights.values()) or 1)
+        width = 1.645 * _OF_MEDIAN * scale / math.sqrt(sum(nights.values()) or 1)
         changed = group.changed
         if not group.staged:
             changed = self.changed_on(set(group.members.tolist()), began)
@@ -220,8 +221,16 @@ class FleetModel(FollowedIncidents):
         for row, (_, night) in enumerate(members):
             if about.staged:
                 left[: self.nights_back(night), row] = np.nan
+        present = np.isfinite(self.times).any(axis=2).sum(axis=1)
+        count = np.isfinite(left).any(axis=2).sum(axis=1)
+        rest = present - count
         series = quiet_median(left, axis=1)
-        self.follow(about, series, index[0], 1.6 * math.sqrt(1 / len(index) + 1 / len(self.names)))
+        # What nearly all nodes share looks like the night.
+        series[rest * 3 < present] = np.nan
+        used = (count > 0) & (rest * 3 >= present)
+        used[: self.nights_back(about.since)] = False
+        share = float((1 / count[used] + 1 / rest[used]).mean()) if used.any() else 1.0
+        self.follow(about, series, index[0], _OF_MEDIAN * math.sqrt(share))
         if about.staged:
             names = tuple(self.names[n] for n in index)
             self.revise(next(i for i in self.incidents if i.id == about.id), nodes=names)

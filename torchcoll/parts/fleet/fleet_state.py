@@ -25,6 +25,7 @@ from torchcoll.parts.fleet.noise import (
     quiet_median,
     t_width,
 )
+from torchcoll.parts.fleet.panel import FIRST_CALL
 from torchcoll.parts.fleet.records import CaseKey
 
 NIGHTS = 64  # that the model remembers
@@ -93,6 +94,11 @@ class FleetState:
         self.noise: SeriesNoise | None = None
         self.fleet_noise: SeriesNoise | None = None
         self.groups: list[FactGroup] | None = None
+
+    @property
+    def first_calls(self) -> bool:
+        """Whether the cases are first calls."""
+        return bool(self.keys) and self.keys[0].statistic == FIRST_CALL
 
     def grow(self, names: Sequence[str], keys: Sequence[CaseKey]) -> None:
         """Makes room for nodes and cases that were not there before."""
@@ -195,7 +201,8 @@ class FleetState:
             return
         suspected = np.zeros(len(left), dtype=bool)
         suspected[list(self.open_nodes())] = True
-        if (healthy & ~suspected).sum() * 2 >= count:
+        suspected |= self.known[-1].any(axis=1)
+        if (healthy & ~suspected).sum() * 3 >= count:
             healthy &= ~suspected
         over_all = self.project(left)[:, 0]
         before = self.fleet[:-1][np.isfinite(self.fleet[:-1]).any(axis=1)]
@@ -326,13 +333,15 @@ class FleetState:
     def where(self, cases: npt.NDArray[np.bool_]) -> str:
         for subset in self.subsets:
             if (subset.cases == cases).all():
-                return subset.name or self._all_cases()
+                name = subset.name or self._all_cases()
+                return f"first calls of {name}" if self.first_calls else name
         names = [
             f"{key.case.collective} {format_size(key.case.size_bytes)}"
             for key, slow in zip(self.keys, cases.tolist(), strict=True)
             if slow
         ]
-        return ", ".join(names) if len(names) <= 3 else f"{len(names)} of {len(self.keys)} cases"
+        text = ", ".join(names) if len(names) <= 3 else f"{len(names)} of {len(self.keys)} cases"
+        return f"first calls of {text}" if self.first_calls else text
 
     def _all_cases(self) -> str:
         collectives = {key.case.collective for key in self.keys}
@@ -344,7 +353,7 @@ class FleetState:
         """Half of the 90 % interval of a level that so many nights have."""
         scale, degrees, of_usual, factors = self.noise_of(node)
         nights = max(1, min(nights, len(factors) - 1))
-        variance = 1.1 * factors[nights] / nights + 1.1 * factors[min(of_usual, 64)] / of_usual
+        variance = factors[nights] / nights + factors[min(of_usual, 64)] / of_usual
         return t_width(0.9, degrees[subset]) * float(scale[subset]) * math.sqrt(variance)
 
     def subset_of(self, cases: npt.NDArray[np.bool_]) -> int:

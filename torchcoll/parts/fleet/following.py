@@ -6,7 +6,7 @@ The assumptions are on top of ``fleet_model.py``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,15 +32,11 @@ from torchcoll.parts.fleet.series import format_night
 # Probability of an alarm per night and series if nothing changed.
 NODE_ERROR, FLEET_ERROR, BACK_ERROR = 6e-7, 1e-5, 1e-4
 RELAPSE = 60  # nights after its end in which an incident may open again
-# Of the half width of an interval: without it, 78 to 81 % of the intervals of simulated steps held
-# the true level, because the step and the night come from the same values.
-_WIDER = 1.35
 _WRONG_NIGHTS = 14  # nights with right results until an incident of wrong results closes
 
 
 def _interval(level: float, width: float) -> dict[str, Any]:
-    """The ends of the 90 % interval that is reported, from half of that of the model."""
-    return {"low": level - _WIDER * width, "high": level + _WIDER * width}
+    return {"low": level - width, "high": level + width}
 
 
 class FollowedIncidents(FleetState):
@@ -68,6 +64,7 @@ class FollowedIncidents(FleetState):
             "where": self.where(cases),
             **facts,
         }
+        first = self._level(nodes, began, level[0])
         earlier = [
             each
             for each in self.incidents
@@ -79,19 +76,27 @@ class FollowedIncidents(FleetState):
         if earlier:
             old = earlier[-1]
             fields |= {"state": incidents.OPEN, "ended": None, "openings": old.openings + 1}
-            levels = (*old.levels, Level(began, level[0]))
+            levels = (*old.levels, first)
             return self.revise(old, "relapsed", began, levels=levels, **fields)
+        suffix = "-first" if self.first_calls else ""
         new = Incident(
-            id=f"{subject or 'fleet'}@{format_night(began)}",
+            id=f"{subject or 'fleet'}@{format_night(began)}{suffix}",
             scope=scope,
             kind=incidents.SLOW,
             subject=subject,
-            levels=(Level(began, level[0]),),
+            levels=(first,),
             opened=self.night,
+            first_calls=self.first_calls,
             **fields,
         )
         self.incidents.append(new)
         return self.revise(new, "opened", began)
+
+    def _level(self, nodes: Sequence[str], since: int, effect: float) -> Level:
+        index = [self.names.index(name) for name in nodes]
+        start = self.nights_back(since)
+        seen = np.flatnonzero(np.isfinite(self.times[:start, index]).any(axis=(1, 2)))
+        return Level(since, effect, start - 1 - int(seen[-1]) if len(seen) else 0)
 
     def revise(
         self,
@@ -136,7 +141,7 @@ class FollowedIncidents(FleetState):
                 return self._went_down(about, values, level, node, subset, reference)
         level = float(clipped_mean(values[nights]))
         width = narrower * self.width(node, subset, len(nights))
-        levels = (*about.levels[:-1], Level(about.since, level))
+        levels = (*about.levels[:-1], replace(about.levels[-1], effect=level))
         return self.revise(about, levels=levels, **_interval(level, width)), nights
 
     def _evidence_of_one(
@@ -176,7 +181,13 @@ class FollowedIncidents(FleetState):
                 self.free_from[self.names.index(about.subject)] = since
             elif about.scope == "fleet":
                 self.fleet_free_from = since
-        new = self.revise(about, event, since, levels=(*about.levels, Level(since, left)), **fields)
+        new = self.revise(
+            about,
+            event,
+            since,
+            levels=(*about.levels, self._level(about.nodes, since, left)),
+            **fields,
+        )
         return new, begin + np.flatnonzero(np.isfinite(now))
 
     def _raise(
@@ -237,7 +248,7 @@ class FollowedIncidents(FleetState):
                 about,
                 "worse",
                 since,
-                levels=(*about.levels, Level(since, level)),
+                levels=(*about.levels, self._level(about.nodes, since, level)),
                 cases=tuple(np.flatnonzero(cases).tolist()),
                 where=self.where(cases),
                 **_interval(level, width),

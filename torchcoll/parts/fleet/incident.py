@@ -14,10 +14,14 @@ SLOW, WRONG = "slow", "wrong"
 
 @dataclass(frozen=True)
 class Level:
-    """From this night on an incident has this effect, a difference of log times."""
+    """From this night on an incident has this effect, a difference of log times.
+
+    unseen: how many nights before it had no run; it may have begun in one of them.
+    """
 
     night: int
     effect: float
+    unseen: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Incident:
     - staged: the nodes changed in different nights.
     - always: slower than its peers since its first night.
     - seen: the last night with a wrong result.
+    - first_calls: of the first calls, not of the steady times.
     """
 
     id: str
@@ -63,6 +68,7 @@ class Incident:
     staged: bool = False
     always: bool = False
     seen: int = 0
+    first_calls: bool = False
 
     @property
     def began(self) -> int:
@@ -92,7 +98,7 @@ class Incident:
     def from_json(cls, data: Mapping[str, Any]) -> Incident:
         """Raises KeyError or TypeError for what no incident can be."""
         texts = {name: tuple(data[name]) for name in ("nodes", "cases", "changed")}
-        levels = tuple(Level(each["night"], each["effect"]) for each in data["levels"])
+        levels = tuple(Level(**each) for each in data["levels"])
         return cls(**{**data, **texts, "levels": levels})
 
 

@@ -14,8 +14,7 @@ from torchcoll.parts.fleet.incident import WRONG, Incident
 from torchcoll.parts.fleet.nightly import NightFinding, NightRequest, judge_night
 from torchcoll.parts.fleet.nightly_show import answer_of, night_grid, power_text
 from torchcoll.parts.fleet.series import format_night
-from torchcoll.report.chart import Chart, plain
-from torchcoll.report.heat_map import heat_map
+from torchcoll.report.chart import Chart, heat_map, plain
 
 if TYPE_CHECKING:
     from torchcoll.questions.page.page_draft import PageDraft
@@ -40,7 +39,6 @@ def night_charts(finding: NightFinding) -> list[Chart]:
         list(map(_name, incidents)),
         "slower, %",
         "%{y}, night of %{x}: %{z:.1f} % slower<extra></extra>",
-        digits=3,
     )
     largest = max(_slower_percent(each, finding.night) for each in incidents)
     drawn.traces[0] |= {"zmin": 0, "zmax": max(largest, 1.0), "xgap": 1, "ygap": 3}
@@ -68,11 +66,11 @@ def add_nights(draft: PageDraft) -> None:
     """Adds the section of a store: the last night."""
     from torchcoll.questions.page.page_draft import Drawing
 
-    if not draft.others:
+    if not draft.stores:
         return
-    finding = judge_night(draft.others, NightRequest(last=True))
+    finding = judge_night(draft.stores, NightRequest(last=True))
     draft.title = f"{counted(len(finding.nodes), 'node')}, {counted(finding.nights, 'night')}"
-    command = f"torchcoll nightly {shlex.quote(parse_address(draft.others[0]).name)} --night last"
+    command = f"torchcoll nightly {shlex.quote(parse_address(draft.stores[0]).name)} --night last"
     drawings = [Drawing("What is slow, and since when", lambda: night_charts(finding))]
     draft.add("The last night", [night_grid(finding)], command, drawings)
     draft.answers[-1] = answer_of(finding)

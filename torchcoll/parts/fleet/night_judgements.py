@@ -18,8 +18,9 @@ from torchcoll.parts.fleet.address import StoreAddress
 from torchcoll.parts.fleet.change_text import case_names
 from torchcoll.parts.fleet.connecting import Database
 from torchcoll.parts.fleet.fleet_model import FleetModel
+from torchcoll.parts.fleet.fleet_state import THRESHOLD
 from torchcoll.parts.fleet.incident import IncidentRecord
-from torchcoll.parts.fleet.panel import Panel, panels_of
+from torchcoll.parts.fleet.panel import Panel, first_calls_of, panels_of
 from torchcoll.parts.fleet.read import summaries_of_store
 from torchcoll.parts.fleet.records import DAY_US, NIGHT_START_US, WRONG
 from torchcoll.parts.fleet.schema import (
@@ -31,6 +32,7 @@ from torchcoll.parts.fleet.schema import (
 from torchcoll.parts.fleet.snapshot import Snapshot, pack, snapshot_of, unpack
 from torchcoll.parts.fleet.sources import in_order
 
+FIRST_CALL_THRESHOLD = 0.5  # first calls vary, and few users act on less
 _FIRST_US = -(1 << 60)  # before any run
 _WrongByNight = Mapping[int, Mapping[str, str]]
 
@@ -46,20 +48,18 @@ class Acceptance:
 
 @dataclass
 class JudgedNights:
-    """The judgement of one device model and number of ranks.
+    """The judgement of one kind: the steady times or the first calls of one device model and
+    number of ranks.
 
     snapshots: of each night that was judged, oldest first. records: what is new in these nights.
     model: after the last night. memory: of the model before it; None if only one night is known.
     """
 
+    kind: str
     model: FleetModel
     snapshots: list[Snapshot] = field(default_factory=list)
     records: list[IncidentRecord] = field(default_factory=list)
     memory: bytes | None = None
-
-
-def kind_of(panel: Panel) -> str:
-    return f"{panel.device_name}|{panel.ranks}"
 
 
 def single_hosts(summaries: series.Summaries) -> series.Summaries:
@@ -119,7 +119,7 @@ def judge_panel(
     acceptances: Mapping[int, Sequence[Acceptance]],
 ) -> JudgedNights:
     """Judges the nights up to ``last``. acceptances: what is accepted after each night."""
-    judged = JudgedNights(model)
+    judged = JudgedNights(panel.kind, model)
     before = _before(panel, last)
     if model.night >= 0 and before <= model.night:
         judged.memory = pack(model)
@@ -155,11 +155,18 @@ def judge_summaries(
     """
     summaries = single_hosts(summaries)
     wrong = wrong_results(summaries)
+    steady = [(panel, THRESHOLD) for panel in panels_of(summaries)]
+    first_calls = [(panel, FIRST_CALL_THRESHOLD) for panel in panels_of(first_calls_of(summaries))]
     return [
-        judge_panel(panel, models.get(kind) or FleetModel(), wrong.get(kind, {}), last, after)
-        for panel in panels_of(summaries)
+        judge_panel(
+            panel,
+            models.get(panel.kind) or FleetModel(threshold),
+            wrong.get(panel.kind, {}),
+            last,
+            after,
+        )
+        for panel, threshold in (*steady, *first_calls)
         if panel.first_night <= last
-        for kind in [kind_of(panel)]
     ]
 
 
@@ -203,7 +210,7 @@ def judge_store(
 def _keep(connection: Connection, all_judged: Sequence[JudgedNights]) -> None:
     for judged in all_judged:
         first, latest = judged.snapshots[0], judged.snapshots[-1]
-        kind = f"{latest.device_name}|{latest.ranks}"
+        kind = judged.kind
         for table in (SNAPSHOTS, INCIDENT_RECORDS):
             doomed = (table.c.kind == kind, table.c.night >= first.night)
             connection.execute(delete(table).where(*doomed))
@@ -237,7 +244,7 @@ def runs_of_incidents(summaries: series.Summaries) -> dict[int, str]:
     results: dict[int, str] = {}
     for judged in judge_summaries(summaries, int(dated.max())):
         for each in judged.model.incidents:
-            if each.scope != "node" or each.subject not in summaries.nodes:
+            if each.scope != "node" or each.first_calls or each.subject not in summaries.nodes:
                 continue
             until = judged.model.night + 1 if each.ended is None else each.ended
             mine = summaries.node == list(summaries.nodes).index(each.subject)

@@ -35,6 +35,7 @@ from torchcoll.stats.power import ACT_ON_ALL
 
 _NAMED = 3
 _NIGHTS_UNTIL_GONE = 30  # a node without a run for longer is taken for retired
+_MOST_NODES = 100_000  # that are expected
 _STALE_S = 2 * 86_400.0  # after the night began: a dead collector is not a healthy fleet
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FIELDS = re.compile(r"\{(node|reason)\}")
@@ -62,9 +63,10 @@ class NightFinding:
     """What is known of a fleet after one night.
 
     night: its date as a number of days. nights: how many nights the input has. nodes: those with a
-    run. snapshots: one for each device model and number of ranks, most nodes first. missing: nodes
-    without a run that had one in the 30 nights before. notes: what was left out, and why. accepted:
-    incidents that were accepted by this call. models: if they were computed by this call.
+    run. snapshots: one for the steady times and one for the first calls of each device model and
+    number of ranks, most nodes first. missing: expected nodes without a run. notes: what was left
+    out, and why. accepted: incidents that were accepted by this call. models: if they were computed
+    by this call.
     """
 
     night: int
@@ -91,6 +93,11 @@ class NightFinding:
         )
 
     @property
+    def steady(self) -> list[Snapshot]:
+        """Without those of the first calls."""
+        return [each for each in self.snapshots if not each.first_calls]
+
+    @property
     def tonight(self) -> list[SlowTonight]:
         return [each for snapshot in self.snapshots for each in snapshot.tonight]
 
@@ -103,9 +110,9 @@ class NightFinding:
         """The slowdown of a node that would be found within 7 nights; None if it is not known of
         all nodes.
         """
-        sizes = [snapshot.detectable for snapshot in self.snapshots]
+        sizes = [snapshot.detectable for snapshot in self.steady]
         has_usual = [size for size in sizes if size is not None]
-        enough = all(2 * snapshot.has_usual >= snapshot.nodes for snapshot in self.snapshots)
+        enough = all(2 * snapshot.has_usual >= snapshot.nodes for snapshot in self.steady)
         return max(has_usual) if has_usual and enough and len(has_usual) == len(sizes) else None
 
     @property
@@ -121,12 +128,14 @@ class NightRequest:
     - night: days since 1970-01-01; None is the last one, which must not be old.
     - last: take the last night, however old it is.
     - accept, why: an incident, or a change, that is accepted; and the reason.
+    - expected: nodes that must have a run; None is those of the 30 nights before.
     """
 
     night: int | None = None
     last: bool = False
     accept: str = ""
     why: str = ""
+    expected: frozenset[str] | None = None
 
 
 def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
@@ -202,11 +211,36 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
             )
         ),
         failures=tuple(_failures(alone)),
-        missing=tuple(sorted(lately - present)),
+        missing=tuple(sorted((lately if request.expected is None else request.expected) - present)),
         notes=tuple(notes),
         accepted=tuple(accepted),
         models=tuple(each.model for each in judged),
     )
+
+
+def expand_nodes(text: str) -> frozenset[str]:
+    """The nodes of a list as Slurm writes it: ``gpu[001-003,007],login1``.
+
+    Raises UsageError for another form, and for more than 100,000 nodes.
+    """
+    names: list[str] = []
+    parts = re.split(r",(?![^\[\]]*\])", text)
+    while parts:
+        before, bracket, rest = parts.pop().strip().partition("[")
+        ranges, closed, after = rest.partition("]")
+        if not bracket:
+            names.append(before)
+        for each in ranges.split(",") if bracket else ():
+            first, _, last = each.partition("-")
+            last = last or first
+            number = first.isdecimal() and last.isdecimal() and int(last) >= int(first)
+            if not closed or not number or int(last) - int(first) + len(names) > _MOST_NODES:
+                raise UsageError("expected-nodes", text, "nodes such as gpu[001-048],login1")
+            numbers = range(int(first), int(last) + 1)
+            parts += [f"{before}{n:0{len(first)}}{after}" for n in numbers]
+    if not all(map(_HOST_NAME.fullmatch, names)):
+        raise UsageError("expected-nodes", text, "nodes such as gpu[001-048],login1")
+    return frozenset(names)
 
 
 def _check_age(paths: Sequence[str], latest: int) -> None:
@@ -254,7 +288,7 @@ def drain_of(finding: NightFinding, template: str, drained: Collection[str] = ()
     for each in finding.open:
         if each.kind == WRONG:
             wrong[each.subject] = f"torchcoll: wrong results ({each.id})"
-        elif each.scope == "node":
+        elif each.scope == "node" and not each.first_calls:
             change = f"{slower(each.effect)} since {series.format_night(each.began)}"
             slow.setdefault(each.subject, f"torchcoll: {change} ({each.id})")
     count = max(len({*finding.nodes, *drained}), 1)

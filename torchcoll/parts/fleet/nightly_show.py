@@ -52,6 +52,8 @@ def _changed(incident: Incident) -> str:
 def _since(incident: Incident) -> str:
     """``since the night of 22/23 Nov 2026``, and before that another level."""
     text = f"since {night_text(incident.since)}"
+    if unseen := incident.levels[-1].unseen:
+        text += f" or up to {counted(unseen, 'night')} before, without a run"
     opening = [level for level in incident.levels if level.night >= incident.began]
     if len(opening) > 1:
         text += f" ({percent(opening[0].effect)} from {night_text(opening[0].night)} on)"
@@ -99,7 +101,10 @@ def incident_text(incident: Incident, finding: NightFinding) -> str:
         facts.append(f"besides {one_line(inside[0])}")
     elif any("label=rack" in facts for model in finding.models for facts in model.facts):
         facts.append("its rack is fine")
-    return f"{one_line(incident.subject)}: {what}; {'; '.join(facts)}. Drain it"
+    advice = "Drain it"
+    if incident.first_calls:
+        advice = "Look at how its ranks connect: network cards, name resolution, shared files"
+    return f"{one_line(incident.subject)}: {what}; {'; '.join(facts)}. {advice}"
 
 
 def answer_of(finding: NightFinding) -> Answer:
@@ -151,7 +156,7 @@ def answer_of(finding: NightFinding) -> Answer:
     if finding.certain:
         return answer
     step = "measure on quieter nodes, or give more time to each case (--max-time)"
-    fewest = min((each.nights for each in finding.snapshots), default=0)
+    fewest = min((each.nights for each in finding.steady), default=0)
     if fewest < FEWEST_NIGHTS:
         step = f"collect {counted(FEWEST_NIGHTS - fewest, 'more night')}"
     return replace(answer, subject="a node", level="doubt", certainty=CANNOT_TELL, next_step=step)
@@ -161,7 +166,7 @@ def power_text(finding: NightFinding) -> str:
     """What would have been found."""
     size = finding.detectable
     if size is None:
-        has_usual = sum(each.has_usual for each in finding.snapshots)
+        has_usual = sum(each.has_usual for each in finding.steady)
         return (
             f"{has_usual} of {counted(len(finding.nodes), 'node')} have the {FEWEST_NIGHTS} nights "
             "that show what is usual; the others are compared with their peers of tonight"
@@ -242,7 +247,7 @@ def night_grid(finding: NightFinding) -> Grid:
     kinds = [
         f"{machine_text(each.device_name, each.ranks)}: {counted(each.nodes, 'node')}, "
         f"{counted(each.cases, 'case')}"
-        for each in finding.snapshots
+        for each in finding.steady
     ]
     above = [f"night of {finding.date} (UTC), one of {finding.nights}; {'; '.join(kinds)}"]
     below = list(finding.notes)

@@ -35,12 +35,19 @@ _LEAST_VARIANCE = 0.2  # of the fleet's: the variance of a series is at least th
 def quiet_median(
     values: npt.NDArray[np.floating[Any]], axis: int | tuple[int, ...] | None = 0
 ) -> Any:
-    """np.nanmedian without its warning; NaN where nothing is known."""
-    if values.size and np.isfinite(values).all():
-        return np.median(values, axis=axis)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return np.nanmedian(values, axis=axis)
+    """np.nanmedian without its warning, and faster; NaN where nothing is known."""
+    if isinstance(axis, tuple) or axis is None:
+        axes = range(values.ndim) if axis is None else axis
+        kept = [size for n, size in enumerate(values.shape) if n not in axes]
+        values = np.moveaxis(values, tuple(axes), tuple(range(len(axes)))).reshape(-1, *kept)
+        axis = 0
+    ordered = np.moveaxis(np.sort(values, axis=axis), axis, 0)  # NaN comes last
+    count = np.isfinite(ordered).sum(axis=0)
+    if not len(ordered):
+        return np.full(count.shape, np.nan)[()]
+    low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, len(ordered) - 1)
+    pair = [np.take_along_axis(ordered, index[None], axis=0)[0] for index in (low, high)]
+    return (pair[0] + pair[1]) / 2
 
 
 def quiet_mean(values: npt.NDArray[np.floating[Any]], axis: int | None = 0) -> Any:

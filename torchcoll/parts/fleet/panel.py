@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ import numpy.typing as npt
 from torchcoll.parts.fleet.noise import Floats
 from torchcoll.parts.fleet.records import CaseKey
 from torchcoll.parts.fleet.series import NO_NIGHT, Summaries, nights_of
+
+FIRST_CALL = "first call"  # statistic of a case that is a first call
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,33 @@ class Panel:
     log_times: npt.NDArray[np.float32]
     environment: npt.NDArray[np.int32]
     environments: Sequence[Mapping[str, str]]
+
+    @property
+    def kind(self) -> str:
+        kind = f"{self.device_name}|{self.ranks}"
+        return f"{kind}|{FIRST_CALL}" if self.keys[0].statistic == FIRST_CALL else kind
+
+
+def first_calls_of(summaries: Summaries) -> Summaries:
+    """The first call of each collective, at its smallest size, in the place of the cases: this call
+    connects the ranks, and larger sizes add their transfer to it.
+    """
+    smallest: dict[tuple[str, int], int] = {}
+    for index, key in enumerate(summaries.keys):
+        name = (key.case.collective, key.ranks)
+        best = summaries.keys[smallest.setdefault(name, index)]
+        if key.case.size_bytes < best.case.size_bytes:
+            smallest[name] = index
+    kept = np.isin(summaries.key, list(smallest.values())) & np.isfinite(summaries.first_ns)
+    return replace(
+        summaries,
+        keys=[replace(key, statistic=FIRST_CALL) for key in summaries.keys],
+        run=summaries.run[kept],
+        key=summaries.key[kept],
+        time_ns=summaries.first_ns[kept].astype(np.float64),
+        first_ns=summaries.first_ns[kept],
+        status=summaries.status[kept],
+    )
 
 
 def panels_of(summaries: Summaries) -> list[Panel]:

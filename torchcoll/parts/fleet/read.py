@@ -56,18 +56,19 @@ def _read(connection: Connection, chosen: Sequence[ColumnElement[bool]]) -> Summ
     key_of_id = {
         row.id: row.key for row in connection.execute(select(CASE_KEYS.c.id, CASE_KEYS.c.key))
     }
-    cases = select(CASES.c.run, CASES.c.case_key, CASES.c.status, CASES.c.time_ns)
+    names = ("run", "case_key", "status", "time_ns", "first_call_ns")
+    cases = select(*(CASES.c[name] for name in names))
     if chosen:
         cases = cases.join(RUNS, CASES.c.run == RUNS.c.id).where(*chosen)
     cases = cases.order_by(CASES.c.run, CASES.c.case_key, CASES.c.repeat)
     number_of_id: dict[int, int] = {}
     streamed = connection.execution_options(yield_per=_ROWS)
-    for run, key_id, status, time_ns in streamed.execute(cases):
+    for run, key_id, status, time_ns, first_ns in streamed.execute(cases):
         number = number_of_id.get(key_id)
         if number is None:
             number = builder.keys.number(CaseKey.from_json(key_of_id[key_id]))
             number_of_id[key_id] = number
-        builder.add_case(index_of_run[run], number, status, time_ns)
+        builder.add_case(index_of_run[run], number, status, time_ns, first_ns)
     return builder.build()
 
 

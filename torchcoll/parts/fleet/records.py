@@ -16,10 +16,10 @@ from typing import Any
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UnreadableError, tell
 from torchcoll.core.file import files_of_run
+from torchcoll.core.opening import is_stdin
 from torchcoll.core.result import CaseResult, Run, case_from_json, check_ranks, check_texts
 from torchcoll.core.run_facts import host_names, node_of
 from torchcoll.core.skipping import may_skip, skip
-from torchcoll.core.stdin import is_stdin
 from torchcoll.core.summary import Row, libraries_of, summarise
 from torchcoll.core.units import shorten
 from torchcoll.reading.inputs import (

@@ -40,7 +40,8 @@ class Summaries:
     Per run [R]: run_ids; node, environment, strata (indexes into nodes, environments and strata);
     start_us and received_us (UTC, int64, UNKNOWN_START where not recorded); run_status (index into
     RUN_STATUSES). Per case [C]: run (index), key (index into keys), time_ns (float64, NaN where the
-    case has no time that may be compared), status (index into STATUSES).
+    case has no time that may be compared), first_ns (float32, time of the first call), status
+    (index into STATUSES).
 
     nodes: names; '' is a run over several hosts. environments: facts by name, shared by many runs.
     strata: (device name, ranks): only runs of one stratum are peers.
@@ -61,6 +62,7 @@ class Summaries:
     run: np.ndarray
     key: np.ndarray
     time_ns: np.ndarray
+    first_ns: np.ndarray
     status: np.ndarray
 
     def __len__(self) -> int:
@@ -80,7 +82,9 @@ class Summaries:
             paths=[self.paths[i] for i in indexes.tolist()],
             run=new_index[self.run[kept]],
             **{name: getattr(self, name)[indexes] for name in of_runs},
-            **{name: getattr(self, name)[kept] for name in ("key", "time_ns", "status")},
+            **{
+                name: getattr(self, name)[kept] for name in ("key", "time_ns", "first_ns", "status")
+            },
         )
 
 
@@ -116,7 +120,7 @@ class SummariesBuilder:
         self.paths: dict[str, str] = {}
         self.nodes, self.environments, self.strata, self.keys = (Interned() for _ in range(4))
         self._run_columns = tuple(array("q") for _ in range(6))
-        self._case_columns = (array("q"), array("q"), array("d"), array("b"))
+        self._case_columns = (array("q"), array("q"), array("d"), array("f"), array("b"))
 
     def add(self, run: RunSummary, cases: Iterable[CaseSummary]) -> None:
         """A run that was added before (same run_id) is skipped."""
@@ -125,7 +129,8 @@ class SummariesBuilder:
         facts = self.environments.number(tuple(sorted(run.facts.items())), dict(run.facts))
         index = self.add_run(run, facts)
         for case in cases:
-            self.add_case(index, self.keys.number(case.key), case.status, case.time_ns)
+            key = self.keys.number(case.key)
+            self.add_case(index, key, case.status, case.time_ns, case.first_call_ns)
 
     def add_run(self, run: Any, environment: int) -> int:
         """Returns the index of the run. run: a RunSummary, or a row of the runs of a store.
@@ -144,17 +149,21 @@ class SummariesBuilder:
             column.append(value)
         return len(self.paths) - 1
 
-    def add_case(self, run: int, key: int, status: str, time_ns: float | None) -> None:
+    def add_case(
+        self, run: int, key: int, status: str, time_ns: float | None, first_ns: float | None
+    ) -> None:
         """run: index of the run. key: a number of ``keys``."""
-        runs, keys, times, statuses = self._case_columns
+        runs, keys, times, first_calls, statuses = self._case_columns
         runs.append(run)
         keys.append(key)
-        times.append(time_ns if status == OK and time_ns is not None and time_ns > 0 else math.nan)
+        for column, value in ((times, time_ns), (first_calls, first_ns)):
+            usable = status == OK and value is not None and value > 0
+            column.append(value if usable and value is not None else math.nan)
         statuses.append(STATUSES.index(status))
 
     def build(self) -> Summaries:
         run_types = (np.int32, np.int32, np.int32, np.int64, np.int64, np.int8)
-        case_types = (np.int32, np.int32, np.float64, np.int8)
+        case_types = (np.int32, np.int32, np.float64, np.float32, np.int8)
         columns = zip(
             (*self._run_columns, *self._case_columns), (*run_types, *case_types), strict=True
         )

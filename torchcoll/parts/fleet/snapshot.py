@@ -56,6 +56,7 @@ class Snapshot:
     many had a run, of which has_usual have usual times. nights: how many had a run. detectable: the
     slowdown of one node in all cases that would be found in 7 nights, as a difference of log times;
     None if no node has usual times. peers: whether the night could be compared with other nodes.
+    first_calls: this is about the first calls, not about the steady times.
     """
 
     device_name: str
@@ -69,6 +70,7 @@ class Snapshot:
     cases: int
     detectable: float | None
     peers: bool
+    first_calls: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -88,13 +90,14 @@ def snapshot_of(model: FleetModel, device_name: str, ranks: int, nights: int) ->
         ranks,
         model.night,
         tuple(each for each in model.incidents if each.is_open),
-        tuple(slow_tonight(model)),
+        () if model.first_calls else tuple(slow_tonight(model)),
         int(present.sum()),
         int((present & (model.baseline.nights > 0)).sum()),
         nights,
         len(model.keys),
         detectable(model),
         int(present.sum()) > FEWEST_PEERS,
+        model.first_calls,
     )
 
 

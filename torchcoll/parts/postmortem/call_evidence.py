@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.core.call_ring import STACKS_HEAD, CallRing, RingCall, is_ring, read_ring
+from torchcoll.core.call_ring import STACKS_HEAD
 from torchcoll.core.collectives import DTYPES
 from torchcoll.core.errors import UnreadableError, one_line
 from torchcoll.core.jsonl import lines_of
@@ -34,6 +34,7 @@ from torchcoll.parts.postmortem.evidence import (
     Place,
 )
 from torchcoll.parts.postmortem.log_lines import facts_of
+from torchcoll.parts.postmortem.ring_reader import CallRing, RingCall, is_ring, read_ring
 from torchcoll.parts.postmortem.stack_evidence import (
     Frame,
     describe,
@@ -43,10 +44,15 @@ from torchcoll.parts.postmortem.stack_evidence import (
 )
 from torchcoll.parts.postmortem.texts import kind_of
 from torchcoll.reading.base import number, whole
-from torchcoll.reading.flight_recorder import NO_CALLS, group_name, message_peer, read_groups
+from torchcoll.reading.flight_recorder import (
+    NO_CALLS,
+    group_name,
+    message_peer,
+    read_document,
+    read_groups,
+)
 from torchcoll.reading.safe_pickle import is_pickle
 from torchcoll.reading.torch_names import Numbers, rank_in_name, torch_collective, torch_dtype
-from torchcoll.reading.traces import read_document
 
 _MOST_CALLS = 4096  # of a traffic file: the last ones
 _MOST_STACKS = 1000  # dumps in one file

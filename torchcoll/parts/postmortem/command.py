@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, choice
-from torchcoll.core.stdin import from_stdin
+from torchcoll.core.opening import from_stdin
 
 
 def postmortem_arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ def different_calls(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     if not facts.differences:
         return None
     difference = min(facts.differences, key=lambda d: (_created_ns(d), d.group.key))
-    for rank in difference.minority or difference.all_ranks:
+    for rank in difference.minority(facts.standings.groups) or difference.all_ranks:
         cause = facts.causes.get(rank)
         call = difference.group.call(rank, difference.number)
         failed_ns = cause.event.when_ns if cause and cause.kind in ENDED_BY_ITSELF else None
@@ -82,7 +82,8 @@ def survived_differences(facts: job_facts.JobFacts) -> list[str]:
 
 def _of_difference(facts: job_facts.JobFacts, difference: CallDifference) -> diagnosis.Diagnosis:
     group, number = difference.group, difference.number
-    culprits = difference.minority or difference.all_ranks
+    minority = difference.minority(facts.standings.groups)
+    culprits = minority or difference.all_ranks
     usual = difference.calls[0]
     result = diagnosis.Diagnosis(
         facts.job,
@@ -94,11 +95,13 @@ def _of_difference(facts: job_facts.JobFacts, difference: CallDifference) -> dia
         number=number,
         certainty="certain" if len(difference.all_ranks) == len(group.ranks) else "likely",
     )
-    if difference.minority:
-        majority = difference.ranks[0]
-        result.waiting = majority
+    if minority:
+        result.waiting = tuple(rank for rank in difference.all_ranks if rank not in minority)
+        where = ""
+        if len(result.waiting) <= len(minority):
+            result.certainty, where = "likely", ", as the groups beside theirs did"
         result.reasons.append(
-            f"{counted(len(majority), 'rank')} made the same call, and "
+            f"{counted(len(result.waiting), 'rank')} made the same call{where}, and "
             f"{diagnosis.rank_names(facts.job, culprits)} another one"
         )
     else:
@@ -406,6 +409,20 @@ def _left_early(facts: job_facts.JobFacts, rank: int) -> diagnosis.Diagnosis:
 
 
 # Ranks that did not come: stopped, in other code, or without any record.
+
+
+def did_not_end(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
+    """A rank that torchrun had to kill: SIGTERM had not ended it, while it ended other ranks."""
+    forced = {event.rank for event in facts.ends if event.forced and event.rank is not None}
+    if len(forced) != 1 or not facts.events.complaining or forced & facts.events.complaining:
+        return None
+    culprits = tuple(forced)
+    result = diagnosis.Diagnosis(facts.job, "stopped", culprits=culprits, certainty="likely")
+    job_facts.name_call(facts, result, culprits)
+    event = next(event for event in facts.ends if event.forced)
+    result.evidence.append(diagnosis.EvidenceLine(event.text, event.place, event.rank))
+    result.reasons.append("SIGTERM did not end it: it is stopped, or hangs in a driver")
+    return result
 
 
 def elsewhere(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:

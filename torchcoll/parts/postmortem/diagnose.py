@@ -16,6 +16,7 @@ from torchcoll.parts.postmortem.diagnosis import (
     rank_names,
     ranks_text,
     remedy_of,
+    shortened,
 )
 from torchcoll.parts.postmortem.evidence import LOGS, RAS_KINDS, JobEvidence
 from torchcoll.parts.postmortem.job_facts import (
@@ -55,7 +56,10 @@ def what_to_collect(job: JobEvidence, diagnosis: Diagnosis, standings: Standings
             "TORCH_NCCL_TRACE_BUFFER_SIZE)"
         )
     elif missing:
-        lines.append("the dumps of all ranks: TORCH_FR_DUMP_TEMP_FILE in a folder that all share")
+        lines.append(
+            "the dumps of all ranks, in a folder that all share: TORCH_FR_DUMP_TEMP_FILE (before "
+            "torch 2.9: TORCH_NCCL_DEBUG_INFO_TEMP_FILE)"
+        )
     logged = {event.rank for event in job.events if event.kind not in RAS_KINDS}
     logged |= {rank for file in job.files if file.what in LOGS for rank in file.ranks}
     if not logged.issuperset(standings.ranks):
@@ -102,6 +106,7 @@ def diagnose(job: JobEvidence) -> Diagnosis:
         conclusions.wait_for_each_other,
         conclusions.link,
         conclusions.elsewhere,
+        conclusions.did_not_end,
         conclusions.unanswered,
         conclusions.left_nothing,
         text_rules.missing_from_reports,
@@ -153,6 +158,9 @@ def _unknown(facts: JobFacts, result: Diagnosis) -> None:
             "take stacks of ranks with each count while it hangs (py-spy dump): a rank that has "
             "launched more operations may wait for those that have launched fewer"
         )
+    warning = next(iter(facts.job.events_of("warning")), None)
+    if warning is not None and not result.says and not facts.events.complaining:
+        result.says = f"the evidence does not tell what happened first; {shortened(warning.text)}"
     if name_most_common_wait(facts, result) is None:
         result.waiting = tuple(sorted(facts.events.complaining))
     _add_undecided(facts, result)

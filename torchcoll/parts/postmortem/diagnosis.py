@@ -10,14 +10,7 @@ from torchcoll.core.errors import cut_text, one_line
 from torchcoll.core.units import counted, format_ranges
 from torchcoll.parts.postmortem.evidence import CallSeen, JobEvidence, Place
 from torchcoll.parts.postmortem.standing import GroupStanding, Standings
-from torchcoll.parts.postmortem.texts import (
-    DEVICE_MEMORY,
-    HOST_MEMORY,
-    KILLED,
-    KILLED_BY,
-    LINK,
-    known_text,
-)
+from torchcoll.parts.postmortem.texts import KILLED_BY, REMEDIES, known_text
 
 
 @dataclass(frozen=True)
@@ -156,8 +149,8 @@ def _call_of(diagnosis: Diagnosis) -> str:
 
 
 _OUT_OF_MEMORY = {
-    "kernel": HOST_MEMORY,
-    "device": DEVICE_MEMORY,
+    "kernel": REMEDIES["host_memory"],
+    "device": REMEDIES["device_memory"],
     "python": "look at what grows on this rank: its data, caches and the limit of its memory",
 }
 _CANCELED = {
@@ -168,7 +161,7 @@ _CANCELED = {
 _REMEDIES = {
     "disk_full": "free space where the job writes (checkpoints, caches, /tmp)",
     "node_failed": "drain the node, and look at its console and dmesg before it comes back",
-    "link": LINK,
+    "link": REMEDIES["link"],
     "slow": "look at what this rank does before the call, and raise the timeout if that may take "
     "so long",
     "missing_call": "make all ranks call the same collectives: look where this rank leaves its "
@@ -191,7 +184,7 @@ def remedy_of(diagnosis: Diagnosis) -> str:
     if kind == "exception" and quoted and (place := re.search(r" \[(\S+:\d+) \S+\]$", quoted[0])):
         return f"fix {place[1]}"
     if kind == "killed":
-        return KILLED_BY.get(diagnosis.detail or "", KILLED)
+        return KILLED_BY.get(diagnosis.detail or "", REMEDIES["oom_killer"])
     if kind == "out_of_memory":
         return _OUT_OF_MEMORY.get(diagnosis.detail or "", _OUT_OF_MEMORY["python"])
     if kind == "canceled":
@@ -269,6 +262,9 @@ def _waiting(diagnosis: Diagnosis, standings: Standings) -> str:
     return rank_names(diagnosis.job, waiting)
 
 
+_ORIGIN = re.compile(r" \[\S+ \S+\]$|\d+")
+
+
 def _what_it_did(diagnosis: Diagnosis) -> str:
     text = _DID.get(diagnosis.kind, "")
     verb_plural = len(diagnosis.culprits or diagnosis.candidates) > 1
@@ -278,8 +274,10 @@ def _what_it_did(diagnosis: Diagnosis) -> str:
         text = f"ended with {diagnosis.detail}, without an error of its own"
     elif diagnosis.kind == "out_of_memory":
         text = _MEMORY.get(diagnosis.detail or "", "ran out of memory")
-    elif diagnosis.kind == "exception" and diagnosis.evidence and len(diagnosis.culprits) == 1:
-        text = f"ended with {shortened(diagnosis.evidence[0].text, 100)}"
+    elif diagnosis.kind == "exception" and diagnosis.evidence and diagnosis.culprits:
+        said = {_ORIGIN.sub("", e.text) for e in diagnosis.evidence if e.rank is not None}
+        if len(said) == 1 or len(diagnosis.culprits) == 1:
+            text = f"ended with {shortened(diagnosis.evidence[0].text, 100)}"
     elif diagnosis.kind == "user_code":
         stacks = [line.text for line in diagnosis.evidence if line.rank in diagnosis.culprits]
         where = stacks[0].partition(";")[0].removeprefix("in user code: ") if stacks else ""

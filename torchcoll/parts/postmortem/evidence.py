@@ -93,6 +93,7 @@ class JobEvent:
     of a connection. ranks: how many ranks the job has by the source, of ``unanswered``. fatal:
     whether torch's excepthook printed it, which marks exceptions that nobody handled; None where
     that is not known. alone_from: the first rank of the host, if only this rank of it failed.
+    forced: whether torchrun killed it with SIGKILL, because SIGTERM had not ended it.
     """
 
     kind: str
@@ -112,6 +113,7 @@ class JobEvent:
     addresses: tuple[str, ...] = ()
     fatal: bool | None = None
     alone_from: int | None = None
+    forced: bool = False
 
 
 @dataclass(frozen=True)

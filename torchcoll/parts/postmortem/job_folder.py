@@ -15,7 +15,9 @@ import contextlib
 import importlib
 import os
 import re
+import shutil
 import stat
+import sys
 import tempfile
 import zlib
 from collections import defaultdict
@@ -26,9 +28,17 @@ from pathlib import Path
 from types import ModuleType
 
 from torchcoll.core.bounds import GZIP, UnpackBudget
-from torchcoll.core.errors import TorchcollError, UnreadableError, brief, nearest_file, one_line
+from torchcoll.core.errors import (
+    TorchcollError,
+    UnreadableError,
+    brief,
+    cut_text,
+    nearest_file,
+    one_line,
+)
 from torchcoll.core.opening import common_folder, open_to_read, signals_held, unpack
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, format_size
+from torchcoll.core.variables import masked
 from torchcoll.parts.postmortem.evidence import (
     LOGS,
     CallSeen,
@@ -38,6 +48,7 @@ from torchcoll.parts.postmortem.evidence import (
     identities_of_path,
     rank_of_path,
 )
+from torchcoll.report.destination import ProgressLine
 
 # In the order in which they are asked. Formats that are recognised by less evidence come later.
 READERS = (
@@ -95,12 +106,16 @@ def read_folder(path: str) -> FolderEvidence:
             recognized.append((shown, real, reader))
     calls_of_file = _MOST_CALLS // max(1, len(recognized))
     files = [FileEvidence(shown, item) for shown, item in _empty_logs(empty, folder.left_out)]
-    for shown, real, reader in recognized:
+    progress = ProgressLine(sys.stderr, shutil.get_terminal_size().columns)
+    for number, (shown, real, reader) in enumerate(recognized, 1):
+        size = format_size(os.path.getsize(real))
+        progress.show(f"reading {one_line(shown)} ({size}), file {number} of {len(recognized)}")
         for item in _read(shown, real, reader, folder):
             _keep_last_calls(item, calls_of_file)
             files.append(FileEvidence(shown, item))
+    progress.clear()
     if not files:
-        raise _nothing_readable(folder)
+        raise _nothing_readable(folder, [real for _, real, _ in recognized])
     folder.jobs = jobs_of(files)
     return folder
 
@@ -254,7 +269,21 @@ def _why(error: Exception) -> str:
     return one_line(error)
 
 
-def _nothing_readable(folder: FolderEvidence) -> UnreadableError:
+_FAILURE = re.compile(rb"(?i)\b(?:error|fault|fatal|failed|failure|exception|aborted|panic)\b")
+
+
+def _first_failure(paths: Sequence[str]) -> str:
+    """The first line that sounds like a failure, of files that say nothing which is known."""
+    for path in paths:
+        with open_to_read(path) as file:
+            for line in file.read(_BEGIN_BYTES).splitlines():
+                if _FAILURE.search(line):
+                    text = cut_text(masked(one_line(line.decode(errors="replace").strip())), 160)
+                    return f" The first line that sounds like a failure is: {text}."
+    return ""
+
+
+def _nothing_readable(folder: FolderEvidence, paths: Sequence[str]) -> UnreadableError:
     see = "See docs/postmortem.md for what to collect."
     if not folder.left_out:
         return UnreadableError("folder", f"no file in {folder.path}", "what a job left", see)
@@ -262,7 +291,7 @@ def _nothing_readable(folder: FolderEvidence) -> UnreadableError:
     rest = len(folder.left_out) - 1
     more = f", and {counted(rest, 'more file')}" if rest else ""
     # Not as the value, which is cut: a pickle is refused by the name that comes last.
-    action = f"No file says anything: {shown} ({why}){more}. {see}"
+    action = f"No file says anything: {shown} ({why}){more}.{_first_failure(paths)} {see}"
     return UnreadableError("folder", folder.path, "what a job left", action)
 
 

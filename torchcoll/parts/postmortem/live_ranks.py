@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.core.errors import UnavailableError, tell
+from torchcoll.core.errors import UnavailableError, brief, cut_text, one_line, tell
 from torchcoll.core.opening import make_folder, open_to_write
 from torchcoll.core.units import format_ranges
 from torchcoll.core.variables import masked
@@ -58,6 +58,8 @@ def collect(folder: Path) -> None:
         kinds = [kind for kind, copy in _SOURCES.items() if [r for r in members if copy(r, into)]]
         numbers = format_ranges(rank.rank for rank in members)
         tell(f"torchcoll: ranks {numbers} of this host: {', '.join(kinds) or 'nothing to read'}")
+        if "stacks of py-spy" not in kinds:
+            tell(f"torchcoll: no stacks: {_why_no_stacks(members[0])}")
         _ask_ras(members[0], into)
     since_s = min(_start_s(rank.pid) for rank in ranks)
     kernel = [line for line in _output("dmesg").splitlines() if _stamp_s(line) >= since_s]
@@ -128,9 +130,26 @@ def _state(rank: LiveRank, folder: Path) -> bool:
     return state[:1] in "Tt" and _write(folder / f"state-rank{rank.rank}.log", text)
 
 
+_SPY = ("py-spy", "dump", "--nonblocking", "--pid")
+
+
 def _stacks(rank: LiveRank, folder: Path) -> bool:
-    dump = _output("py-spy", "dump", "--nonblocking", "--pid", str(rank.pid))
+    dump = _output(*_SPY, str(rank.pid))
     return bool(dump) and _write(folder / f"stacks-rank{rank.rank}.txt", dump)
+
+
+def _why_no_stacks(rank: LiveRank) -> str:
+    if shutil.which(_SPY[0]) is None:
+        return "py-spy is not installed. Run pip install py-spy"
+    try:
+        done = subprocess.run([*_SPY, str(rank.pid)], capture_output=True, timeout=_LONGEST_S)
+        reason = one_line(done.stderr.decode(errors="replace").strip().partition("\n")[0])
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = brief(error)
+    return (
+        f"py-spy cannot read process {rank.pid} ({cut_text(masked(reason), 120)}). Run as root, or "
+        "with the capability SYS_PTRACE (docker --cap-add SYS_PTRACE)"
+    )
 
 
 def _rings(rank: LiveRank, folder: Path) -> bool:

@@ -74,9 +74,9 @@ def read_evidence(path: Path, shown: str) -> list[JobEvidence]:
     scan = log_lines.LogScan(shown, rank, node_of_path(shown))
     evidence = scan.evidence
     evidence.identities |= identities_of_path(shown)
-    reader = log_lines.LineReader(path, begin)
-    _scan(scan, path, reader)
-    evidence.texts = read_texts(path, shown)
+    with log_lines.without_wraps(path) as plain:
+        _scan(scan, plain, log_lines.LineReader(plain, begin))
+        evidence.texts = read_texts(plain, shown)
     says = evidence.events or evidence.last_number or evidence.nodes or evidence.texts
     if rank is None and not says:
         return []

@@ -10,10 +10,13 @@ text that the line contains, a pattern, and a function of the scan, the line and
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import itertools
 import os
 import re
 import signal
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,11 +24,11 @@ from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.errors import cut_text
-from torchcoll.core.opening import open_to_read
+from torchcoll.core.opening import open_to_read, signals_held
 from torchcoll.core.variables import masked
 from torchcoll.parts.postmortem.evidence import GroupSeen, JobEvent, JobEvidence, Place
 from torchcoll.reading.torch_names import torch_collective
-from torchcoll.reading.writers import Writers
+from torchcoll.reading.writers import Writers, unwrapped, wrapping_width
 
 _CHUNK = 1 << 20
 # Of a file with very many lines that matter, as many are read, and then those of its end.
@@ -137,6 +140,43 @@ def _last_lines(path: Path) -> list[str]:
             return file.read(_TAIL).decode("utf-8", "replace").splitlines()
     except OSError:
         return []
+
+
+_MOST_WRAPPED = 4 << 20  # bytes of a file that somebody may have pasted
+
+
+@contextlib.contextmanager
+def without_wraps(path: Path) -> Iterator[Path]:
+    """The path, or that of a copy without the line breaks of a terminal. A joined line is followed
+    by as many empty lines as it had breaks, so that all lines keep their numbers.
+    """
+    lines: list[str] = []
+    if os.path.getsize(path) <= _MOST_WRAPPED:
+        with open_to_read(path) as file:
+            lines = file.read().decode("utf-8", "replace").split("\n")
+    width = wrapping_width(lines)
+    if not width or not _is_wrapped(lines, width):
+        yield path
+        return
+    joined = [*unwrapped(enumerate(lines, 1), width), (len(lines) + 1, "")]
+    with contextlib.ExitStack() as stack:
+        with signals_held():
+            copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="torchcoll-"))
+        for (number, text), (following, _) in itertools.pairwise(joined):
+            copy.write(text.encode() + b"\n" * (following - number))
+        copy.flush()
+        written = os.stat(path)
+        os.utime(copy.name, ns=(written.st_atime_ns, written.st_mtime_ns))
+        yield Path(copy.name)
+
+
+def _is_wrapped(lines: Sequence[str], width: int) -> bool:
+    """Whether the lines of this width go on in the next line, and are not merely equally long."""
+    full = [pair for pair in itertools.pairwise(lines) if len(pair[0]) == width]
+    in_words = [(a, b) for a, b in full if not a[-1:].isspace() and not b[:1].isspace() and b]
+    anew = [a for a, b in in_words if a[:4] == b[:4] or Writers(()).split(0, b).prefix]
+    goes_on = {a for a, _ in in_words}.difference(anew)
+    return len(goes_on) > len(full) / 2 and len(full) < 0.8 * len(lines)
 
 
 def lines_with(
@@ -355,7 +395,9 @@ _DIFFERENCES = re.compile(
     r"(?=  |$)|Tensor dtypes: \S{1,60} \S{1,60})"
 )
 _BARRIER = re.compile(r"Ranks? ([\d, ]{1,4000}?) failed to pass monitoredBarrier")
-_SPEAKER = re.compile(r"\[Rank (\d{1,7})\]|\bRank (\d{1,7}) (?:successfully|timed out in)")
+_SPEAKER = re.compile(
+    r"\[Rank (\d{1,7})\]|\bRank (\d{1,7})(?: successfully| timed out in|: found NaN)"
+)
 
 
 def facts_of(text: str) -> dict[str, Any]:

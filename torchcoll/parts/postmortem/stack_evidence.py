@@ -140,7 +140,9 @@ _CHAINED = (
     "The above exception was the direct cause",
 )
 _IGNORED = re.compile(r"Exception ignored in")
-_SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error")
+_SPAWNED = re.compile(  # torch.multiprocessing, Lightning
+    r"(?:-- Process|DeadLock detected from rank:) (\d{1,6})\b(?: terminated with the following)?"
+)
 _FATAL = re.compile(r"Fatal Python error: (.{1,200})")
 
 # Exceptions of launchers, which report what happened to a rank in their own words.

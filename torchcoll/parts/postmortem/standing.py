@@ -205,8 +205,7 @@ class CallDifference:
     """Ranks that made different calls with the same number.
 
     what: ``collective``, ``size`` or ``dtype``. calls: one of each kind, the most frequent first.
-    ranks: those of each kind. minority: ranks that differ from a majority of at least 2 to 1; () if
-    there is no such majority.
+    ranks: those of each kind.
     """
 
     group: GroupStanding
@@ -215,10 +214,23 @@ class CallDifference:
     calls: tuple[CallSeen, ...]
     ranks: tuple[tuple[int, ...], ...]
 
-    @property
-    def minority(self) -> tuple[int, ...]:
+    def minority(self, groups: Mapping[str, GroupStanding]) -> tuple[int, ...]:
+        """The ranks that differ from a majority of at least 2 to 1, or else from the groups beside
+        theirs, such as the other rows of a mesh; () if neither tells.
+        """
         others = [rank for ranks in self.ranks[1:] for rank in ranks]
-        return tuple(sorted(others)) if len(self.ranks[0]) >= _MAJORITY * len(others) else ()
+        if len(self.ranks[0]) >= _MAJORITY * len(others):
+            return tuple(sorted(others))
+        size, members = len(self.group.ranks), set(self.group.ranks)
+        beside = [
+            g for g in groups.values() if len(g.ranks) == size and members.isdisjoint(g.ranks)
+        ]
+        usual = [call for g in beside for rank in g.ranks if (call := g.call(rank, self.number))]
+        alike = [any(not _differ(example, call) for call in usual) for example in self.calls]
+        if alike.count(True) != 1:
+            return ()
+        same = self.ranks[alike.index(True)]
+        return tuple(rank for rank in self.all_ranks if rank not in same)
 
     @property
     def all_ranks(self) -> tuple[int, ...]:

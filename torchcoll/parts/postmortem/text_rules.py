@@ -25,7 +25,7 @@ from torchcoll.parts.postmortem.evidence import (
 )
 from torchcoll.parts.postmortem.job_facts import JobFacts, signal_name
 from torchcoll.parts.postmortem.standing import SAME_SIZE
-from torchcoll.parts.postmortem.texts import KILLED, KILLED_BY, SAME_CALLS, TEXTS, Text
+from torchcoll.parts.postmortem.texts import KILLED_BY, REMEDIES, TEXTS, Text
 from torchcoll.reading.torch_names import torch_collective
 
 _MOST_BYTES = 32 << 20  # of a file: its first and its last half of that
@@ -42,7 +42,7 @@ _ASIDE = (
         "the training had ended ({0})",
     ),
     (
-        re.compile(r"(\d+)/(\d+) \[(\d+:\d+(?::\d+)?)<"),
+        re.compile(r"\b(\d+)/(?!\1 )(\d+) \[(\d+:\d+(?::\d+)?)<"),
         "the last progress bar stands at {0} of {1} after {2}: a rank may still prepare data",
     ),
     (
@@ -212,8 +212,7 @@ def _of_findings(facts: JobFacts, findings: Sequence[TextMatch]) -> Diagnosis | 
     if first.text.whose == "writer":
         result.culprits = tuple(sorted({f.rank for f in same if f.rank is not None}))
     elif first.text.whose == "named":
-        named = " ".join(f.names.get(name, "") for f in same for name in ("rank", "rank2", "ranks"))
-        result.culprits = tuple(sorted({int(n) for n in re.findall(r"\b\d{1,6}\b", named)}))
+        result.culprits = tuple(sorted(_named(same)))
     hosts = [finding.host or finding.names.get("host", "") for finding in same]
     result.nodes = tuple(dict.fromkeys(host for host in hosts if host))
     # An exception without a rank often repeats what a line of a rank says.
@@ -227,6 +226,12 @@ def _of_findings(facts: JobFacts, findings: Sequence[TextMatch]) -> Diagnosis | 
         result.reasons.append(_waited(waits))
     result.details += facts.job.texts.asides
     return result
+
+
+def _named(same: Sequence[TextMatch]) -> set[int]:
+    """The ranks that texts name."""
+    named = " ".join(f.names.get(name, "") for f in same for name in ("rank", "rank2", "ranks"))
+    return {int(number) for number in re.findall(r"\b\d{1,6}\b", named)}
 
 
 def sentences(first: TextMatch, same: Sequence[TextMatch]) -> tuple[str, str]:
@@ -244,10 +249,11 @@ def sentences(first: TextMatch, same: Sequence[TextMatch]) -> tuple[str, str]:
     host = first.host or (filled if first.text.cause == "peer lost" else "the node")
     values = {
         "rank": who,
+        "named": ranks_text(_named(same)),
         "any": filled,
         "host": host,
         "signal": signal_name(number),
-        "killed": KILLED_BY.get(signal_name(number), KILLED),
+        "killed": KILLED_BY.get(signal_name(number), REMEDIES["oom_killer"]),
         "rank_": first.names.get("rank", ""),
         **{name: group for name, group in first.names.items() if name != "rank"},
     }
@@ -284,7 +290,7 @@ def _mismatch(finding: TextMatch) -> tuple[str, str]:
     if calls[0] == calls[1] and all(shapes) and shapes[0] != shapes[1]:
         says = f"{ranks} passed different sizes at {calls[0]}: [{shapes[0]}] and [{shapes[1]}]"
         return says, "make all ranks pass the same sizes, or pad the tensors to one shape"
-    return f"{ranks} are at different calls: {calls[0]} and {calls[1]}", SAME_CALLS
+    return f"{ranks} are at different calls: {calls[0]} and {calls[1]}", REMEDIES["same_calls"]
 
 
 # What the watchdogs say.
@@ -307,7 +313,7 @@ def missing_from_reports(facts: JobFacts) -> Diagnosis | None:
     world = facts.job.ranks or max(texts.reporting | texts.seen) + 1
     missing = sorted({*range(world)} - {*ranks})
     # Of an excerpt, a rank that does not report may only have been cut away.
-    if not missing or texts.reporting != {*ranks} or 2 * len(missing) > len(ranks):
+    if not missing or texts.reporting != {*ranks} or 3 * len(missing) > len(ranks):
         return _all_waited(facts, "the logs of all ranks: look at the rank without a timeout")
     verb = plural(len(missing), "does", "do")
     result = Diagnosis(facts.job, kind="stopped", certainty="likely", culprits=tuple(missing))
@@ -362,7 +368,7 @@ def _in_different_calls(facts: JobFacts, calls: dict[WaitedCall, list[int]]) -> 
     result.waiting, result.details = tuple(calls[most]), [*facts.job.texts.asides]
     result.number, result.collective = other[0] or None, other[1]
     result.says = f"{ranks_text(odd)} {plural(len(odd), 'is', 'are')} "
-    result.remedy = SAME_CALLS
+    result.remedy = REMEDIES["same_calls"]
     timeouts = facts.events.timeouts
     lines = [EvidenceLine(e.text, e.place, rank) for rank in odd if (e := timeouts.get(rank))]
     result.evidence += lines[:3]

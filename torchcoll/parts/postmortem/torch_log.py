@@ -157,6 +157,7 @@ def _exit(
         node=node,
         exit_code=None if ended_by_torchrun else code,
         signal=None if ended_by_torchrun else number,
+        forced=ended_by_torchrun and scan.closing and number == signal.SIGKILL,
         when_ns=None if rank is not None else line.when_ns,
     )
 

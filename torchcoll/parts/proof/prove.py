@@ -38,7 +38,7 @@ from torchcoll.core.units import counted, format_size
 from torchcoll.machine.processes import Ended, launch
 from torchcoll.parts.proof import judge
 from torchcoll.parts.proof.judge import FAILED, NOT_RUN, NOT_SHOWN, PartResult
-from torchcoll.reading.traces import read_traffic
+from torchcoll.parts.training.traces import read_traffic
 
 # (module, arguments, variables, limit in s, log file) -> how it ended, once all processes have.
 Starter = Callable[[str, Sequence[str], Mapping[str, str], float, Path], Ended]

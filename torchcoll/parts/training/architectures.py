@@ -42,6 +42,8 @@ from torchcoll.parts.training.ddp_buckets import block_span
 EMBEDDING, LAYER, HEAD = "embedding", "layer", "head"
 MODULE = "module"  # model_type of a model that came from its code
 _BIGGEST_FILE = 10 << 20  # bytes; a config.json has a few thousand
+_BIDIRECTIONAL = ("bert", "vit")  # without a causal mask
+_KEYS = ("k_proj", "kv_", "qkv", "c_attn", ".key.", "wkv")  # in names of the matrices of keys
 _MOST_LAYERS = 10_000  # the deepest models have 200
 
 
@@ -91,6 +93,12 @@ class ModelBlock:
         return block_span([weight.name for weight in self.weights])
 
     @property
+    def attends(self) -> bool:
+        """Whether it has attention over the tokens, not a state of fixed size."""
+        names = [weight.name for weight in self.weights if "linear_attn" not in weight.name]
+        return any(part in name for name in names for part in _KEYS)
+
+    @property
     def norms(self) -> tuple[int, ...]:
         return tuple(weight.elements for weight in self.weights if weight.norm)
 
@@ -105,6 +113,7 @@ class Architecture:
     - feed_forward: columns of the widest feed-forward block of a layer outside of its experts.
     - experts, top_k: routed experts of a layer, and how many of them a token visits; 0 without.
     - expert_input: columns of what is sent to an expert; fewer than hidden with latent experts.
+    - expert_groups: the groups of experts that a token may visit, of several; 0: all.
     - shared_experts: a layer with experts has a dense feed-forward block too.
     - tied: the head's matrix is the embedding's.
     - dtype: of the parameters, as the config says; '' if it does not.
@@ -124,6 +133,7 @@ class Architecture:
     top_k: int = 0
     expert_columns: int = 0
     expert_input: int = 0
+    expert_groups: int = 0
     shared_experts: bool = False
     tied: bool = False
     dtype: str = ""
@@ -151,14 +161,21 @@ class Architecture:
         weights = (weight for block in self.blocks for weight in block.weights)
         return sum(w.elements * (share if w.expert else 1.0) for w in weights)
 
-    def flops_of_token(self, tokens: float) -> float:
+    def flops_of_token(self, tokens: float, masked: bool = False) -> float:
         """Returns the operations of the forward and the backward pass of one token in a sequence of
         so many tokens: 6 for each parameter that it is multiplied with, and attention without a
         mask (A. Chowdhery et al., arXiv 2204.02311, appendix B).
+
+        - masked: without the half of attention that a causal mask hides, which FlashAttention skips
+          (T. Dao, arXiv 2307.08691, section 3.1).
+
+        Mamba and linear attention have the operations of their parameters alone.
         """
         matrices = sum(self.active_elements(block) for block in self.blocks)
         heads = self.heads / self.key_heads if self.key_heads else 0.0
-        return 6 * matrices + 6 * len(self.layers) * heads * self.key_columns * tokens
+        causal = masked and self.model_type not in _BIDIRECTIONAL
+        attended = sum(layer.attends for layer in self.layers) * tokens * (0.5 if causal else 1.0)
+        return 6 * (matrices + attended * heads * self.key_columns)
 
     @property
     def layers(self) -> list[ModelBlock]:
@@ -344,12 +361,19 @@ class _Reader:
             top_k=self.number("top_k") if routed else 0,
             expert_columns=self.number("columns") if routed else 0,
             expert_input=self.number("expert_width") or numbers["hidden"],
+            expert_groups=self._expert_groups(),
             shared_experts=routed and self.number("shared") > 0,
             tied=self.flags["tied"],
             dtype=dtype if isinstance(dtype, str) else "",
             tokens=self.number("tokens"),
             vocabulary=self.number("vocabulary"),
         )
+
+    def _expert_groups(self) -> int:
+        """Returns the groups of experts that a token may visit (node-limited routing)."""
+        groups, visited = self.values.get("n_group"), self.values.get("topk_group")
+        limited = isinstance(groups, int) and isinstance(visited, int) and 0 < visited < groups
+        return int(visited or 0) if limited else 0
 
     def _tags(self, layer: int) -> set[str]:
         """Returns the kinds of a layer: of its attention, and of its feed-forward block."""

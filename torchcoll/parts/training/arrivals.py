@@ -22,16 +22,15 @@ from statistics import fmean
 from torchcoll.core.answer import CANNOT_TELL, CERTAIN, PROBABLY, Answer, nothing_found
 from torchcoll.core.traffic import Group
 from torchcoll.core.units import counted, format_ns, format_ranges
-from torchcoll.parts.training.ledger import NO_CLOCK, Ledger
-from torchcoll.stats.correlated import (
+from torchcoll.parts.training.correlated import (
     chance_of_mean,
     correlation_bounds,
     detectable_mean,
     independent_values,
 )
+from torchcoll.parts.training.ledger import NO_CLOCK, Ledger
 from torchcoll.stats.drift import SURE
-from torchcoll.stats.holm import holm
-from torchcoll.stats.power import ACT_ON_STEP
+from torchcoll.stats.power import ACT_ON_STEP, holm
 
 MOST_BLOCKS = 32
 LEAST_BLOCKS = 6  # of fewer, no rank is named

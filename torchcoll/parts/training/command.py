@@ -31,7 +31,7 @@ _MODEL_HELP = (
     "arguments that makes the model; it is called with meta as the default device, so that no "
     "memory is needed), or what torchcoll.capture wrote"
 )
-_RANKS = 64  # of a plan of a model, where --ranks does not say
+_RANKS = 64  # of `gradients` of a model, where --ranks does not say
 
 
 _CONFIG = re.compile(rb'\A\s*\{[^\0]*"(?:model_type|architectures|num_hidden_layers)"\s*:')
@@ -42,47 +42,14 @@ def command_for(path: str, text: bytes) -> str | None:
     return "plan" if _CONFIG.match(text) else None
 
 
-def gradients_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("model", nargs="?", metavar="MODULE:FACTORY|CAPTURE", help=_MODEL_HELP)
-    add(
-        "--parallel",
-        metavar="LIST",
-        help="the layout: dp@4 (bucket_cap_mb 4), fsdp and others of torchcoll plan (default: dp)",
-    )
-    add(
-        "--ranks",
-        type=int,
-        metavar="N",
-        help=f"number of ranks (default: those of the capture, else {_RANKS})",
-    )
-    add("--machine", metavar=_MACHINE, help=f"show what it costs there: {_MACHINE_HELP}")
-    add("--format", default="table", help="table (default), markdown, csv or json")
-
-
 def run_gradients(options: argparse.Namespace) -> ExitCode:
     """Runs ``plan`` with the layout and the ranks that a step of a model has by default."""
     from torchcoll.core.file import is_traffic
 
-    captured = options.model is not None and (
-        os.path.isdir(options.model) or is_traffic(options.model)
-    )
-    arguments = ["plan", *([options.model] if options.model else [])]
-    if not captured:
-        arguments += [
-            "--parallel",
-            options.parallel or "dp",
-            "--ranks",
-            str(_RANKS if options.ranks is None else options.ranks),
-        ]
-    elif options.parallel is not None:
-        raise UsageError("parallel", options.parallel, "none with a capture")
-    elif options.ranks is not None:
-        arguments += ["--ranks", str(options.ranks)]
-    arguments += ["--machine", options.machine] if options.machine else []
-    parser = argparse.ArgumentParser()
-    plan_arguments(parser)
-    return run_plan(parser.parse_args([*arguments[1:], "--format", options.format]))
+    if options.model is None or not (os.path.isdir(options.model) or is_traffic(options.model)):
+        options.parallel = options.parallel or "dp"
+        options.ranks = options.ranks or str(_RANKS)
+    return run_plan(options)
 
 
 _FORMATS = ("table", "markdown", "csv", "json")
@@ -210,8 +177,8 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_trace(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.parts.training.traces import read_jobs, read_traffic
     from torchcoll.parts.training.traffic_show import VIEWS, show_traffic
-    from torchcoll.reading.traces import read_jobs, read_traffic
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.report.formats import FORMATS, split_list
 
@@ -262,7 +229,8 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
         help="how it is laid out: fsdp=64; hsdp=8x8 (replicas x shards); dp=8,tp=8,sp,pp=4x2,cp=2,"
         "ep=8 (pp: ranks x virtual stages; sp: sequence parallel); dp@25=8 (bucket_cap_mb 25); "
         "zero1 (Megatron-LM), zero2; ckpt, sac "
-        "(full, selective activation checkpointing). "
+        "(full, selective activation checkpointing); tp-overlap, deepep, deepep-fp8, ep-overlap "
+        "(docs/plan.md). "
         "A data-parallel degree without a number takes the remaining --ranks; --ranks alone: fsdp",
     )
     add("--ranks", metavar="LIST", help="64, or 64..16384 for weak and strong scaling")
@@ -280,7 +248,8 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--find",
         action="store_true",
-        help="search the layouts on --ranks: tp, pp, ep, checkpointing and micro-batches",
+        help="search the layouts on --ranks: tp, pp, virtual stages, cp, ep, checkpointing, "
+        "micro-batches; --batch is then the batch of all ranks (default: a sequence each)",
     )
     add(
         "--memory-gb",
@@ -292,8 +261,8 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--mfu",
         metavar="SHARE",
-        help="the share of the GPU's peak at which a step computes (default: 0.35 to 0.6, on an "
-        "A100 0.55 to 0.75)",
+        help="MFU of a step without its communication (default: what a causal mask leaves at 0.36 "
+        "to 0.6 of the peak, on an A100 0.54 to 0.72)",
     )
     add(
         "--step-ms",
@@ -433,7 +402,7 @@ COMMANDS = {
         ),
     ),
     "gradients": SubCommand(
-        gradients_arguments,
+        plan_arguments,
         run_gradients,
         examples=(
             "torchcoll gradients torchvision.models:resnet50",

@@ -30,6 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from torchcoll.core.collectives import find_dtype
 from torchcoll.parts.training.architectures import (
@@ -166,16 +167,21 @@ _USE = (
 )
 
 
+@cache
+def _place(name: str) -> int:
+    """Returns the place of a parameter in ``_USE``; -1 if it has none."""
+    return next((n for n, text in enumerate(_USE) if text in name), -1)
+
+
 def in_order_of_gradients(weights: Sequence[Weight]) -> list[Weight]:
     """Returns the parameters of a block in the order in which their gradients arrive: with names
     that are not in the table, the reverse of registration.
     """
-    if not all(any(text in weight.name for text in _USE) for weight in weights):
+    if any(_place(weight.name) < 0 for weight in weights):
         return list(weights)[::-1]
 
     def used(weight: Weight) -> tuple[int, bool]:
-        place = next((n for n, text in enumerate(_USE) if text in weight.name), len(_USE))
-        return place, weight.name.endswith("bias") != weight.norm
+        return _place(weight.name), weight.name.endswith("bias") != weight.norm
 
     return sorted(weights, key=used, reverse=True)
 
@@ -244,6 +250,22 @@ class StagePlan:
             self.compute(BACKWARD, block, active * weight.elements / total)
             yield weight.name
 
+    def send(self, calls: Sequence[SentCall], module: str) -> None:
+        """Issues the calls of a layer, and waits for those that no computation hides."""
+        for sent in calls:
+            if self._hidden(sent):
+                self.writer.start(sent, module=module)
+            else:
+                self.writer.block([sent], module)
+
+    def _hidden(self, sent: SentCall) -> bool:
+        """Returns whether the layout sends the call beside a computation."""
+        if sent.group == "cp":  # Transformer Engine's ring, beside the attention of another part
+            return self.layout.data == ZERO1
+        if sent.group == "tp":
+            return self.layout.tp_overlap and sent.what == "activations"
+        return sent.group == "ep" and self.layout.ep_overlap
+
     def _send_activations(self, chunk: int, forward: bool) -> None:
         """Sends the activations of a chunk to the next stage, or their gradients to the one
         before.
@@ -289,6 +311,7 @@ class StagePlan:
                 *calls.experts_forward,
                 *calls.experts_backward,
             )
+            if not self._hidden(sent)
         ]
         sends = (self._between_stages("activations"),) * (2 * (pp - 1))
         share = 1 / self.batch.micro_batches
@@ -327,22 +350,21 @@ class StagePlan:
         buckets = self._buckets()
         reduced: list[Hashable] = []
         ready = [[in_order_of_gradients(b.weights) for b in blocks] for blocks in self.chunks]
-        for micro_batch in range(self.batch.micro_batches):
-            last = micro_batch == self.batch.micro_batches - 1
+        for first, last in self.writer.micro_batches(self.batch.micro_batches):
             for number, blocks in enumerate(self.chunks):
                 for block in blocks:
-                    if micro_batch == 0:
+                    if first:
                         self.writer.wait(*{gathers.get(weight.name) for weight in block.weights})
                     self.compute(FORWARD, block)
                     calls = self.calls_of(block)
                     name = block.name
-                    self.writer.block((*calls.forward, *calls.experts_forward), name)
+                    self.send((*calls.forward, *calls.experts_forward), name)
                 self._send_activations(number, forward=True)
             for number, blocks in reversed(list(enumerate(self.chunks))):
                 for block, weights in zip(reversed(blocks), reversed(ready[number]), strict=True):
                     calls = self.calls_of(block)
                     name = block.name
-                    self.writer.block((*calls.experts_backward, *calls.backward), name)
+                    self.send((*calls.experts_backward, *calls.backward), name)
                     for parameter in self._gradients(block, weights):
                         for sent, module in buckets.get(parameter, ()) if last else ():
                             reduced.append(self.writer.start(sent, module=module))
@@ -443,8 +465,7 @@ class StagePlan:
     def _sharded(self) -> None:
         """Writes all micro-batches of FSDP2."""
         chunks = [ShardedChunk(self, blocks) for blocks in self.chunks]
-        for micro_batch in range(self.batch.micro_batches):
-            first, last = micro_batch == 0, micro_batch == self.batch.micro_batches - 1
+        for first, last in self.writer.micro_batches(self.batch.micro_batches):
             for number, chunk in enumerate(chunks):
                 chunk.forward(first)
                 self._send_activations(number, forward=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
-from torchcoll.core.units import format_digits
+from torchcoll.core.units import counted, format_digits
 from torchcoll.parts.curves.predictor import Predictor
 from torchcoll.parts.training.architectures import Architecture
 from torchcoll.parts.training.config_plan import TrainingOptions, plan_config
@@ -149,8 +150,8 @@ _ZERO1_STATES = "Adam's states and a copy of the parameters in float32"
 def _activations_note(architecture: Architecture) -> str:
     hidden = " (activations: none counted)" if not architecture.hidden else ""
     return (
-        "activations as fused layers keep them, without attention scores; unfused ones keep 1.45 "
-        f"times as much; logits with a copy and a gradient in float32{hidden}"
+        "activations as fused layers keep them, without attention scores; logits with a copy and a "
+        f"gradient in float32{hidden}"
     )
 
 
@@ -164,14 +165,16 @@ class Computing:
 
     - step_ns: of forward and backward pass without checkpointing; None to take ``shares``.
     - measured: whether step_ns is that of real steps, with what these computed again.
-    - shares: MFU of the computation: value, least, most.
+    - shares: of the GPU's peak: value, least, most.
     - peak: FLOP/s of the GPU; None if unknown.
+    - masked: the shares are those of the operations that a causal mask leaves; else MFU.
     """
 
     step_ns: float | None = None
     measured: bool = False
-    shares: tuple[float, float, float] = (0.45, 0.35, 0.6)
+    shares: tuple[float, float, float] = (0.45, 0.45, 0.45)
     peak: float | None = None
+    masked: bool = False
 
     def on(self, architecture: Architecture, layout: ParallelLayout, batch: Batch) -> Computation:
         """Returns the computation of a rank."""
@@ -182,10 +185,12 @@ class Computing:
             ns = self.step_ns * again
             return Computation((ns, ns, ns), flops, tokens, self.peak)
         assert self.peak is not None
-        value, least, most = (1e9 * again * flops / share / self.peak for share in self.shares)
+        computed = tokens * architecture.flops_of_token(batch.tokens, self.masked)
+        value, least, most = (1e9 * again * computed / share / self.peak for share in self.shares)
         percent = [round(100 * share) for share in self.shares]
         text = f"{percent[0]} %" if percent[1] == percent[2] else f"{percent[1]} to {percent[2]} %"
-        return Computation((value, most, least), flops, tokens, self.peak, f"{text} MFU")
+        text += " of the peak" if self.masked else " MFU"
+        return Computation((value, most, least), flops, tokens, self.peak, text)
 
 
 FITS, TIGHT, TOO_LARGE = "yes", "tight", "no"
@@ -222,6 +227,7 @@ class LayoutComparison(Displayed):
 
     - rows: by their cost, those that do not fit last.
     - memory_bytes: the memory that a rank has; None if no limit was given.
+    - launch: flags of torchtitan or Megatron-LM for the first layouts of a search.
     """
 
     what: str
@@ -230,32 +236,89 @@ class LayoutComparison(Displayed):
     machine: str
     notes: list[str]
     memory_bytes: float | None = None
+    launch: list[str] = field(default_factory=list)
 
 
-def _equal_batches(layouts: Sequence[ParallelLayout], batch: Batch) -> list[list[Batch]]:
-    """Returns the batches that a data-parallel rank of each layout can have, with the same tokens
-    of all ranks: from the largest micro-batches to those with as many sequences as ``batch``.
+def _shared_batches(layout: ParallelLayout, batch: Batch, sequences: int) -> list[Batch]:
+    """Returns the batches that a data-parallel rank of the layout can have if all ranks together
+    have so many sequences, from the largest micro-batches on; [] if they cannot be shared.
 
-    - batch: that of the layout with the most data-parallel ranks.
+    - batch: its micro-batches and sequences are the fewest.
     """
-    widest = min(layouts, key=lambda layout: layout.inner)
-    batches = []
-    for layout in layouts:
-        micro_batches, odd_batches = divmod(batch.micro_batches * layout.pp, widest.pp)
-        more = batch.sequences * layout.tp * layout.cp
-        sequences, odd_sequences = divmod(more, widest.tp * widest.cp)
-        if odd_batches or odd_sequences or not micro_batches or not sequences:
-            expected = f"layouts whose tp x cp and pp are multiples of those of {widest.name}"
-            raise UsageError("compare", layout.name, expected)
-        batches.append(
-            [
-                replace(batch, micro_batches=micro_batches * n, sequences=sequences // n)
-                for n in range(1, sequences // batch.sequences + 1)
-                if sequences % n == 0
-            ]
-            or [replace(batch, micro_batches=micro_batches, sequences=sequences)]
+    each, rest = divmod(sequences, layout.replicas * layout.shards)
+    largest = each // batch.micro_batches
+    sizes = [] if rest else range(largest, batch.sequences - 1, -1)
+    batches = [replace(batch, micro_batches=each // n, sequences=n) for n in sizes if each % n == 0]
+    return [b for b in batches if layout.virtual == 1 or b.micro_batches % layout.pp == 0]
+
+
+_MOST_SEQUENCES = 16  # of a micro-batch in a search
+# A search does not plan layouts that are slower than the best one by more, without communication.
+_SLOWER = 1.25
+
+
+class _Comparison:
+    """Plans each layout with the micro-batches with which its step is the fastest that fits."""
+
+    def __init__(self, setting: PlanSetting, memory_bytes: float | None, search: bool) -> None:
+        self.setting, self.memory_bytes, self.search = setting, memory_bytes, search
+        self.rows: list[LayoutRow] = []
+        self.fastest = math.inf  # ns, of the rows of a search that fit
+
+    def add(self, layout: ParallelLayout, batches: Sequence[Batch]) -> None:
+        """Adds the row of a layout. A layout that does not fit is tried with checkpointing."""
+        row = self._best(layout, batches)
+        again: tuple[str, ...] = (
+            (SELECTIVE, FULL) if self.search and layout.data != ZERO1 else (FULL,)
         )
-    return batches
+        if layout.checkpoint or not self.setting.architecture.hidden:
+            again = ()
+        if row and self._too_many_states(row):
+            again = ()
+        for checkpoint in again:
+            if row and (row.fits == FITS or (row.fits == TIGHT and not self.search)):
+                break
+            other = self._best(replace(layout, checkpoint=checkpoint), batches)
+            row = other if other and (not row or other.fits != TOO_LARGE) else row
+        if row:
+            self.rows.append(row)
+            if self.search and row.fits != TOO_LARGE and row.step.step_ns:
+                self.fastest = min(self.fastest, row.cost)
+
+    def _best(self, layout: ParallelLayout, batches: Sequence[Batch]) -> LayoutRow | None:
+        """Returns the fastest row that fits, or the one with the least memory; None if a search
+        need not plan the layout.
+        """
+        rows = []
+        if self.search:
+            batches = [batch for batch in batches if batch.sequences <= _MOST_SEQUENCES]
+            # A pipeline is the fastest with many micro-batches, the gathers of FSDP2 with few.
+            batches = batches[::-1] if layout.pp > 1 else batches
+        for batch in batches:
+            if self.least_ns(layout, batch) > _SLOWER * self.fastest:
+                continue
+            step = replace(self.setting, batch=batch).step(layout)
+            rows.append(LayoutRow(layout, step, batch, fits=_fits(step, self.memory_bytes)))
+            if self.search and (rows[-1].fits != TOO_LARGE or self._too_many_states(rows[-1])):
+                break
+        fitting = [row for row in rows if row.fits != TOO_LARGE]
+        if fitting:
+            return min(fitting, key=lambda row: (row.cost, row.memory_bytes))
+        return min(rows, key=lambda row: row.memory_bytes, default=None)
+
+    def _too_many_states(self, row: LayoutRow) -> bool:
+        """Returns whether a search cannot make the layout fit by less activations."""
+        memory, limit = row.step.memory, self.memory_bytes
+        if not self.search or memory is None or limit is None:
+            return False
+        return memory.total - memory.activations - memory.peak > (1 + UNSURE) * limit
+
+    def least_ns(self, layout: ParallelLayout, batch: Batch) -> float:
+        """Returns the computation and the bubble of a step; 0.0 if unknown."""
+        if self.setting.computing is None:
+            return 0.0
+        computed = self.setting.computing.on(self.setting.architecture, layout, batch)
+        return computed.ns[0] * (1 + (layout.pp - 1) / layout.virtual / batch.micro_batches)
 
 
 def compare_layouts(
@@ -268,40 +331,37 @@ def compare_layouts(
 
     - setting: its batch is that of the layout with the most data-parallel ranks. The others
       compute as much more as they have fewer of these: more sequences with tp and cp, more
-      micro-batches with pp.
+      micro-batches with pp. In a search it is the batch of all ranks.
     - memory_bytes: the memory that a rank has; None for no limit.
+    - search: the layouts are candidates, and slow ones may be left out.
 
     Each layout has the micro-batches with which its step is the fastest that fits. A layout that
-    does not fit is tried with checkpointing.
+    does not fit is tried with checkpointing. Raises UsageError if no layout can have the batch.
     """
     machine, architecture, batch = setting.machine, setting.architecture, setting.batch
+    comparison = _Comparison(setting, memory_bytes, search)
     widest = min(layouts, key=lambda layout: layout.inner)
-
-    def best(layout: ParallelLayout, batches: Sequence[Batch]) -> LayoutRow:
-        rows = []
-        for each in batches[::-1] if search and layout.pp > 1 else batches:
-            step = replace(setting, batch=each).step(layout)
-            rows.append(LayoutRow(layout, step, each, fits=_fits(step, memory_bytes)))
-            if search and rows[-1].fits != TOO_LARGE:
-                break
-        # The fastest that fits; of those that do not, the one with the least memory.
-        fitting = [row for row in rows if row.fits != TOO_LARGE]
-        if fitting:
-            return min(fitting, key=lambda row: (row.cost, row.memory_bytes))
-        return min(rows, key=lambda row: row.memory_bytes)
-
-    rows = []
-    for layout, batches in zip(layouts, _equal_batches(layouts, batch), strict=True):
-        row = best(layout, batches)
-        again = (SELECTIVE, FULL) if search else (FULL,)
-        for checkpoint in again if architecture.hidden and not layout.checkpoint else ():
-            if row.fits == FITS or (row.fits == TIGHT and not search):
-                break
-            other = best(replace(layout, checkpoint=checkpoint), batches)
-            row = other if other.fits != TOO_LARGE else row
-        rows.append(row)
-    tokens = round(batch.micro_batches * batch.tokens_each * widest.ranks / widest.inner)
+    sequences = batch.micro_batches * batch.sequences
+    if search:
+        batch = replace(batch, micro_batches=1, sequences=1)
+    else:
+        sequences *= widest.replicas * widest.shards
+    planned = [(layout, _shared_batches(layout, batch, sequences)) for layout in layouts]
+    unshared = next((layout for layout, batches in planned if not batches), None)
+    if search:
+        planned = [pair for pair in planned if pair[1]]
+        if not planned:
+            expected = "sequences of all ranks that the data-parallel ranks can share"
+            raise UsageError("batch", counted(sequences, "sequence"), expected)
+        planned.sort(key=lambda pair: min(comparison.least_ns(pair[0], each) for each in pair[1]))
+    elif unshared is not None:
+        expected = f"layouts whose data-parallel ranks divide those of {widest.name}"
+        raise UsageError("compare", unshared.name, expected)
+    for layout, batches in planned:
+        comparison.add(layout, batches)
+    tokens = round(sequences * batch.tokens)
     model = f"{architecture.source}: {architecture.parameters:,} parameters"
+    rows = comparison.rows
     return LayoutComparison(
         what=f"{model}, {setting.options.dtype}; {tokens:,} tokens in a step",
         ranks=layouts[0].ranks,

@@ -17,6 +17,9 @@ Calls of tensor, sequence, context and expert parallelism: sizes are those of nc
   all-reduced over tp. With ``zero1``, as in Megatron-LM, the input of a block and of the head is
   gathered again for the gradients of the weights, which torch's DTensor keeps
   (megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
+- ``tp-overlap``: Megatron-LM's --tp-comm-overlap, torchtitan's asynchronous tensor parallelism. The
+  calls are sent in pieces beside the matrix product that makes or needs them, and the plan waits
+  for none of them.
 - Embedding, head and loss are split by the vocabulary (``loss_parallel``): three all_reduce of a
   float32 for each token.
 - Context parallelism: torch's ring attention
@@ -34,6 +37,11 @@ Calls of tensor, sequence, context and expert parallelism: sizes are those of nc
   --expert-tensor-parallel-size: the experts are split over tp, and the tokens gathered and their
   results scattered over it.
   torchtitan takes the ranks of tp for ep instead (torchtitan/distributed/parallel_dims.py).
+- DeepEP (deepseek-ai/DeepEP, csrc/kernels/internode.cu) sends one copy of a token to each host, and
+  within a host to each rank, where an expert of the token is; its kernels are for hosts of 8
+  (csrc/kernels/configs.cuh, NUM_MAX_NVL_PEERS). Node-limited routing (``topk_group`` of a config
+  with ``n_group``) limits the hosts. With 8 bits a token has a float32 for each 128 columns, and
+  what goes to the experts, in both passes, has 8 bits (arXiv 2412.19437, section 3.3).
 - Activation checkpointing of whole layers repeats the calls of the forward pass in the backward
   pass: with ``zero1`` all of them (megatron/core/tensor_parallel/random.py, CheckpointFunction),
   elsewhere without the last one, whose result is not needed (torch.utils.checkpoint stops early).
@@ -62,7 +70,11 @@ DATA_PARALLEL = {
 }
 _OTHERS = ("tp", "pp", "cp", "ep")
 FULL, SELECTIVE = "ckpt", "sac"  # activation checkpointing
-_FLAGS = ("sp", FULL, SELECTIVE)  # without a number
+# Exchange of tokens by DeepEP, and with 8 bits to the experts.
+DEEPEP, DEEPEP_FP8 = "deepep", "deepep-fp8"
+# Activations of tp, and tokens of experts, are sent beside the computation.
+TP_OVERLAP, EP_OVERLAP = "tp-overlap", "ep-overlap"
+_FLAGS = ("sp", TP_OVERLAP, FULL, SELECTIVE, DEEPEP, DEEPEP_FP8, EP_OVERLAP)  # without a number
 _WORDS = (*DATA_PARALLEL, *_OTHERS, *_FLAGS)
 _ZERO3 = "ZeRO-3 is fsdp here. What DeepSpeed itself sends is not planned."
 _FORM = "degrees such as fsdp=64, hsdp=8x8, fsdp=8,tp=8,sp or dp=8,tp=8,pp=4x2, each 1 or more"
@@ -80,6 +92,9 @@ class ParallelLayout:
     - checkpoint: FULL or SELECTIVE: layers, or parts of them, are computed again in the backward
       pass.
     - cap_mb: DDP's bucket_cap_mb; None for its default.
+    - dispatch: DEEPEP or DEEPEP_FP8; '' for all_to_all.
+    - tp_overlap, ep_overlap: the activations of tp are sent in pieces beside the matrices that
+      need them; tokens are exchanged beside the computation of another micro-batch.
     """
 
     data: str = FSDP
@@ -93,6 +108,9 @@ class ParallelLayout:
     sequence_parallel: bool = False
     checkpoint: str = ""
     cap_mb: float | None = None
+    dispatch: str = ""
+    tp_overlap: bool = False
+    ep_overlap: bool = False
 
     @property
     def ranks(self) -> int:
@@ -113,15 +131,17 @@ class ParallelLayout:
         """The layout as ``--parallel`` takes it."""
         count = self.replicas * self.shards
         texts = [f"{self.data}={self.replicas}x{self.shards}" if self.data == HSDP else ""]
-        if self.data != HSDP and (count > 1 or self.inner == 1):
+        if self.data != HSDP and (count > 1 or self.inner == 1 or self.data != FSDP):
             cap = "" if self.cap_mb is None else f"@{self.cap_mb:g}"
             texts = [f"{self.data}{cap}={count}"]
         texts.append(f"tp={self.tp}" if self.tp > 1 else "")
         virtual = f"x{self.virtual}" if self.virtual > 1 else ""
         texts.append(f"pp={self.pp}{virtual}" if self.pp > 1 else "")
         texts.append(f"cp={self.cp}" if self.cp > 1 else "")
-        texts.append(f"ep={self.ep}" if self.ep > 1 else "")
+        texts += [f"ep={self.ep}" if self.ep > 1 else "", self.dispatch]
+        texts.append(EP_OVERLAP if self.ep_overlap else "")
         texts.append("sp" if self.sequence_parallel else "")
+        texts.append(TP_OVERLAP if self.tp_overlap else "")
         texts.append(self.checkpoint)
         return ",".join(filter(None, texts))
 
@@ -224,9 +244,18 @@ def parse_layout(
         sequence_parallel="sp" in values,
         checkpoint=next((name for name in (FULL, SELECTIVE) if name in values), ""),
         cap_mb=cap_mb,
+        dispatch=next((name for name in (DEEPEP, DEEPEP_FP8) if name in values), ""),
+        tp_overlap=TP_OVERLAP in values,
+        ep_overlap=EP_OVERLAP in values,
     )
-    if FULL in values and SELECTIVE in values:
-        raise UsageError(option, text, f"one of {FULL} and {SELECTIVE}")
+    for one, other in ((FULL, SELECTIVE), (DEEPEP, DEEPEP_FP8)):
+        if one in values and other in values:
+            raise UsageError(option, text, f"one of {one} and {other}")
+    if (layout.dispatch or layout.ep_overlap) and layout.ep < 2:
+        expected = f"ep=2 or more with {layout.dispatch or EP_OVERLAP}"
+        raise UsageError(option, text, expected)
+    if layout.tp_overlap and not layout.sequence_parallel:
+        raise UsageError(option, text, f"sp with {TP_OVERLAP}, whose matrices it splits")
     if layout.sequence_parallel and layout.tp < 2:
         raise UsageError(option, text, "tp=2 or more with sp, which shards over its ranks")
     if layout.virtual > 1 and layout.pp < 2:
@@ -443,9 +472,14 @@ def _experts(
     visits = batch.tokens_each / layout.cp / split * architecture.top_k
     itemsize = find_dtype(dtype).itemsize
     columns = architecture.expert_input or architecture.hidden
+    if layout.dispatch:
+        visits *= _copies(architecture, layout) / architecture.top_k
     size_bytes = math.ceil(visits * columns * itemsize)
     numbers = SentCall("ep", _EXCHANGED, 8 * architecture.experts, "numbers of tokens")
-    there = SentCall("ep", _EXCHANGED, size_bytes, "tokens to experts")
+    sent_bytes = size_bytes
+    if layout.dispatch == DEEPEP_FP8:
+        sent_bytes = math.ceil(visits * columns * (1 + 4 / 128))
+    there = SentCall("ep", _EXCHANGED, sent_bytes, "tokens to experts")
     back = SentCall("ep", _EXCHANGED, size_bytes, "results of experts")
     if layout.tp < 2:
         return (numbers, there, back), (there, back)
@@ -453,3 +487,19 @@ def _experts(
     scattered = SentCall("tp", _SCATTERED, size_bytes * split, "tokens of experts")
     inside = (there, gathered, scattered, back)
     return (numbers, *inside), inside
+
+
+_LINKED = 8  # ranks of a host for DeepEP
+
+
+def _copies(architecture: Architecture, layout: ParallelLayout) -> float:
+    """Returns how many copies of a token DeepEP sends: the hosts, or within a host the ranks, that
+    top_k experts at random are on.
+    """
+    places = layout.ep / _LINKED if layout.ep > _LINKED else float(layout.ep)
+    visited = places
+    if layout.ep > _LINKED and architecture.expert_groups:
+        visited = min(places, architecture.expert_groups)
+    copies = visited * (1 - (1 - 1 / visited) ** architecture.top_k)
+    # An all_to_all keeps 1 / ep of its bytes on its rank, DeepEP those to its own host or rank.
+    return copies * (1 - 1 / places) / (1 - 1 / layout.ep)

@@ -17,7 +17,6 @@ from torchcoll.parts.training.config_projection import (
     LayoutComparison,
     LayoutRow,
 )
-from torchcoll.parts.training.layout_search import launch_flags
 from torchcoll.parts.training.plan_show import flat_ends, format_gigabytes
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head, make_grid
@@ -56,14 +55,16 @@ def _forms(comparison: LayoutComparison) -> Forms:
         "machine": comparison.machine or None,
         "memory_bytes": comparison.memory_bytes,
         "rows": rows,
+        "launch": comparison.launch,
         "notes": comparison.notes,
     }
     shown = comparison.rows[:MOST_ROWS]
     table, further = _table(shown, comparison.memory_bytes), []
     if len(comparison.rows) > len(shown):
         table.below.append(f"the first {len(shown)} of {len(comparison.rows)} layouts")
-        flags = [line for row in shown[:_BEST] for line in launch_flags(row.layout, row.batch)]
-        further.append(Grid([], [], above=["the first three, to launch:", *flags]))
+    if comparison.launch:
+        lines = [f"{number}. {flags}" for number, flags in enumerate(comparison.launch, 1)]
+        further.append(Grid([], [], above=["the best layouts, to launch:", *lines]))
     return Forms([heading, table, *further, notes], document, rows)
 
 

@@ -25,8 +25,8 @@ from functools import cached_property
 
 from torchcoll.core.backends import backend_of
 from torchcoll.core.errors import UsageError
-from torchcoll.core.intervals import Span, merged
-from torchcoll.core.traffic import Traffic, TrafficCall
+from torchcoll.core.traffic import Span, Traffic, TrafficCall
+from torchcoll.parts.training.intervals import merged
 from torchcoll.parts.training.joined import (
     JoinedCall,
     Offsets,

@@ -27,11 +27,11 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.intervals import Union
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.traffic_spec import point_of
 from torchcoll.core.units import counted, format_ns, plural, shorten
 from torchcoll.parts.curves.predictor import Ends, PlannedCalls, sum_of
+from torchcoll.parts.training.intervals import Union
 from torchcoll.parts.training.joined import LATE, may_end_late
 from torchcoll.parts.training.ledger import Ledger, blocks
 from torchcoll.parts.training.projection import Correction, PlannedRow, PlannedStep

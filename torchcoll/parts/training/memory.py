@@ -8,8 +8,10 @@
 - Activations of a layer: what fused norms, FlashAttention and gated products keep for the backward
   pass, counted from its matrices: the inputs of the norms and of the matrices, queries, keys,
   values, gate and up. For Llama-3-8B these are 34 bytes for each token and hidden column, as in
-  V. Korthikanti et al., arXiv 2205.05198; 67 for Gemma 7B. ``unfused`` is what kernels that are not
-  fused keep besides: 0.45 of it, as measured with saved-tensor hooks of Hugging Face's layers.
+  V. Korthikanti et al., arXiv 2205.05198; 67 for Gemma 7B.
+- ``unfused``: what separate operations keep besides: an RMSNorm its input and the normalized input
+  in float32, a gated product the output of its activation function. For Llama-3-8B 53 bytes in all;
+  saved-tensor hooks of transformers' layer count 49, and those of torch.nn.RMSNorm 53.
 - Full checkpointing keeps the input of each layer, and one whole layer that is computed again.
   Selective checkpointing (torchtitan's ``op``) keeps half of the outputs of the matrices, and that
   of attention.
@@ -38,15 +40,14 @@ from torchcoll.parts.training.step_program import Memory
 if TYPE_CHECKING:
     from torchcoll.parts.training.config_plan import StagePlan
 
-UNFUSED = 0.45  # of the activations of fused layers
 _LOGIT_BYTES, _LOGIT_BYTES_IN_PLACE = 12, 6
 
 
 def stage_memory(stage: StagePlan) -> Memory:
     """Returns the memory of a rank of the stage."""
     layout = stage.layout
-    activations, peak = _activations(stage), _peak(stage)
-    unfused = UNFUSED * _unfused_part(stage, activations, peak)
+    activations, unfused = _activations(stage)
+    peak = _peak(stage)
     if layout.sharded:
         kept, trained = float(stage.kept_bytes), float(stage.trained_bytes)
         buffers = float(stage.peak_bytes)
@@ -76,23 +77,28 @@ def _layers(stage: StagePlan) -> Iterable[ModelBlock]:
     return (block for blocks in stage.chunks for block in blocks if block.kind == LAYER)
 
 
-def _activations(stage: StagePlan) -> float:
-    """Returns the bytes that are kept for the backward pass."""
+def _activations(stage: StagePlan) -> tuple[float, float]:
+    """Returns the bytes that are kept for the backward pass, and those that unfused layers keep
+    besides; with full checkpointing the latter of the layer that is computed again.
+    """
     layout = stage.layout
     split = layout.tp if layout.sequence_parallel else 1
     input_bytes = 2 * stage.architecture.hidden * _token_bytes(stage) / split
-    kept = 0.0
+    kept = unfused = again = 0.0
     for block in _layers(stage):
         if layout.checkpoint == FULL:
             kept += input_bytes
+            again = max(again, _layer_bytes(stage, block)[1])
         elif layout.checkpoint == SELECTIVE:
             kept += input_bytes + _half_of_the_outputs(stage, block)
         else:
-            kept += _layer_bytes(stage, block)
+            fused, more = _layer_bytes(stage, block)
+            kept, unfused = kept + fused, unfused + more
     # Passes of a chunk that are in flight: the warm-up, and the one that follows it.
     chunks, behind = layout.virtual, layout.pp - stage.stage - 1
     flight = behind + 1 if chunks == 1 else 2 * behind + (chunks - 1) * layout.pp + 1
-    return kept / chunks * min(stage.batch.micro_batches * chunks, flight)
+    passes = min(stage.batch.micro_batches * chunks, flight) / chunks
+    return kept * passes, unfused * passes + again
 
 
 def _peak(stage: StagePlan) -> float:
@@ -105,15 +111,8 @@ def _peak(stage: StagePlan) -> float:
         each = _LOGIT_BYTES_IN_PLACE if stage.layout.data == ZERO1 else _LOGIT_BYTES
         peak = each * columns * stage.batch.tokens_each / stage.layout.cp
     if stage.layout.checkpoint == FULL:
-        peak = max([peak, *(_layer_bytes(stage, block) for block in _layers(stage))])
+        peak = max([peak, *(_layer_bytes(stage, block)[0] for block in _layers(stage))])
     return peak
-
-
-def _unfused_part(stage: StagePlan, activations: float, peak: float) -> float:
-    """Returns the bytes of layers that are kept as fused kernels keep them."""
-    if stage.layout.checkpoint == FULL:
-        return max((_layer_bytes(stage, block) for block in _layers(stage)), default=0.0)
-    return 0.0 if stage.layout.checkpoint == SELECTIVE else activations
 
 
 def _token_bytes(stage: StagePlan) -> float:
@@ -142,15 +141,23 @@ def _half_of_the_outputs(stage: StagePlan, block: ModelBlock) -> float:
     return 2 * (whole + split / stage.layout.tp) * _token_bytes(stage)
 
 
-def _layer_bytes(stage: StagePlan, block: ModelBlock) -> float:
-    """Returns the bytes of a layer's activations."""
+def _layer_bytes(stage: StagePlan, block: ModelBlock) -> tuple[float, float]:
+    """Returns the bytes of a layer's activations, and what unfused ones are more."""
     hidden, tp = stage.architecture.hidden, stage.layout.tp
     # Columns of the tensors that are kept: those that tp divides, and those that it does not.
     split, whole = 0.0, 0.0
     norms = {weight.name.rsplit(".", 1)[0] for weight in block.weights if weight.norm}
+    # A norm keeps two tensors in float32, of which fused ones keep one in the activations' type.
+    width = 2 * 4 / find_dtype(stage.options.activations).itemsize - 1
+    activated = 0.0  # outputs of activation functions before a product, and of norms of heads
     for weight in block.weights:
+        gates = 0.5 if "gate_up" in weight.name else float("gate_proj" in weight.name)
+        if weight.expert:
+            visits = stage.architecture.top_k * stage.architecture.expert_columns
+            activated += visits if gates and len(weight.shape) == 3 else 0.0
         if weight.expert or len(weight.shape) != 2:
             continue
+        activated += gates * weight.shape[0]
         if weight.split is None:
             whole += min(weight.shape)
             continue
@@ -158,8 +165,9 @@ def _layer_bytes(stage: StagePlan, block: ModelBlock) -> float:
         # and the input of what is split by its input columns (attention's output, product).
         columns = weight.shape[weight.split]
         # A norm of the queries or keys keeps its own input, too.
-        normed = weight.name.removesuffix("_proj.weight") + "_norm" in norms
-        split += columns * (2 if normed else 1)
+        by_head = weight.name.removesuffix("_proj.weight") + "_norm" in norms
+        split += columns * (2 if by_head else 1)
+        activated += width * columns if by_head else 0.0
     of_heads = sum(name.endswith((".q_norm", ".k_norm")) for name in norms)
     whole += hidden * (len(norms) - of_heads + 2)  # norms' inputs, and those of both halves
     if block.moe:
@@ -168,8 +176,13 @@ def _layer_bytes(stage: StagePlan, block: ModelBlock) -> float:
         visits = stage.architecture.top_k
         whole += 2.0 * hidden * visits
         split += 3.0 * visits * stage.architecture.expert_columns
+    # torch has a fused kernel for a LayerNorm, which has a bias.
+    layer_norms = sum(weight.norm and weight.name.endswith("bias") for weight in block.weights)
+    normed = width * hidden * (len(norms) - of_heads - layer_norms)
     whole, split = 2 * whole, 2 * split  # bytes of a token
+    tokens = _token_bytes(stage)
     if stage.layout.sequence_parallel:
         gathered = 0.0 if stage.layout.data == ZERO1 else 4.0 * hidden
-        return (gathered + (whole - gathered + split) / tp) * _token_bytes(stage)
-    return (whole + split / tp) * _token_bytes(stage)
+        fused = gathered + (whole - gathered + split) / tp
+        return fused * tokens, 2 * (normed + activated) / tp * tokens
+    return (whole + split / tp) * tokens, 2 * (normed + activated / tp) * tokens

@@ -23,13 +23,14 @@ from torchcoll.parts.training.architectures import Architecture, read_architectu
 from torchcoll.parts.training.captured_plan import plan_traffic
 from torchcoll.parts.training.config_plan import TrainingOptions
 from torchcoll.parts.training.config_projection import (
+    TOO_LARGE,
     Computing,
     LayoutComparison,
     PlanSetting,
     compare_layouts,
     project_config,
 )
-from torchcoll.parts.training.layout_search import FIND, candidate_layouts
+from torchcoll.parts.training.layout_search import FIND, candidate_layouts, launch_flags
 from torchcoll.parts.training.layouts import (
     Batch,
     ParallelLayout,
@@ -39,9 +40,10 @@ from torchcoll.parts.training.layouts import (
 )
 from torchcoll.parts.training.measured_step import MeasuredStep, measure_step
 from torchcoll.parts.training.projection import Computation, Correction, Plan, PlannedStep
-from torchcoll.reading.inputs import load_traffic
+from torchcoll.parts.training.traces import read_traffic
 
 DEFAULT_BATCH = "1x8192"
+_LAUNCHED = 3  # layouts of a search whose flags are shown
 Machine = FittedModel | MachineModel | PublishedMachine | str | os.PathLike[str]
 Captured = Traffic | str | os.PathLike[str]
 
@@ -138,7 +140,8 @@ def compare_plans(
     """Plans a step on several layouts with the same tokens, as ``torchcoll plan --compare`` does.
 
     - layouts: such as ``["dp@4", "dp@25", "fsdp", "fsdp+tp=8+sp"]``; ``"find"`` for a search over
-      tp, pp, checkpointing and micro-batches.
+      tp, pp, virtual stages, cp, ep, checkpointing and micro-batches.
+    - batch: with ``"find"`` of all ranks together, by default a sequence of 8192 tokens each.
     - memory_gb: the memory of a GPU in GB (10^9 bytes): layouts that need more come last. By
       default that of the machine's GPU, if others measured the machine.
 
@@ -157,7 +160,10 @@ def compare_plans(
     if text == FIND:
         if not counts:
             raise UsageError("ranks", "none", "the number of ranks to lay the model out on")
-        compared = candidate_layouts(setting.architecture, counts[0], setting.machine)
+        if batch is None:
+            setting = replace(setting, batch=replace(setting.batch, sequences=counts[0]))
+        tokens = setting.batch.tokens
+        compared = candidate_layouts(setting.architecture, counts[0], setting.machine, tokens)
     else:
         compared = parse_layouts(text, counts[0] if counts else None)
     of_gpu = None
@@ -165,6 +171,10 @@ def compare_plans(
         limit = of_gpu = setting.machine.memory_gb
     memory_bytes = None if limit is None else 1e9 * limit
     comparison = compare_layouts(setting, compared, memory_bytes, search=text == FIND)
+    if text == FIND:
+        layers = len(setting.architecture.layers)
+        best = [row for row in comparison.rows[:_LAUNCHED] if row.fits != TOO_LARGE]
+        comparison.launch = [launch_flags(row.layout, row.batch, layers) for row in best]
     if of_gpu is not None:
         comparison.notes.append(
             f"memory of a GPU: {of_gpu:g} GB by its data sheet; --memory-gb for another size"
@@ -216,9 +226,9 @@ _PEAK = {
 }
 
 
-# MFU of the computation: value, least, most, as in published runs
-# (results/benchmarks/published-runs-2026-11-28.txt). The A100's power allows more of its peak.
-_SHARES, _SHARES_OF = (0.45, 0.35, 0.6), {"A100": (0.65, 0.55, 0.75)}
+# The share of the peak at which steps compute what a causal mask leaves: value, least, most, as in
+# published runs (results/benchmarks/published-runs-2026-11-29.txt). An A100's power allows more.
+_SHARES, _SHARES_OF = (0.48, 0.36, 0.6), {"A100": (0.63, 0.54, 0.72)}
 
 
 def _computing(
@@ -243,7 +253,7 @@ def _computing(
     if step_ms is not None:
         return Computing(1e6 * _positive(step_ms, "step_ms"), peak=peak)
     if mfu is None:
-        return Computing(shares=shares, peak=peak) if peak else None
+        return Computing(shares=shares, peak=peak, masked=True) if peak else None
     share = _positive(mfu, "mfu")
     share = share / 100 if share > 1 else share
     if share > 1:
@@ -257,7 +267,7 @@ def _load_measured(source: Any, machine: Predictor | None) -> tuple[Traffic, Pre
     if machine is None:
         raise UsageError("measured", "no machine", "a machine, whose times the capture corrects")
     if isinstance(source, str | os.PathLike):
-        return load_traffic(source), machine
+        return read_traffic([source]), machine
     if not isinstance(source, Traffic):
         raise UsageError("measured", type(source).__name__, "a Traffic, its file or its folder")
     return source, machine
@@ -271,7 +281,7 @@ def _as_capture(model: Any) -> Traffic | None:
         return None
     path = os.fspath(model)
     folder = os.path.isdir(path) and not os.path.exists(os.path.join(path, "config.json"))
-    return load_traffic(path) if folder or is_traffic(path) else None
+    return read_traffic([path]) if folder or is_traffic(path) else None
 
 
 def _corrected(

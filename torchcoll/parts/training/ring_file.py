@@ -42,9 +42,9 @@ from torchcoll.core.call_ring import (
     TEXTS_AT,
     UNCERTAIN,
 )
-from torchcoll.core.checksums import LineWriter
 from torchcoll.core.errors import TorchcollError, UsageError, one_line, tell
 from torchcoll.core.file import Writer
+from torchcoll.core.jsonl import LineWriter
 from torchcoll.core.opening import DISK_REFUSES, open_to_write
 from torchcoll.core.traffic import POINT_TO_POINT, RANK_FILE, Group, Traffic, TrafficCall, header_of
 from torchcoll.core.variables import masked

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import tell
-from torchcoll.core.intervals import Union
 from torchcoll.core.metrics import JOB, Labels, Metric, write_metrics
 from torchcoll.core.traffic import TrafficCall
+from torchcoll.parts.training.intervals import Union
 
 if TYPE_CHECKING:
     from torchcoll.parts.training.recorded_calls import CallRecorder

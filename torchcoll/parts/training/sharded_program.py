@@ -157,7 +157,7 @@ class ShardedChunk:
             sends = calls.experts_forward if unit.experts else calls.forward
         else:
             sends = calls.experts_backward if unit.experts else calls.backward
-        self.stage.writer.block(sends, block.name)
+        self.stage.send(sends, block.name)
 
     def _gather(self, unit: ShardUnit) -> None:
         if not unit.parameters or unit in self.unsharded:

@@ -16,7 +16,7 @@ _backward_prefetch and post_backward of _fsdp_param_group.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -114,7 +114,16 @@ class Idle(NamedTuple):
     waited: tuple[SentCall, ...]
 
 
-ProgramAct = PassWork | BeginCall | Wait | Mark | Idle
+class Repeat(NamedTuple):
+    """Micro-batches that are alike: these acts ``times`` times. One is simulated, and each of the
+    others takes as long.
+    """
+
+    acts: tuple[ProgramAct, ...]
+    times: int
+
+
+ProgramAct = PassWork | BeginCall | Wait | Mark | Idle | Repeat
 
 
 @dataclass(frozen=True)
@@ -123,19 +132,29 @@ class StepProgram:
 
     acts: tuple[ProgramAct, ...]
 
+    def calls(self) -> Iterator[tuple[BeginCall, int]]:
+        """Yields each call, and how often it is made."""
+        for act in self.acts:
+            repeated, times = (act.acts, act.times) if isinstance(act, Repeat) else ((act,), 1)
+            for inner in repeated:
+                if isinstance(inner, BeginCall):
+                    yield inner, times
+
     @property
     def counts(self) -> Counter[SentCall]:
         """How often each call is made in the step."""
-        return Counter(
-            act.sent for act in self.acts if isinstance(act, BeginCall) if act.sent.size_bytes
-        )
+        counts: Counter[SentCall] = Counter()
+        for act, times in self.calls():
+            if act.sent.size_bytes:
+                counts[act.sent] += times
+        return counts
 
     @property
     def modules(self) -> dict[SentCall, tuple[str, ...]]:
         """The modules behind each call, in the order in which they first make it."""
         names: dict[SentCall, dict[str, None]] = {}
-        for act in self.acts:
-            if isinstance(act, BeginCall) and act.module:
+        for act, _ in self.calls():
+            if act.module:
                 names.setdefault(act.sent, {})[act.module] = None
         return {sent: tuple(modules) for sent, modules in names.items()}
 
@@ -145,7 +164,9 @@ class StepProgram:
         """
         acts: list[ProgramAct] = []
         for act in self.acts:
-            if isinstance(act, BeginCall) and act.sent.collective in collectives:
+            if isinstance(act, Repeat):
+                acts.append(Repeat(StepProgram(act.acts).waiting_for(collectives).acts, act.times))
+            elif isinstance(act, BeginCall) and act.sent.collective in collectives:
                 acts += [act._replace(after=None), Wait((act.name,))]
             else:
                 acts.append(act)
@@ -164,25 +185,9 @@ class StepProgram:
         - lanes: for each group the lane of its calls, which do not overlap. A group that is not in
           it has its own.
         """
-        lanes = lanes or {}
-        now = 0.0
-        free: dict[str, float] = {}  # when the last call of each lane ends
-        events: dict[Hashable, float] = {}
-        for act in self.acts:
-            if isinstance(act, PassWork):
-                now += act.share * passes_ns[act.phase]
-            elif isinstance(act, Idle):
-                now += _idle_ns(act, time_ns, passes_ns)
-            elif isinstance(act, BeginCall):
-                lane = lanes.get(act.sent.group, act.sent.group)
-                ready = now if act.after is None else events.get(act.after, 0.0)
-                free[lane] = max(ready, free.get(lane, 0.0)) + time_ns(act.sent)
-                events[act.name] = free[lane]
-            elif isinstance(act, Wait):
-                now = max([now, *(events.get(call, 0.0) for call in act.calls)])
-            else:
-                events[act.event] = now
-        return max([now, *free.values()])
+        state = _Moment(lanes or {}, time_ns, passes_ns)
+        state.run(self.acts)
+        return max([state.now, *state.free.values()])
 
     def idle_ns(
         self, time_ns: Callable[[SentCall], float], passes_ns: Mapping[str, float]
@@ -190,6 +195,62 @@ class StepProgram:
         """Returns how long the rank waits for the other stages of the pipeline (the bubble)."""
         idle = [act for act in self.acts if isinstance(act, Idle)]
         return sum(_idle_ns(act, time_ns, passes_ns) for act in idle)
+
+
+class _Moment:
+    """A moment of a step: ``now`` of the computation, when the last call of each lane ends, and
+    when each event happened.
+    """
+
+    def __init__(
+        self,
+        lanes: Mapping[str, str],
+        time_ns: Callable[[SentCall], float],
+        passes_ns: Mapping[str, float],
+    ) -> None:
+        self.lanes, self.time_ns, self.passes_ns = lanes, time_ns, passes_ns
+        self.now = 0.0
+        self.free: dict[str, float] = {}
+        self.events: dict[Hashable, float] = {}
+
+    def run(self, acts: Sequence[ProgramAct]) -> None:
+        free, events = self.free, self.events
+        for act in acts:
+            if isinstance(act, PassWork):
+                self.now += act.share * self.passes_ns[act.phase]
+            elif isinstance(act, BeginCall):
+                lane = self.lanes.get(act.sent.group, act.sent.group)
+                ready = self.now if act.after is None else events.get(act.after, 0.0)
+                free[lane] = max(ready, free.get(lane, 0.0)) + self.time_ns(act.sent)
+                events[act.name] = free[lane]
+            elif isinstance(act, Wait):
+                self.now = max([self.now, *(events.get(call, 0.0) for call in act.calls)])
+            elif isinstance(act, Mark):
+                events[act.event] = self.now
+            elif isinstance(act, Idle):
+                self.now += _idle_ns(act, self.time_ns, self.passes_ns)
+            else:
+                self._repeat(act)
+
+    def _repeat(self, repeat: Repeat) -> None:
+        now, free = self.now, dict(self.free)
+        self.run(repeat.acts)
+        more = repeat.times - 1
+        later = more * (self.now - now)
+        lanes = {
+            lane: more * (end - free[lane]) if lane in free else later
+            for lane, end in self.free.items()
+        }
+        self.now += later
+        for lane in self.free:
+            self.free[lane] += lanes[lane]
+        marks = {act.event for act in repeat.acts if isinstance(act, Mark)}
+        for event in marks:
+            self.events[event] += later
+        for act in repeat.acts:
+            if isinstance(act, BeginCall):
+                group = act.sent.group
+                self.events[act.name] += lanes[self.lanes.get(group, group)]
 
 
 def _idle_ns(
@@ -226,3 +287,14 @@ class ProgramWriter:
 
     def mark(self, event: Hashable) -> None:
         self.acts.append(Mark(event))
+
+    def micro_batches(self, count: int) -> Iterator[tuple[bool, bool]]:
+        """Yields for each micro-batch to be written whether it is the first and the last one. The
+        third one stands for all up to the last.
+        """
+        written = min(count, 4)
+        for number in range(written):
+            start = len(self.acts)
+            yield number == 0, number == written - 1
+            if number == 2 and count > written:
+                self.acts[start:] = [Repeat(tuple(self.acts[start:]), count - 3)]

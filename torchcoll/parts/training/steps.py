@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from torchcoll.core.collectives import has_splits
 from torchcoll.core.errors import UsageError
-from torchcoll.core.intervals import Span
 from torchcoll.core.summary import median
-from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.core.traffic import Group, Span, Traffic, TrafficCall
 from torchcoll.core.units import format_ranges, plural
 
 _MAX_STEPS = 1_000_000  # a broken step number must not start an endless loop

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import pandas
 
 from torchcoll.core.collectives import has_splits
-from torchcoll.core.intervals import Union, merged, uncovered
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import format_ranges
+from torchcoll.parts.training.intervals import Union, merged, uncovered
 from torchcoll.parts.training.ledger import Column, Ledger, call_exposed_ns, waiting_spans
 from torchcoll.parts.training.steps import Kind, group_description
 from torchcoll.stats.drift import TimeDrift, drift_of

@@ -1,12 +1,10 @@
-"""A run judged by another run of the same machine, or by many good ones, in place of a fabric's
-limits.
-"""
+"""Judges a run by another run of the same machine, or by many good runs, in place of a fabric."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.plausibility import SWEEP, summarise_run
@@ -21,7 +19,7 @@ class JudgedByBaseline(Protocol):
     """A run judged by good runs."""
 
     def phrases(self) -> list[limits.Phrase]:
-        """The word with its reason, and what limits it: a PASS says what would have been found."""
+        """The verdict with its reason and its limits: a PASS says what would have been found."""
         ...
 
     def deviations(self, run: Run, rows: Sequence[Row]) -> dict[int, float]:
@@ -30,80 +28,87 @@ class JudgedByBaseline(Protocol):
 
     @property
     def next_step(self) -> str:
-        """What to do if it cannot be told, as an imperative; '' otherwise."""
+        """An imperative, if the verdict is CANNOT TELL; '' otherwise."""
         ...
 
     def notable_cases(self) -> list[tuple[str, str, str, str, str]]:
-        """Of the cases that are not as usual: name, time, usual time, change, state."""
+        """(name, time, usual time, change, state) of each case that is not as usual."""
         ...
 
     def to_json(self) -> dict[str, Any]: ...
 
 
 class BaselineRuns(Protocol):
-    """What judges a run by many good ones: a part has it of a file, a folder or a store."""
+    """Good runs that judge another run. A part reads them from a file, a folder or a store."""
 
     def judge(self, run: Run) -> JudgedByBaseline:
-        """Raises UsageError for a run that these cannot judge."""
+        """Raises UsageError for a run that the good runs cannot judge."""
         ...
 
 
-def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> limits.Phrase:
-    """How fast the cases that both have are: the median of them, the largest sizes, and the worst.
+class _Speed(NamedTuple):
+    """share: the time of the case in the baseline, over its time in this run."""
 
-    The lower of the first two decides. Of many cases of one run some are slow on any machine, so
-    the worst alone does not; but what is lost at the largest size of a collective is bandwidth, and
-    a median over all sizes would hide it. A case below the lower threshold makes a PASS a WARN.
+    share: float
+    row: Row
+    before: Row
+
+
+def baseline_phrase(rows: Sequence[Row], run: Run, base: Run) -> limits.Phrase:
+    """The verdict on a run by the cases that it shares with another run, and the reason.
+
+    The slower of two figures decides: the median of all cases, and the largest size of the slowest
+    collective. A loss of bandwidth shows only at the largest sizes, where a median hides it. A few
+    cases of any run are slow, so the slowest case does not decide alone: it makes a PASS a WARN, a
+    case DOUBTED_FACTOR slower leaves the verdict open, and a case SLOW_FACTOR slower is a FAIL.
+
     Raises UsageError for a run of another machine or without a case in common.
     """
-    # Raises UsageError for a baseline of another fabric.
-    for what, of in _ALIKE:
-        ours, theirs = of(run), of(base)
-        if ours and theirs and ours != theirs:
-            base_text, expected = (", ".join(sorted(values)) for values in (theirs, ours))
-            raise UsageError("baseline", f"{what} {base_text}", f"{expected}, as this run has")
+    _check_same_machine(run, base)
     path = base.path or base.source.get("file")
     name = os.path.basename(path) if path else "the baseline"
-    pairs = baseline_pairs(rows, base)
-    shares = [((before.median_ns or 0.0) / (row.median_ns or 1.0), row) for row, before in pairs]
-    if not shares:
+    speeds = [
+        _Speed((before.median_ns or 0.0) / (row.median_ns or 1.0), row, before)
+        for row, before in baseline_pairs(rows, base)
+    ]
+    if not speeds:
         error = UsageError if base.results else UnusableError
         raise error("baseline", name, "a run that has a case in common with this one")
-    middle = median([share for share, _ in shares])
-    worst, row = min(shares, key=lambda pair: pair[0])
-    large, largest = min(
-        (_at_largest(shares, name) for name in _collectives(shares)), key=lambda pair: pair[0]
-    )
-    level = limits.word_of(min(middle, large))
-    before_ns = next(before.median_ns for paired, before in pairs if paired is row)
-    several = ", the lowest of the largest sizes" if len(_collectives(shares)) > 1 else ""
-    of_median = middle, f"in the median of {counted(len(shares), 'case')} in common"
-    of_largest = large, f"in {limits.case_text(largest)}{several}"
-    times = f"{format_ns(before_ns)} to {format_ns(row.median_ns)}"
-    of_worst = worst, f"in {limits.case_text(row)} ({times})"
-    # What decides comes first.
-    figures = [of_median, of_largest, of_worst]
-    if level == limits.PASS and 1 / limits.DOUBTED_FACTOR < worst < limits.POOR:
-        level, figures = limits.WARN, [of_worst, of_median]
-    elif large < middle and level != limits.PASS:
-        figures = [of_largest, of_median, of_worst]
+    collectives = list(dict.fromkeys(speed.row.collective for speed in speeds))
+    middle = median([speed.share for speed in speeds])
+    slowest = min(speeds, key=_share)
+    largest = min((_at_largest_size(speeds, each) for each in collectives), key=_share)
+
+    several = ", the lowest of the largest sizes" if len(collectives) > 1 else ""
+    times = f"{format_ns(slowest.before.median_ns)} to {format_ns(slowest.row.median_ns)}"
+    median_figure = middle, f"in the median of {counted(len(speeds), 'case')} in common"
+    largest_figure = largest.share, f"in {limits.case_text(largest.row)}{several}"
+    slowest_figure = slowest.share, f"in {limits.case_text(slowest.row)} ({times})"
+    # The figure that decides comes first.
+    word = limits.word_of(min(middle, largest.share))
+    figures = [median_figure, largest_figure, slowest_figure]
+    if word == limits.PASS and 1 / limits.DOUBTED_FACTOR < slowest.share < limits.POOR:
+        word, figures = limits.WARN, [slowest_figure, median_figure]
+    elif largest.share < middle and word != limits.PASS:
+        figures = [largest_figure, median_figure, slowest_figure]
     texts = [f"{100 * share:.1f} % {where}" for share, where in figures]
     texts[0] = texts[0].replace(" % in ", f" % of the speed of {name} in ", 1)
-    if figures[-1] is of_worst:
+    if figures[-1] is slowest_figure:
         texts[-1] = f"at worst {texts[-1]}"
     text = "; ".join([*texts, "one run each"])
-    lacking = sum(row.is_right and bool(row.median_ns) for row in summarise_run(base)) - len(pairs)
-    if lacking > 0:
-        text += f"; {counted(lacking, 'case')} of {name} without a time in this run"
-    if level != limits.FAIL and worst <= 1 / limits.SLOW_FACTOR:
-        factor = format_factor(1 / worst)
-        return limits.Phrase(limits.FAIL, f"{factor} slower in {limits.case_text(row)}: {text}")
-    if level != limits.FAIL and worst <= 1 / limits.DOUBTED_FACTOR:
-        doubt = f"{limits.case_text(row)} takes {format_factor(1 / worst)} as long"
-        return limits.Phrase(
-            limits.CANNOT_TELL, f"{doubt}, and one run each cannot say why: {text}"
-        )
-    return limits.Phrase(level, text)
+    measured = sum(row.is_right and bool(row.median_ns) for row in summarise_run(base))
+    missing = measured - len(speeds)
+    if missing > 0:
+        text += f"; {counted(missing, 'case')} of {name} without a time in this run"
+
+    if word != limits.FAIL and slowest.share <= 1 / limits.DOUBTED_FACTOR:
+        factor = format_factor(1 / slowest.share)
+        case = limits.case_text(slowest.row)
+        if slowest.share <= 1 / limits.SLOW_FACTOR:
+            return limits.Phrase(limits.FAIL, f"{factor} slower in {case}: {text}")
+        doubt = f"{case} takes {factor} as long, and one run each cannot say why"
+        return limits.Phrase(limits.CANNOT_TELL, f"{doubt}: {text}")
+    return limits.Phrase(word, text)
 
 
 def baseline_pairs(rows: Sequence[Row], base: Run) -> list[tuple[Row, Row]]:
@@ -112,30 +117,36 @@ def baseline_pairs(rows: Sequence[Row], base: Run) -> list[tuple[Row, Row]]:
     return [(row, by_case[_key(row)]) for row in rows if row.median_ns and _key(row) in by_case]
 
 
-Share = tuple[float, Row]
+def _share(speed: _Speed) -> float:
+    return speed.share
 
 
-def _collectives(shares: Sequence[Share]) -> list[str]:
-    return list(dict.fromkeys(row.collective for _, row in shares))
-
-
-def _at_largest(shares: Sequence[Share], collective: str) -> Share:
-    """The median share of the cases of its largest size, and one of them."""
-    of_collective = [pair for pair in shares if pair[1].collective == collective]
-    top = max(row.size_bytes for _, row in of_collective)
-    largest = [pair for pair in of_collective if pair[1].size_bytes == top]
-    return median([share for share, _ in largest]), largest[0][1]
+def _at_largest_size(speeds: Sequence[_Speed], collective: str) -> _Speed:
+    """One case of the largest size of a collective, with the median share of all these cases."""
+    of_collective = [speed for speed in speeds if speed.row.collective == collective]
+    size_bytes = max(speed.row.size_bytes for speed in of_collective)
+    largest = [speed for speed in of_collective if speed.row.size_bytes == size_bytes]
+    return largest[0]._replace(share=median([speed.share for speed in largest]))
 
 
 def _key(row: Row) -> tuple[Any, ...]:
     return tuple(getattr(row, name) for name in (*SWEEP, "size_bytes"))
 
 
+def _check_same_machine(run: Run, base: Run) -> None:
+    """Raises UsageError if both runs record a fact of their machines, and it differs."""
+    for what, values_of in _FACTS:
+        values, expected = values_of(base), values_of(run)
+        if values and expected and values != expected:
+            base_text, run_text = (", ".join(sorted(texts)) for texts in (values, expected))
+            raise UsageError("baseline", f"{what} {base_text}", f"{run_text}, as this run has")
+
+
 def _values(run: Run, name: str) -> set[str]:
     return {str(m[name]) for m in run.members if m.get(name) not in (None, "")}
 
 
-_ALIKE: tuple[tuple[str, Callable[[Run], set[str]]], ...] = (
+_FACTS: tuple[tuple[str, Callable[[Run], set[str]]], ...] = (
     ("devices", lambda run: _values(run, "device_name")),
     ("hosts", lambda run: {str(hosts_of(run))} - {"0"}),
     ("NVLinks", lambda run: _values(run, "nvlinks")),

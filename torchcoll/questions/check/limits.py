@@ -252,13 +252,6 @@ def _representative(judged: Sequence[_Best]) -> _Best:
     return next(reduced, min(judged, key=lambda item: item[0]))
 
 
-def limit_of(row: Row, fabric: rules.Fabric, run: Run) -> rules.Limit | None:
-    """The limit of a row; None if the fabric has no limit for it."""
-    if not _usable(row, fabric) or not _held_by_any(fabric, row):
-        return None
-    return _limit_of(row, fabric, plausibility.device_of(run) if fabric.several_hosts else None)
-
-
 def _held(rows: Sequence[Row], fabric: rules.Fabric) -> str:
     """From which sizes on the limits of a fabric hold for the collectives that ran."""
     ran = {row.collective for row in rows if fabric.connects(row)}

@@ -52,11 +52,11 @@ def runs_answer(
     rows_by_run: Sequence[Sequence[Row]],
     groups: Sequence[Sequence[int]],
 ) -> Answer:
-    """The answer of ``show`` about several runs: how many have which verdict, where something was
-    judged; what they measured; and last that there is no reference.
+    """The answer of ``show`` about several runs: the number of runs of each verdict, then what the
+    runs measured, and last that there is no reference.
 
-    names: of the runs, of which paths are shortened to their files where these differ. groups: the
-    places of runs of the same cases and settings. Figures are medians over a group.
+    names: of the runs; only the files of the paths are shown, if these differ.
+    groups: indices of runs with the same cases and settings; figures are medians over a group.
     """
     files = [name.rpartition("/")[2] for name in names]
     names = files if len(set(files)) == len(files) else names
@@ -105,9 +105,10 @@ def runs_answer(
 
 
 def over_all(named: Sequence[tuple[str, Verdict]], unjudged: bool = True) -> Answer:
-    """One answer over several runs, given as (name, verdict): how many have which, and the worst.
+    """One answer about several runs, given as (name, verdict): the number of runs of each verdict,
+    and the runs with the worst verdict.
 
-    unjudged: whether it counts the runs without a reference.
+    unjudged: whether to count the runs without a reference.
     """
     results = [verdict.word for _, verdict in named]
     counts = [

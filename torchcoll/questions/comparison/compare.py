@@ -37,8 +37,14 @@ from torchcoll.stats.sides import (
     start_of,
     values_by_name,
 )
-from torchcoll.stats.start_modes import StartModes, start_modes
-from torchcoll.stats.statistics import FEWEST, Outlier, common_share, side_ratio
+from torchcoll.stats.statistics import (
+    FEWEST,
+    Outlier,
+    StartModes,
+    common_share,
+    side_ratio,
+    start_modes,
+)
 
 THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
 _LONGEST_NAME = 40
@@ -329,7 +335,7 @@ def comparison_of(
     ]
     unlike = any(row.judged.unlike for row in rows)
     across = unlike and all(row.ratio is None for row in rows)
-    settings = differences.settings_of(base, new, pairs) if across else []
+    settings = differences.all_differences(base, new, pairs) if across else []
     dimensions = [d for d in differences.dimensions_of(pairs) if d.base and d.new]
     chosen_by = _chosen_by(base, new)
     paths = [
@@ -344,7 +350,10 @@ def comparison_of(
         threshold,
         sides.reading,
         rows,
-        differences=[*differences.differences_of(base, new), *differences.ways_of(pairs)],
+        differences=[
+            *differences.differences_of(base, new),
+            *differences.method_differences(pairs),
+        ],
         notes=[
             *map(results.outlier_text, paths, outliers),
             *_notes(sides, rows, bool(settings)),
@@ -438,19 +447,19 @@ def _chosen_by(base: Side, new: Side) -> str:
 def _notes(sides: Matched, rows: Sequence[results.Compared], in_settings: bool) -> list[str]:
     """What a reader must know of the figures. in_settings: whether what differs is a table."""
     base, new, pairs = sides.base, sides.new, sides.pairs
-    notes = differences.taken_of(pairs)
+    notes = differences.assumed_lines(pairs)
     if not in_settings:
         notes = [
-            *differences.separate_of(pairs, _chosen_by(base, new)),
+            *differences.dimension_lines(pairs, _chosen_by(base, new)),
             *notes,
-            *differences.unknown_of(base, new),
+            *differences.unknown_facts(base, new),
         ]
     reported = [r.reported for s in (base, new) for r in s.results if r.reported and not r.time_ns]
     if any(each.statistic == "mean" and not each.one_cold_call for each in reported):
         samples = base.keeps_samples or new.keeps_samples
         like = "; samples are read as means too" if samples else ""
         notes.append(f"some figures are means, and no single calls are known{like}")
-    notes += differences.hidden_of(base, new, sides.by)
+    notes += differences.mixture_lines(base, new, sides.by)
     if base.rehearsals:
         notes.append("all runs are rehearsals: ranks shared a GPU, and no time means anything")
     # Ratios of cases that communicate nothing are of the cost of a call.

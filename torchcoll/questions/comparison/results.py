@@ -21,9 +21,15 @@ from torchcoll.core.units import (
     format_ratio,
 )
 from torchcoll.stats.across_hardware import unlike, unlike_ranks
-from torchcoll.stats.holm import holm, holm_levels
 from torchcoll.stats.matching import NAMES, Pair
-from torchcoll.stats.needed import SEARCH_RUNS, Target, asked, least_difference, smallest_difference
+from torchcoll.stats.needed import (
+    SEARCH_RUNS,
+    Target,
+    least_difference,
+    make_target,
+    smallest_difference,
+)
+from torchcoll.stats.power import holm, holm_levels
 from torchcoll.stats.ratios import LEVEL, Ratio, exp, geometric
 from torchcoll.stats.side_faults import fault_runs
 from torchcoll.stats.sides import METRICS, PUBLISHED, Measured, Side
@@ -133,9 +139,9 @@ def targets_of(judged: Sequence[Judged], threshold: float, looks: bool = False) 
     decided = sum((case.p_value or 0.0) < LEVEL for case in tested)
     # Cases that are already significant do not take a turn of their own again.
     return [
-        asked(threshold, len(tested), decided - ((case.p_value or 0.0) < LEVEL), looks)
+        make_target(threshold, len(tested), decided - ((case.p_value or 0.0) < LEVEL), looks)
         if not case.decided
-        else asked(threshold, len(tested), decided, looks)
+        else make_target(threshold, len(tested), decided, looks)
         for case in judged
     ]
 

@@ -19,9 +19,8 @@ from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import median
 from torchcoll.core.two_modes import two_modes
 from torchcoll.report import chart
-from torchcoll.report.chart import Chart, keys_of, plain
+from torchcoll.report.chart import Chart, heat_map, keys_of, merged, plain
 from torchcoll.report.header import case_text
-from torchcoll.report.heat_map import heat_map, merged
 from torchcoll.report.sample_views import calls_in_order, rank_of
 
 _BINS = 48  # of a histogram
@@ -72,7 +71,6 @@ def calls_chart(
     ]
     count = len(result.time_ns.get(clock or "", result.cold_ns))
     indices = _ranks_to_choose(result, clock, count, most_ranks or 0)
-    of_calls = "last rank to arrive" if result.last_to_arrive else "slowest rank"
     options: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]], int]] = []
     for index in (None, *indices):
         series: dict[str, tuple[list[int], list[float]]] = {}
@@ -82,11 +80,11 @@ def calls_chart(
             elif kind == "steady" and period:
                 times = summary.slowest(samples)
             else:
-                times = summary.completions(result, samples)
+                times = summary.over_ranks(samples)
             calls, values = series.setdefault(kind, ([], []))
             calls += [call.start for call, _ in zip(numbers, times, strict=False)]
             values += times
-        name = of_calls if index is None else f"rank {rank_of(result, index)}"
+        name = "slowest rank" if index is None else f"rank {rank_of(result, index)}"
         options.append((name, *_calls_traces(series, most_points)))
     name, traces, shapes, each = options[0]
     selectors = []
@@ -124,7 +122,7 @@ def calls_chart(
         "xaxis": {"title": {"text": "number of the call"}, "domain": [0, 0.82]},
         "xaxis2": {"title": {"text": "calls"}, "domain": [0.85, 1], "rangemode": "tozero",
                    "nticks": 3},
-        "yaxis": chart.time_axis(of_calls if most_ranks is None else what),
+        "yaxis": chart.time_axis("slowest rank" if most_ranks is None else what),
         "showlegend": True,
         "shapes": shapes,
     }  # fmt: skip

@@ -1,5 +1,5 @@
-"""``torchcoll report``: everything that files and stores tell, as one page. Sections stand where
-there is data.
+"""``torchcoll report``: everything that files tell, as one page. Sections stand where there is
+data.
 
 The tables are those of the commands, and the page begins with the answers that the commands give.
 """
@@ -14,7 +14,6 @@ from torchcoll.core.errors import TorchcollError, one_line
 from torchcoll.core.parts import functions_of
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import facts_of
-from torchcoll.core.shell import Name
 from torchcoll.core.summary import Row
 from torchcoll.core.units import (
     counted,
@@ -22,6 +21,7 @@ from torchcoll.core.units import (
     plural,
     shorten,
 )
+from torchcoll.core.variables import Name
 from torchcoll.questions.check.judging import Verdict, judge
 from torchcoll.questions.check.limits import FAIL, NO_REFERENCE
 from torchcoll.questions.check.measured_show import runs_answer
@@ -67,12 +67,12 @@ def page_of(
     do not exist, UnavailableError without plotly, or without matplotlib if not inline.
     """
     check_installed("plotly" if inline else "matplotlib.figure", "report", "report")
-    recognise = [*functions_of("answers", "recognises")]
-    others = [argument for argument in arguments if any(of(argument) for of in recognise)]
-    files = [argument for argument in arguments if argument not in others]
+    is_store = [*functions_of("answers", "recognises")]
+    stores = [argument for argument in arguments if any(of(argument) for of in is_store)]
+    files = [argument for argument in arguments if argument not in stores]
     material = read_material(files, collective, ranks) if files else Material()
     material.runs = keep_cases(material.runs, filter)
-    document = PageDraft(material, fabric, inline, files, others)
+    document = PageDraft(material, fabric, inline, stores)
     document.add_of_parts("nights")
     if material.runs:
         _about_runs(document)
@@ -89,7 +89,7 @@ def page_of(
     _lead(document.sections)
     printed = {*document.printed, *(answer.text for answer in document.answers)}
     sections = shorten_repeated_caveats(document.sections, printed)
-    title = _title(material) if files else document.title
+    title = document.title if stores else _title(material)
     return Page(title, document.answers, sections, *_page_cases(document))
 
 

@@ -37,8 +37,8 @@ class Drawing:
     label: str = "cases"
 
 
-# Where parts add sections, in the order of the page: of nodes over nights; of folders or sides that
-# the part compares (these two return the comparisons, None where it compared nothing); below
+# Where parts add sections, in the order of the page: of the nights of a store; of folders or sides
+# that the part compares (these two return the comparisons, None where it compared nothing); below
 # comparisons; below times over sizes; over ranks; and of what a training sends.
 PLACES = ("nights", "folders", "sides", "compared", "sizes", "ranks", "traffic")
 
@@ -47,24 +47,16 @@ class PageDraft:
     """Sections and sentences as they are found."""
 
     def __init__(
-        self,
-        material: Material,
-        fabric: str | None,
-        inline: bool,
-        files: Sequence[str] = (),
-        others: Sequence[str] = (),
+        self, material: Material, fabric: str | None, inline: bool, stores: Sequence[str] = ()
     ) -> None:
-        """files: the arguments of the page; others: those that parts
-        read, such as stores.
-        """
-        self.files, self.others = files, others
+        self.stores = stores
+        self.title = ""  # of a page of a store
         self.material = material
         self.fabric = fabric
         self.inline = inline
         self.sections: list[Section] = []
         self.answers: list[Answer] = []
         self.sides: list[Side] = []  # that are compared
-        self.title = ""  # of a page without files, from the section that it has
         self.printed: set[str] = set()  # texts of the caveats that the answers contain
         self.notes = list(material.notes)
         self.rows = [summarise_run(run) for run in material.runs]

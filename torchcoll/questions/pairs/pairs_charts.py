@@ -6,8 +6,7 @@ import numpy as np
 
 from torchcoll.core.units import format_size
 from torchcoll.questions.pairs.matches import EXCHANGE, Pairs
-from torchcoll.report.chart import Chart, plain
-from torchcoll.report.heat_map import heat_map, merged
+from torchcoll.report.chart import Chart, heat_map, merged, plain
 
 _CELLS = 256  # rows and columns: of more, neighbours are merged
 

@@ -11,11 +11,10 @@ from torchcoll.core.case import FIELDS, MODES, Case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnavailableError, UnusableError, UsageError
 from torchcoll.core.result import Run
-from torchcoll.core.shell import Name, command_line, named
 from torchcoll.core.spec import Spec
 from torchcoll.core.traffic_spec import OF_POINTS
 from torchcoll.core.units import counted, format_size
-from torchcoll.core.variables import MASK, SETTINGS, kind_of
+from torchcoll.core.variables import MASK, SETTINGS, Name, command_line, kind_of, named
 from torchcoll.libraries.known_variables import names_file
 
 # torchrun sets these itself, or they belong to one run.

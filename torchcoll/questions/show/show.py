@@ -242,13 +242,10 @@ def _show_others(
     how = shown(others[0])
     if how is None:
         raise UsageError("show", kinds[0], "a run, a file, or what a function of torchcoll found")
-    more: dict[str, Any] = {}
     if columns:
-        more["columns"] = split_list(columns, "columns")
-        if "columns" not in how.options:
-            raise UsageError("columns", ",".join(more["columns"]), f"none with {kinds[0]}")
-    if every and "every" in how.options:
-        more["every"] = True
+        names = ",".join(split_list(columns, "columns"))
+        raise UsageError("columns", names, f"none with {kinds[0]}")
+    more = {"every": True} if every and how.takes_every else {}
     how.show(others, format, file, **more)
 
 

@@ -16,7 +16,6 @@ from torchcoll.core.units import counted, format_bandwidth, format_digits, forma
 from torchcoll.report import chart
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.header import common_text, kind_texts, reading
-from torchcoll.report.heat_map import heat_map
 from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.stats.filters import conditions
 from torchcoll.stats.matching import NAMES, value_of
@@ -294,7 +293,7 @@ def bandwidth_map(picture: Picture, keys: Mapping[int, str]) -> chart.Chart | No
     sizes = sorted({size for points in rows.values() for size in points})
     figures = [[getattr(points.get(n), "busbw_gbps", math.nan) for n in sizes]
                for points in rows.values()]  # fmt: skip
-    drawn = heat_map(
+    drawn = chart.heat_map(
         "bus bandwidth",
         np.array(figures) / np.nanmax(figures),
         [format_size(size) for size in sizes],

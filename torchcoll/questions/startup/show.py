@@ -1,5 +1,5 @@
-"""How a cold start is shown: tables of runs, numbers of ranks, set-up and cases that are cold
-later; and the same as JSON.
+"""Output of ``torchcoll cold``: tables of runs, of numbers of ranks, of set-up and of later cases
+whose first call is slow; and the same as JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 
 _MOST_RUNS = 5  # of one kind: of more, the means are shown
 MOST_LATE = 5  # of the late cases, those that cost most; JSON has all
-_WORDS = {"import_torch": "import torch", "init_process_group": "init", "nccl_init": "NCCL init"}
+_PHASE_NAMES = {
+    "import_torch": "import torch",
+    "init_process_group": "init",
+    "nccl_init": "NCCL init",
+}
 READING = "time = max over ranks, the slowest rank"
 _RESULT = "to first result: connecting before the 1st call, if any, plus the 1st call"
 _CONNECT = "library setup: time to first result minus one steady call"
@@ -291,7 +295,7 @@ def _set_up(rows: Sequence[ColdRow]) -> Grid:
         columns.append((Head("run", left=True), lambda name: one_line(slowest[name].name)))
     phase = Head("set-up phase", left=True)
     return make_grid(
-        [(phase, lambda n: _WORDS.get(n, one_line(n).replace("_", " "))), *columns], names
+        [(phase, lambda n: _PHASE_NAMES.get(n, one_line(n).replace("_", " "))), *columns], names
     )
 
 
