@@ -257,7 +257,6 @@ def test_a_picture_that_cannot_be_written(tmp_path):
     [
         ({"fabric": "ib-ndr:8"}, error_text("fabric", "ib-ndr:8", "runs or files with it")),
         ({"over_ranks": "mean"}, error_text("over-ranks", "mean", "runs or files with it")),
-        ({"over_ranks": "sum"}, error_text("over-ranks", "sum", "one of max, mean, min, rank0")),
     ],
 )
 def test_what_was_found_is_drawn_as_it_was_read(tmp_path, choices, text):
