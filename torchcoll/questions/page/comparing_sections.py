@@ -98,5 +98,5 @@ def speed_ups(document: PageDraft, comparison: Comparison) -> list[Drawing]:
     if comparison.errors:
         return []
     base, new = comparison.side_names
-    text = f"Speed-up of each case: above 1 {new} is faster than {base}; the band is the same"
+    text = f"Speed-up of each case: above 1 {new} is faster than {base}"
     return [Drawing(text, lambda: speed_up_charts(comparison, document.keys))]
