@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,24 @@ def open_page(driver: Any, path: Path, seconds: float = 60) -> None:
     driver.get(path.resolve().as_uri())
     drawn = "return [...document.querySelectorAll('.plot')].every(plot => plot.data)"
     WebDriverWait(driver, seconds, poll_frequency=0.1).until(lambda _: driver.execute_script(drawn))
+
+
+def violations(driver: Any, paths: Iterable[Path]) -> list[str]:
+    """What axe finds on these pages, light and dark, at 1280 and at 390 px. Raises NoBrowser."""
+    try:
+        import axe_core_python
+    except ImportError:
+        raise NoBrowser("no axe (pip install axe-core-python)") from None
+    axe = Path(axe_core_python.__file__).with_name("axe.min.js").read_text()
+    found = []
+    for path, scheme, width in product(paths, ("light", "dark"), (1280, 390)):
+        media(driver, scheme)
+        resize(driver, width)
+        open_page(driver, path)
+        driver.execute_script(axe)
+        result = driver.execute_async_script("axe.run().then(arguments[0])")
+        for broken in result["violations"]:
+            nodes = [node["target"][0] for node in broken["nodes"]]
+            found.append(f"{path.name} {scheme} {width}: {broken['id']} of {nodes[:3]}")
+    media(driver)
+    return found

@@ -13,6 +13,7 @@ from made_stores import rows
 
 import torchcoll
 from torchcoll.cli import main
+from torchcoll.questions.page.document import page_of
 
 
 def printed(*arguments: str) -> tuple[int, str]:
@@ -40,6 +41,14 @@ def test_the_same_answers_from_files_and_from_a_store(tmp_path, store):
         assert of_files[0] == 1
         assert "node004" in of_files[1]
         assert printed("nightly", store, *asked) == of_files
+    page = page_of([store])
+    assert page.answers[0].subject.startswith("node004: 8.")
+    (strip,) = page.sections[0].charts[0].charts[0].traces
+    # Slow in the last 6 of 14 nights: the nights before have no colour.
+    assert (strip["y"], [value is not None for value in strip["z"][0]][-7:]) == (
+        ["node004"],
+        [False] + [True] * 6,
+    )
 
 
 def test_one_night_of_many(tmp_path, store):

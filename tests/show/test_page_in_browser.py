@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from browser import NoBrowser, browser, media, open_page, resize, scripts
+from browser import NoBrowser, browser, media, open_page, resize, scripts, violations
 from handmade import MIB, case, not_run, result, run
+from made_pairs import pairs_run
+from sent import ddp, traffic
 
 from torchcoll.core.file import save
 from torchcoll.questions.page.document import page_of
@@ -159,6 +161,34 @@ def test_dark_paper_has_light_ink(driver, page):
         assert driver.execute_script(f"return {fill}") == "rgb(228, 232, 236)"
     finally:
         media(driver)
+
+
+def test_axe_finds_nothing_on_the_pages_of_runs_sides_pairs_and_captures(driver, page, tmp_path):
+    run_file = page.with_suffix(".jsonl")
+    save(pairs_run(5, slow=3), tmp_path / "pairs.jsonl")
+    traffic(ddp, steps=4).save(tmp_path / "sent.jsonl")
+    pages = [page]
+    for name, files in {
+        "sides": [f"old={run_file}", f"new={run_file}"],
+        "pairs": [str(tmp_path / "pairs.jsonl")],
+        "sent": [str(tmp_path / "sent.jsonl")],
+    }.items():
+        pages.append(tmp_path / f"{name}.html")
+        pages[-1].write_text(html_text(page_of(files)))
+    assert violations(driver, pages) == []
+
+
+def test_tables_are_copied_as_csv_and_markdown(driver, page):
+    open_page(driver, page)
+    # A clipboard needs a window with the focus, which a headless browser may not have.
+    driver.execute_script("navigator.clipboard.writeText = text => window.copied = text")
+    buttons = (
+        "document.getElementById('case-0.2').closest('section').querySelectorAll('.tools button')"
+    )
+    for number, sign in ((0, ","), (1, "|")):
+        driver.execute_script(f"{buttons}[{number}].click()")
+        lines = driver.execute_script("return window.copied").split("\n")
+        assert len([line for line in lines if line.count(sign) > 5 and "16M" in line]) == 1
 
 
 HOSTILE = (

@@ -32,13 +32,6 @@ def test_several_launches_are_pooled_by_their_geometric_mean():
     assert point.runs == 2
 
 
-def test_what_differs_in_more_than_the_size_is_another_line():
-    results = [measured(100), measured(100, dtype="bfloat16"), measured(100, collective="reduce")]
-    found = picture_of([side("", [run(*results)])])
-    assert [line.values["dtype"] for line in found.panels["all_reduce"]] == ["float32", "bfloat16"]
-    assert list(found.panels) == ["all_reduce", "reduce"]
-
-
 def test_what_was_varied_on_purpose_makes_lines_and_the_rest_is_told():
     varied = [
         run(measured(100), variables={"NCCL_ALGO": name}, environment={"kernel": kernel})

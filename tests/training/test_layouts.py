@@ -14,6 +14,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.parts.training.architectures import read_architecture
 from torchcoll.parts.training.layout_search import launch_flags
 from torchcoll.parts.training.layouts import check_layout, parse_batch, parse_layout, parse_layouts
+from torchcoll.parts.training.traffic_charts import layouts_charts
 
 
 @pytest.mark.parametrize(
@@ -94,6 +95,8 @@ def test_layouts_must_fit_the_gpu_of_a_published_machine():
         comparison = torchcoll.compare_plans(
             "llama-3-8b", "dp=64,fsdp=64", machine="8xH100", step_ms=900, **memory
         )
+        (shape,) = layouts_charts(comparison)[-1].layout["shapes"]
+        assert shape["x0"] == comparison.memory_bytes / 1e9
         return comparison.memory_bytes, {row.layout.name: row.fits for row in comparison.rows}
 
     assert fits() == (80e9, {"fsdp=64": "yes", "dp=64": "no"})

@@ -37,6 +37,7 @@ class Part(NamedTuple):
     - shows: module of the kernel -> the module with ``SHOWN`` of its findings (report/shown.py).
     - answers: question of the kernel -> the function that answers it, with None where the question
       is for others:
+      ``recognises(argument)``: whether the argument of ``report`` is a store of this part;
       ``compares(base, new)``: the comparison of two Traffics;
       ``baseline(path)``: the good runs of a path (questions/check/baseline.py, BaselineRuns);
       ``reads(path, text)``: the command that answers a file, of which ``text`` is the beginning and

@@ -306,7 +306,7 @@ def heat_map(
 ) -> Chart:
     """values [rows, columns]; NaN is left blank."""
     trace = {
-        "type": "heatmap", "colorscale": "Cividis", "x": list(columns), "y": list(rows),
+        "type": "heatmap", "colorscale": "Viridis", "x": list(columns), "y": list(rows),
         "z": [[rounded(float(value)) for value in row] for row in values],
         "hovertemplate": hover, "hoverongaps": False,
         "colorbar": {"title": {"text": unit, "side": "right"}, "thickness": 14},

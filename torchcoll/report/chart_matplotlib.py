@@ -53,6 +53,7 @@ def _format_seconds(seconds: float) -> str:
 _FORMATS: Mapping[str, Callable[[float], str]] = {
     "s": _format_seconds,
     "B": format_bytes,
+    "x": lambda value: f"{value:.6g}x",
     "": lambda value: f"{value:.6g}",
 }
 
@@ -87,6 +88,7 @@ def draw_charts(charts: Sequence[Chart]) -> Figure:
         names = [len(_draw_panel(figure, *drawn)) for drawn in zip(axes, row, strict=False)]
         for number, (axis, panel) in enumerate(zip(axes, row, strict=False)):
             many = max(names) > _CONCURRENT if pairs else names[number] > _CONCURRENT // 2
+            many = many or "ticktext" in panel.layout["yaxis"] or "barmode" in panel.layout
             # The lines of a row are those of one chart: their names stand where they hide least.
             if not pairs or number == (len(row) - 1 if many else 0):
                 _legend(axis, panel, many)
@@ -111,8 +113,9 @@ def _panels(chart: Chart) -> list[Chart]:
                 for name in names:
                     inner = inner.setdefault(name, {})
                 inner[last] = value
-            if not layout["yaxis"].get("ticksuffix"):  # bandwidths are read off as lengths
-                layout["yaxis"] |= {"type": "linear", "rangemode": "tozero"}
+            # Bandwidths are read off as lengths.
+            scale = ("log", "normal") if layout["yaxis"].get("ticksuffix") else ("linear", "tozero")
+            layout["yaxis"] |= dict(zip(("type", "rangemode"), scale, strict=True))
             traces = [
                 {**trace, "y": y} for trace, y in zip(chart.traces, option.traces["y"], strict=True)
             ]
@@ -205,20 +208,22 @@ def _draw_line(axes: Axes, trace: Mapping[str, Any]) -> None:
         markersize=0.6 * marker.get("size", 6),
         markerfacecolor="none" if is_open or "open" in shape else colour,
     )
-    if error := trace.get("error_y"):
-        ends = [error["arrayminus"], error["array"]]
-        width = error.get("thickness", 1)
-        axes.errorbar(x, y, yerr=ends, fmt="none", ecolor=colour, elinewidth=width, alpha=0.7)
+    for name in "xy":
+        if error := trace.get(f"error_{name}"):
+            ends = {f"{name}err": [error["arrayminus"], error["array"]]}
+            width = error.get("thickness", 1)
+            axes.errorbar(x, y, **ends, fmt="none", ecolor=colour, elinewidth=width, alpha=0.7)
 
 
 def _draw_bars(axes: Axes, trace: Mapping[str, Any]) -> None:
-    # Bars of several traces stand one below the other.
     names = [*dict.fromkeys(map(_text, trace["y"]))]
     error = trace.get("error_x")
+    # Bars of several traces are stacked.
+    ends = [bar.get_x() + bar.get_width() for bar in axes.patches[-len(names) :]]
     axes.barh(
         names,
         [value or 0 for value in trace["x"]],
-        height=0.8 if not axes.patches else 0.4,
+        left=ends or None,
         color=_colour(trace["marker"]["color"]),
         label=_text(trace["name"]),
         xerr=[error["arrayminus"], error["array"]] if error else None,
@@ -248,6 +253,7 @@ def _draw_heat_map(figure: Figure, axes: Axes, trace: Mapping[str, Any]) -> None
                 # Black and white are those of the map, which is no part of the paper.
                 colour = "#010101" if value > (low + high) / 2 else "#fefefe"
                 text = "" if math.isnan(value) else f"{value:.{3 if value < 1000 else 6}g}"
+                text = trace["text"][y][x] if "text" in trace else text
                 axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize="x-small",
                           color=colour)  # fmt: skip
 
@@ -276,7 +282,7 @@ def _draw_axis(axes: Axes, name: str, layout: Mapping[str, Any], named: bool = F
     axis.set_label_text(_text(layout.get("title", {}).get("text", "")))
     if layout.get("autorange") == "reversed":
         axis.set_inverted(True)
-    if named or layout.get("automargin"):
+    if named or ("automargin" in layout and "tickvals" not in layout):
         return
     if layout.get("type") == "log":
         getattr(axes, f"set_{name}scale")("log", base=2 if "tickvals" in layout else 10)

@@ -1,4 +1,4 @@
-(() => {
+(async () => {
   "use strict";
   const node = (name, properties = {}, ...children) => {
     const made = Object.assign(document.createElement(name), properties);
@@ -17,9 +17,25 @@
     if (isNaN(x) || isNaN(y)) return isNaN(x) - isNaN(y) || a.localeCompare(b, "en", { numeric: true });
     return x - y;
   };
+  const formats = {
+    CSV: cells => cells.map(text => /[",]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text).join(","),
+    Markdown: (cells, n) => `| ${cells.map(text => text.replace(/\|/g, "\\|")).join(" | ")} |`
+      + (n ? "" : `\n|${"---|".repeat(cells.length)}`),
+  };
+  const copied = (table, format) => [...table.rows].filter(row => !row.hidden).map((row, n) =>
+    formats[format]([...row.cells].map(cell => cell.textContent.trim().replace(/\s+/g, " ")), n)).join("\n");
   for (const table of document.querySelectorAll("table")) {
     const body = table.tBodies[0], rows = [...body.rows];
     if (rows.length < 2) continue;
+    const tools = node("div", { className: "tools" }, ...Object.keys(formats).map(format => {
+      const button = node("button", { type: "button", textContent: `copy as ${format}` });
+      button.addEventListener("click", async () => {
+        await navigator.clipboard.writeText(copied(table, format));
+        button.textContent = `copied as ${format}`;
+      });
+      return button;
+    }));
+    table.parentElement.before(tools);
     const heads = [...table.tHead.rows[0].cells];
     heads.forEach((head, column) => {
       if (!head.textContent.trim()) return;
@@ -44,21 +60,24 @@
         row.hidden = !words.every(word => text.includes(word));
       }
     });
-    table.parentElement.before(filter);
+    tools.prepend(filter);
   }
 
-  // Charts. Their data and plotly.js are in the page; plotly.js is packed, and is unpacked after the
-  // page has been painted.
-  const data = JSON.parse(document.getElementById("data").textContent);
-  if (!data.groups.length) return;
+  // Charts. Their data and plotly.js are packed in the page; plotly.js is unpacked after the page has
+  // been painted.
+  if (!document.getElementById("data")) return;
   document.documentElement.classList.add("js");
-  let library;
-  const load = () => library ??= (async () => {
-    const packed = atob(document.getElementById("plotly").textContent);
+  const unpack = name => {
+    const packed = atob(document.getElementById(name).textContent);
     const bytes = new Uint8Array(packed.length);
     for (let n = 0; n < packed.length; n++) bytes[n] = packed.charCodeAt(n);
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-    document.head.append(node("script", { textContent: await new Response(stream).text() }));
+    return new Response(stream).text();
+  };
+  const data = JSON.parse(await unpack("data"));
+  let library;
+  const load = () => library ??= (async () => {
+    document.head.append(node("script", { textContent: await unpack("plotly") }));
     return window.Plotly;
   })();
   const decode = node("textarea");
@@ -96,7 +115,8 @@
   const text = (trace, point) => { // of a point in words; point: its number, or [row, column]
     if (trace.z) {
       const [row, column] = point;
-      return words(`${trace.y[row]}, ${trace.x[column]}: ${trace.z[row][column] ?? "no value"}`);
+      const shown = trace.text?.[row][column] ?? trace.z[row][column] ?? "no value";
+      return words(`${trace.y[row]}, ${trace.x[column]}: ${shown}`);
     }
     return words(trace.text?.[point] ?? `${trace.name ?? ""} ${trace.x[point]}: ${trace.y[point]}`);
   };
@@ -117,7 +137,14 @@
   const show = async group => {
     const Plotly = await load();
     const chart = group.charts[group.index];
+    const narrow = innerWidth < 600;
     const traces = chart.traces.map(copy), layout = structuredClone(chart.layout);
+    for (const trace of traces) {
+      if (!trace.z || !narrow) continue; // no room for figures, and for a scale beside the map
+      Object.assign(trace.colorbar, { orientation: "h", y: 1, yanchor: "bottom" });
+      trace.colorbar.title.side = "top";
+      if (trace.x.length > 5) delete trace.texttemplate;
+    }
     for (const selector of chart.selectors) {
       const option = selector.options.find(o => o.text === group.chosen[selector.label]);
       if (!option) continue;
@@ -127,7 +154,8 @@
       });
       for (const path in ofLayout) assign(layout, path, ofLayout[path]);
     }
-    await Plotly.react(group.plot, traces, dressed(layout, innerWidth < 600), config);
+    group.plot.style.height = layout.height ? `${layout.height}px` : "";
+    await Plotly.react(group.plot, traces, dressed(layout, narrow), config);
     group.figure.querySelector(".caption").replaceChildren(
       ...chart.caption.map(line => node("li", { textContent: line })));
     if (group.drawn) return;
@@ -178,7 +206,7 @@
     for (const key of keys.slice(0, 6)) {
       const [title, number, explain] = data.cases[key];
       const row = document.getElementById(`case-${key}`);
-      parts.push(node("h4", { textContent: title }));
+      parts.push(node("h3", { textContent: title }));
       if (row) {
         const heads = [...row.closest("table").tHead.rows[0].cells];
         const cells = heads.map((head, n) => node("tr", {},
@@ -265,5 +293,5 @@
     await first(group);
     idle(rest);
   };
-  addEventListener("load", () => requestAnimationFrame(() => idle(rest)));
+  requestAnimationFrame(() => idle(rest));
 })();

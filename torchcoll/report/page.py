@@ -74,7 +74,7 @@ class Section:
 @dataclass
 class Page:
     """cases: by the keys of points of charts. run_commands: print the calls of each run, '' without
-    a file.
+    a file. A first section without a title is the picture of the first answer.
     """
 
     title: str
@@ -126,12 +126,12 @@ def html_text(page: Page) -> str:
     folder = Path(__file__).parent
     scripts = [(folder / "page.js").read_text(encoding="utf-8")]
     groups = [group for section in page.sections for group in section.charts]
-    plotly = ""
+    packed = {}
     if groups:
         from plotly.offline import get_plotlyjs
 
         scripts.append(get_plotlyjs())
-        plotly = base64.b64encode(gzip.compress(scripts[1].encode(), mtime=0)).decode()
+        packed = {"data": _packed(_json_text(page, groups)), "plotly": _packed(scripts[1])}
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=False, finalize=_shown
     )
@@ -139,8 +139,7 @@ def html_text(page: Page) -> str:
     return template.render(
         page=page,
         numbers={group: number for number, group in enumerate(groups)},
-        data=Markup(_json_text(page, groups)),
-        plotly=Markup(plotly),
+        packed=packed,
         script=Markup(scripts[0]),
         script_hashes=[
             base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts
@@ -150,16 +149,19 @@ def html_text(page: Page) -> str:
     )
 
 
+def _packed(text: str) -> str:
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
 def _json_text(page: Page, groups: Sequence[ChartGroup]) -> str:
-    """What page.js reads, as ASCII without ``<``: ``</script`` and U+2028 would end it."""
+    """What page.js reads."""
     data = {
         "groups": [{"label": g.label, "charts": list(map(_chart_json, g.charts))} for g in groups],
         "cases": {key: [case.title, case.run, case.command] for key, case in page.cases.items()},
         "runs": page.run_commands,
         "time_labels": TIME_LABELS,
     }
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return json.dumps(data, separators=(",", ":"), allow_nan=False)
 
 
 def _chart_json(chart: Chart) -> dict[str, Any]:
@@ -196,7 +198,7 @@ def page_markdown(page: Page, files: Sequence[str] = ()) -> str:
     lines += [f"{_answer_markdown(answer)}\n" for answer in page.answers]
     names = iter(files)
     for section in page.sections:
-        lines.append(f"## {escape_markdown(one_line(section.title))}\n")
+        lines += [f"## {escape_markdown(one_line(section.title))}\n"] if section.title else []
         lines += [f"{escape_markdown(one_line(text))}\n" for text in section.texts]
         for command in section.commands:  # a block: four blanks, in which nothing is markup
             code = [f"    {printable(line)}" for line in command.splitlines()]

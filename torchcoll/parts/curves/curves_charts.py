@@ -190,5 +190,6 @@ def errors_charts(comparison: Comparison) -> list[chart.Chart]:
             "yaxis": {"title": {"text": "predicted / measured - 1 (%)"}, "zeroline": True},
             "showlegend": True,
         }
-        charts.append(chart.Chart(chart.plain(collective), traces, layout))
+        caption = ["above 0 the prediction is too long; a line for each number of ranks"]
+        charts.append(chart.Chart(chart.plain(collective), traces, layout, caption=caption))
     return charts

@@ -15,5 +15,6 @@ PART = Part(
     extends={
         "check": "command:run_learn",
     },
-    answers={"baseline": "command:good_runs_of"},
+    sections={"nights": "night_charts:add_nights"},
+    answers={"baseline": "command:good_runs_of", "recognises": "address:is_store"},
 )

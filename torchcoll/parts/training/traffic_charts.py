@@ -1,4 +1,4 @@
-"""Charts of the communication of a recorded training step."""
+"""Charts of the communication of a training step: of traffic that was recorded, and of a plan."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.traffic import Traffic
-from torchcoll.core.units import format_ns
+from torchcoll.core.units import counted, format_ns
+from torchcoll.parts.training.config_projection import TOO_LARGE
 from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.traffic_table import summarise_traffic
 from torchcoll.report import chart
 
 if TYPE_CHECKING:
-    from torchcoll.parts.training.arrivals import Arrivals
+    from torchcoll.parts.training.arrivals import Arrivals, RankArrival
+    from torchcoll.parts.training.config_projection import LayoutComparison
+    from torchcoll.parts.training.projection import Plan, PlannedStep
 
-MOST_BARS = 40  # in one chart
-_TITLE = "Communication of a step"
+MOST_BARS = 40  # of one chart
+_TITLE = "The step of each rank"
+_GIGABYTES = {"rangemode": "tozero", "title": {"text": "GB"}}
+_PARTS = chart.PALETTE[4], chart.PALETTE[0], chart.PALETTE[1]  # computing, communication, waiting
 _TIME = {
     "tickformat": "~s",
     "ticksuffix": "s",
@@ -27,19 +32,27 @@ _TIME = {
 def traffic_charts(traffic: Traffic) -> list[chart.Chart]:
     """What each rank does in a step: computing, exposed communication, waiting."""
     ranks = summarise_traffic(Ledger(traffic)).ranks[:MOST_BARS]
-    parts = {"computing": "computing_ns", "exposed": "exposed_ns", "waiting": "wait_ns"}
+    waits = [rank.wait_ns or 0.0 for rank in ranks]
+    exposed = [
+        max(0.0, (rank.exposed_ns or 0.0) - wait) for rank, wait in zip(ranks, waits, strict=True)
+    ]
+    parts = (
+        ("computing", [rank.computing_ns or 0.0 for rank in ranks]),
+        ("exposed communication", exposed),
+        ("waiting for another rank", waits),
+    )
     bars = []
-    for number, (name, figure) in enumerate(parts.items()):
-        times = [getattr(rank, figure) for rank in ranks]
+    for (name, times), colour in zip(parts, _PARTS, strict=True):
         if any(times):
-            texts = [format_ns(ns, 3) for ns in times]
-            colour = chart.PALETTE[number]
+            texts = [f"{name}: {format_ns(ns, 3)}" for ns in times]
             bars.append(_bars(name, [chart.seconds(ns) for ns in times], texts, colour))
     if not bars:
         return []
     names = [f"rank {rank.rank}" for rank in ranks]
-    caption = ["medians over the steps; waiting is a part of the exposed communication"]
-    return [_bar_chart(names, bars, _TIME, caption, len(traffic.calls), "ranks")]
+    caption = ["the typical step: medians over the steps of the capture"]
+    if len(ranks) < len(traffic.calls):
+        caption.append(f"the first {len(ranks)} of {len(traffic.calls)} ranks")
+    return [_bar_chart(_TITLE, names, bars, _TIME, caption)]
 
 
 def arrivals_chart(arrivals: Arrivals) -> list[chart.Chart]:
@@ -55,13 +68,19 @@ def arrivals_chart(arrivals: Arrivals) -> list[chart.Chart]:
         f"last in {row.last} of {row.calls} calls<br>{100 * row.caused_share:.0f} % of the waiting"
         for row in largest
     ]
-    times = [chart.seconds(row.caused_ns / max(row.steps, 1)) for row in largest]
+    times = [chart.seconds(_waited_ns(arrivals, row)) for row in largest]
     bars = [_bars("caused", times, texts, chart.PALETTE[1])]
-    axis = {**_TIME, "title": {"text": "waiting of the other ranks, per step"}}
+    axis = {**_TIME, "title": {"text": "waiting of each other rank, per step"}}
     caption = ["what the other ranks waited in the calls in which this rank was last"]
-    drawn = _bar_chart(names, bars, axis, caption, len(arrivals.ranks), "ranks")
-    drawn.title = chart.plain(arrivals.answer.headline)
-    return [drawn]
+    if len(largest) < len(arrivals.ranks):
+        caption.append(f"the {len(largest)} largest of {len(arrivals.ranks)} ranks")
+    return [_bar_chart(chart.plain(arrivals.answer.headline), names, bars, axis, caption)]
+
+
+def _waited_ns(arrivals: Arrivals, row: RankArrival) -> float:
+    """As in the answer: the median over steps; the mean if the rank is late in some of them."""
+    typical_ns = None if row.when else arrivals.waited_ns.get(row.rank)
+    return (typical_ns or row.caused_ns / max(row.steps, 1)) / max(row.others, 1)
 
 
 def _bars(
@@ -80,22 +99,69 @@ def _bars(
 
 
 def _bar_chart(
+    title: str,
     names: Sequence[str],
     bars: list[dict[str, Any]],
     axis: dict[str, Any],
     caption: list[str],
-    number: int,
-    noun: str,
 ) -> chart.Chart:
-    """number: how many there are by the noun, the largest of which are drawn."""
     for trace in bars:
         trace["y"] = names
-    if number > len(names):
-        caption.append(f"the {len(names)} largest of {number} {noun}")
     layout = {
         "xaxis": axis,
         "yaxis": {"autorange": "reversed", "automargin": True},
         "showlegend": len(bars) > 1,
-        "height": 160 + 24 * len(names) * len(bars),
+        "barmode": "stack",
+        "height": 160 + 28 * len(names),
     }
-    return chart.Chart(_TITLE, bars, layout, caption=caption)
+    return chart.Chart(title, bars, layout, caption=caption)
+
+
+def plan_charts(plan: Plan) -> list[chart.Chart]:
+    """The planned step and the memory of a rank as stacked bars."""
+    return _stacks([counted(plan.step.ranks, "rank")], [plan.step])
+
+
+def layouts_charts(comparison: LayoutComparison) -> list[chart.Chart]:
+    """The step and the memory of each layout as stacked bars, and the memory that a rank has."""
+    rows = comparison.rows[:MOST_BARS]
+    names = [
+        chart.plain(row.layout.name + (" does not fit" if row.fits == TOO_LARGE else ""))
+        for row in rows
+    ]
+    charts = _stacks(names, [row.step for row in rows])
+    if comparison.memory_bytes and charts:
+        x = comparison.memory_bytes / 1e9
+        line = {"color": chart.NEUTRAL, "width": 2, "dash": "dash"}
+        ends = {"type": "line", "xref": "x", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1}
+        charts[-1].layout["shapes"] = [ends | {"line": line}]
+        charts[-1].caption = [f"dashed: the {x:.3g} GB that a rank has"]
+    return charts
+
+
+def _stacks(names: Sequence[str], steps: Sequence[PlannedStep]) -> list[chart.Chart]:
+    """names: of the bars. Without a machine there is no time, and without a model no memory."""
+    memories = [step.memory for step in steps if step.memory]
+    times = [
+        ("computing", [step.compute_ns or 0.0 for step in steps]),
+        ("exposed communication", [(step.exposed_ns or (0.0,))[0] for step in steps]),
+        ("idle in the pipeline", [step.idle_ns for step in steps]),
+    ]
+    sizes = [
+        ("parameters and states", [m.parameters + m.gradients + m.optimizer for m in memories]),
+        ("activations", [m.activations + m.peak for m in memories]),
+        ("buffers", [m.buffers for m in memories]),
+    ]
+    charts = []
+    for title, parts, axis in (
+        ("time of a step", times if all(step.step_ns for step in steps) else [], _TIME),
+        ("memory of a rank", sizes if len(memories) == len(steps) else [], _GIGABYTES),
+    ):
+        bars = []
+        for (name, values), colour in zip(parts, _PARTS, strict=False):
+            texts = [f"{name}: {value / 1e9:.3g}" for value in values]
+            if any(values):
+                bars.append(_bars(name, [chart.rounded(x / 1e9) for x in values], texts, colour))
+        if bars:
+            charts.append(_bar_chart(title, names, bars, axis, []))
+    return charts

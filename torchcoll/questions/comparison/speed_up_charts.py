@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
-from torchcoll.core.units import format_size
+from torchcoll.core.units import counted, format_size
 from torchcoll.questions.comparison.compare import Comparison
 from torchcoll.questions.comparison.results import tables_of, titles_of
 from torchcoll.questions.comparison.show import interval_text
 from torchcoll.questions.comparison.wording import speed_cell
 from torchcoll.report import chart
 
+MOST_CASES = 64  # of one chart
+_WIDEST = 100.0  # times the speed-up: a wider interval would hide all others
 _RESULT_STYLES = {
     "slower": ("triangle-down", chart.PALETTE[1]),
     "faster": ("triangle-up", chart.PALETTE[2]),
@@ -20,64 +23,75 @@ _RESULT_STYLES = {
 
 
 def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> list[chart.Chart]:
-    """How many times as fast the new side is over sizes, with the 95 % interval, a chart for each
-    table of the comparison. The shaded band is what counts as the same.
+    """A line for each case: how many times as fast the new side is, with the 95 % interval. The
+    shaded band is what counts as the same. Of many cases, those that differ most.
     """
-    tables = [
-        table
-        for table in tables_of([row for row in comparison.rows if row.matched and row.ratio])
-        if table
-    ]
+    compared = [row for row in comparison.rows if row.matched and row.ratio]
+    tables = tables_of(compared)
     titles = titles_of([table[0].pair for table in tables])
+    every = [
+        (f"{title or row.row.collective} {format_size(row.pair.size_bytes)}", row)
+        for table, title in zip(tables, titles, strict=True)
+        for row in table
+    ]
+    if not every:
+        return []
+    most = sorted((abs(math.log(row.speed)) for _, row in every), reverse=True)[:MOST_CASES]
+    named = [(name, row) for name, row in every if abs(math.log(row.speed)) >= most[-1]]
+    traces = []
+    for result in dict.fromkeys(row.result for _, row in named):
+        symbol, colour = _RESULT_STYLES.get(result, ("x", chart.NEUTRAL))
+        places, speeds, above, below, texts, points = [], [], [], [], [], []
+        for place, (name, row) in enumerate(named):
+            if row.result != result:
+                continue
+            speed, interval = row.speed, row.interval
+            if interval and not interval[1] < _WIDEST * speed < _WIDEST**2 * interval[0]:
+                interval = None
+            low, high = interval or (speed, speed)
+            places.append(place)
+            speeds.append(chart.rounded(speed))
+            above.append(chart.rounded(high - speed))
+            below.append(chart.rounded(speed - low))
+            ends = f" ({interval_text(row)})" if interval else ""
+            text = f"{chart.plain(name)}: speed-up {speed_cell(speed)}{ends}"
+            texts.append(f"{text}<br>{chart.plain(result)}")
+            members = [item.result for item in (*row.pair.base, *row.pair.new)]
+            points.append(chart.keys_of(members, keys))
+        traces.append(
+            {
+                "mode": "markers", "name": chart.plain(result),
+                "x": speeds, "y": places, "text": texts, "customdata": points,
+                "hovertemplate": chart.HOVER,
+                "marker": {"symbol": symbol, "color": colour, "size": 9},
+                "error_x": {"array": above, "arrayminus": below, "symmetric": False,
+                            "color": colour, "thickness": 1.5, "width": 3},
+            }
+        )  # fmt: skip
     base, new = map(chart.plain, comparison.side_names)
-    charts = []
-    for table, title in zip(tables, titles, strict=True):
-        traces = []
-        for result in dict.fromkeys(row.result for row in table):
-            symbol, colour = _RESULT_STYLES.get(result, ("x", chart.NEUTRAL))
-            rows = [row for row in table if row.result == result]
-            x, y, above, below, texts, points = [], [], [], [], [], []
-            for row in rows:
-                speed, interval = row.speed, row.interval
-                # A wider interval would hide all others.
-                if interval and not interval[1] < 100 * speed < 1e4 * interval[0]:
-                    interval = None
-                low, high = interval or (speed, speed)
-                x.append(max(1, row.pair.size_bytes))
-                y.append(chart.rounded(speed))
-                above.append(chart.rounded(high - speed))
-                below.append(chart.rounded(speed - low))
-                size = format_size(row.pair.size_bytes)
-                ends = f" ({interval_text(row)})" if interval else ""
-                texts.append(f"{size}: speed-up {speed_cell(speed)}{ends}<br>{chart.plain(result)}")
-                members = [item.result for item in (*row.pair.base, *row.pair.new)]
-                points.append(chart.keys_of(members, keys))
-            traces.append(
-                {
-                    "mode": "markers", "name": chart.plain(result),
-                    "x": x, "y": y, "text": texts, "customdata": points,
-                    "hovertemplate": chart.HOVER,
-                    "marker": {"symbol": symbol, "color": colour, "size": 9},
-                    "error_y": {"array": above, "arrayminus": below, "symmetric": False,
-                                "color": colour, "thickness": 1.5, "width": 3},
-                }
-            )  # fmt: skip
-        same = 1 + comparison.threshold
-        sizes = [max(1, row.pair.size_bytes) for row in table]
-        across = {"xref": "paper", "x0": 0, "x1": 1, "yref": "y", "layer": "below"}
-        layout = {
-            "xaxis": chart.size_axis(sizes),
-            "yaxis": {"type": "log", "title": {"text": f"speed-up of {new} over {base}"},
-                      "tickformat": ".3~r",
-                      "nticks": 4},
-            "showlegend": True,
-            "shapes": [
-                {**across, "type": "rect", "y0": 1 / same, "y1": same, "line": {"width": 0},
-                 "fillcolor": "rgba(122,127,133,0.25)"},
-                {**across, "type": "line", "y0": 1, "y1": 1,
-                 "line": {"color": chart.NEUTRAL, "width": 1}},
-            ],
-        }  # fmt: skip
-        name = chart.plain(title or table[0].row.collective)
-        charts.append(chart.Chart(name, traces, layout, [chart.SCALES]))
-    return charts
+    same = 1 + comparison.threshold
+    drawn = [speed for trace in traces for speed in trace["x"] if speed]
+    ticks = {}
+    if max(drawn) > 4 * min(drawn):  # plotly would label all of 1 to 9, one over the other
+        steps = [digit * 10.0**power for power in range(-4, 5) for digit in (1, 2, 5)]
+        ticks = {"tickvals": steps, "ticktext": [f"{step:g}x" for step in steps]}
+    down = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
+    layout = {
+        "xaxis": {"type": "log", "title": {"text": f"speed-up of {new} over {base}"},
+                  "tickformat": ".3~r", "ticksuffix": "x", "nticks": 6, **ticks},
+        "yaxis": {"autorange": "reversed", "automargin": True,
+                  "tickvals": list(range(len(named))),
+                  "ticktext": [chart.plain(name) for name, _ in named]},
+        "showlegend": True,
+        "height": 130 + 19 * len(named),
+        "shapes": [
+            {**down, "type": "rect", "x0": 1 / same, "x1": same, "line": {"width": 0},
+             "fillcolor": "rgba(122,127,133,0.25)"},
+            {**down, "type": "line", "x0": 1, "x1": 1,
+             "line": {"color": chart.NEUTRAL, "width": 1}},
+        ],
+    }  # fmt: skip
+    caption = ["whiskers: 95 % intervals; band: the same; grey: cannot tell"]
+    if len(named) < len(every):
+        caption.append(f"the {len(named)} cases that differ most, of {len(every)}")
+    return [chart.Chart(counted(len(every), "case"), traces, layout, caption=caption)]

@@ -18,10 +18,6 @@ from torchcoll.core import summary
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import median
 from torchcoll.core.two_modes import two_modes
-from torchcoll.core.units import (
-    format_digits,
-    format_ns,
-)
 from torchcoll.report import chart
 from torchcoll.report.chart import Chart, heat_map, keys_of, merged, plain
 from torchcoll.report.header import case_text
@@ -220,62 +216,25 @@ def _marks(
     }  # fmt: skip
 
 
-def first_calls_charts(
-    run: Run, rows: Sequence[summary.Row], keys: Mapping[int, str] = {}
-) -> list[chart.Chart]:
-    """The first and the second call of each case beside its steady figure, over sizes: which sizes
-    are cold again. A chart for each collective and backend with at least two such cases.
-
-    rows: of the cases of the run, as ``summarise_run`` returns them.
-    """
-    groups: dict[str, list[tuple[summary.Row, CaseResult]]] = {}
-    for row, result in zip(rows, run.results, strict=True):
-        if result.reported and result.reported.one_cold_call:
-            continue  # its time is that of its first call
-        if row.is_right and row.first_call_ns and row.median_ns:
-            groups.setdefault(f"{row.collective}, {row.backend}", []).append((row, result))
-    return [
-        _first_calls_chart(name, cases, keys) for name, cases in groups.items() if len(cases) > 1
-    ]
-
-
-def _first_calls_chart(
-    name: str, cases: Sequence[tuple[summary.Row, CaseResult]], keys: Mapping[int, str]
-) -> chart.Chart:
-    fields = {"first_call_ns": "1st call", "second_call_ns": "2nd call", "median_ns": "steady"}
-    sizes = [max(1, row.size_bytes) for row, _ in cases]
-    lines = len(set(sizes)) == len(sizes)  # otherwise cases differ in more than the size
-    traces = []
-    for number, (figure, title) in enumerate(fields.items()):
-        points = [(row, result, ns) for row, result in cases if (ns := getattr(row, figure))]
-        traces.append(
-            chart.line(
-                title,
-                number,
-                [max(1, row.size_bytes) for row, _, _ in points],
-                [chart.seconds(ns) for _, _, ns in points],
-                [
-                    f"{chart.plain(case_text(result.case))}<br>{title}: {format_ns(ns, 4)}"
-                    f"<br>{format_digits(ns / (row.median_ns or 1))} times the steady figure"
-                    for row, result, ns in points
-                ],
-                mode="lines+markers" if lines else "markers",
-                customdata=[chart.keys_of([result], keys) for _, result, _ in points],
-            )
-        )
-    layout = {"xaxis": chart.size_axis(sizes), "yaxis": chart.time_axis(), "showlegend": True}
-    caption = ["slowest rank of each call; cold calls are on the host clock"]
-    return chart.Chart(chart.plain(name), traces, layout, [chart.SCALES], caption)
-
-
 _CELLS = 256  # rows or columns: of more, neighbours are merged
 _TICKS = 16  # ranks or cases that have a tick each
 
 
+def _to_the_others(times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Each time over the median of all other times; NaN where there are fewer than two."""
+    ordered = np.sort(times)  # NaN last
+    count = int(np.isfinite(times).sum())
+    if count < 2:
+        return np.full(times.shape, np.nan)
+    place = np.argsort(np.argsort(times))
+    low, high = (ordered[n + (place <= n)] for n in ((count - 2) // 2, (count - 1) // 2))
+    return times / np.maximum((low + high) / 2, 1.0)
+
+
 def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
-    """A row for each rank and a column for each case: the rank's own median over that of the median
-    rank, of several ranks the largest. None if there are no samples, or fewer than three ranks: of
-    two each is the mirror image of the other.
+    """A row for each rank and a column for each case: the rank's median over the median of all
+    other ranks. A row of several ranks has the largest. None if there are no samples, or fewer than
+    three ranks: of two each is the mirror image of the other.
     """
     every = [r for r in sampled(run) if len(steady_samples(r)) == run.ranks > 2]
     if not every:
@@ -285,9 +244,7 @@ def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
     columns = []
     for result in results:
         middles = [median(times) if times else math.nan for times in steady_samples(result)]
-        present = [ns for ns in middles if not math.isnan(ns)]
-        middle = (median(present) if present else 0.0) or 1.0
-        columns.append([ns / middle for ns in middles])
+        columns.append(_to_the_others(np.array(middles)))
     names = [case_text(result.case) for result in results]
     if len(set(names)) < len(names):
         names = [
@@ -304,11 +261,11 @@ def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
         [f"{n}: {plain(name)}" if len(set(names)) < len(names) else plain(name)
          for n, name in enumerate(names)],
         [n * step for n in range(-(-run.ranks // step))],
-        "median time / that of the median rank",
+        "median time / median of the other ranks",
         "rank %{y}" + (f" to %{{y}} + {step - 1}" if step > 1 else "")
-        + "<br>%{x}<br>%{z:.3f} of the median rank<extra></extra>",
+        + "<br>%{x}<br>%{z:.3f} of the other ranks<extra></extra>",
     )  # fmt: skip
-    chart.layout["yaxis"] |= {"title": {"text": "rank"}, "tickformat": "d"}
+    chart.layout["yaxis"] |= {"title": {"text": "rank", "standoff": 12}, "tickformat": "d"}
     chart.layout["xaxis"]["nticks"] = _TICKS  # more slanted names lie over each other
     if run.ranks <= _TICKS:
         chart.layout["yaxis"]["dtick"] = 1

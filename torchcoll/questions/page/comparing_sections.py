@@ -98,12 +98,5 @@ def speed_ups(document: PageDraft, comparison: Comparison) -> list[Drawing]:
     if comparison.errors:
         return []
     base, new = comparison.side_names
-    bounded = any(row.interval for row in comparison.rows if row.matched)
-    interval = " with its 95 % interval" if bounded else ""
-    return [
-        Drawing(
-            f"Speed-up of each case{interval}: above 1 {new} is faster than {base}; the band is "
-            "what counts as the same",
-            lambda: speed_up_charts(comparison, document.keys),
-        )
-    ]
+    text = f"Speed-up of each case: above 1 {new} is faster than {base}"
+    return [Drawing(text, lambda: speed_up_charts(comparison, document.keys))]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchcoll.core.errors import TorchcollError, one_line
+from torchcoll.core.parts import functions_of
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import facts_of
 from torchcoll.core.summary import Row
@@ -59,16 +60,20 @@ def page_of(
 ) -> Page:
     """The page on everything that these files, folders and ``label=PATH`` hold.
 
-    filter: as of ``compare``. fabric: what the verdict is measured by. command: what makes the page
-    again. inline: HTML, with charts in the page; otherwise its pictures are files. collective,
-    ranks: what the output of other tools does not state. Raises UnreadableError where there is
-    nothing to report, UsageError for choices that do not exist, UnavailableError without plotly, or
-    without matplotlib if not inline.
+    arguments may be stores of ``torchcoll collect`` too. filter: as of ``compare``. fabric: what
+    the verdict is measured by. command: what makes the page again. inline: HTML, with charts in the
+    page; otherwise its pictures are files. collective, ranks: what the output of other tools does
+    not state. Raises UnreadableError where there is nothing to report, UsageError for choices that
+    do not exist, UnavailableError without plotly, or without matplotlib if not inline.
     """
     check_installed("plotly" if inline else "matplotlib.figure", "report", "report")
-    material = read_material(arguments, collective, ranks)
+    is_store = [*functions_of("answers", "recognises")]
+    stores = [argument for argument in arguments if any(of(argument) for of in is_store)]
+    files = [argument for argument in arguments if argument not in stores]
+    material = read_material(files, collective, ranks) if files else Material()
     material.runs = keep_cases(material.runs, filter)
-    document = PageDraft(material, fabric, inline)
+    document = PageDraft(material, fabric, inline, stores)
+    document.add_of_parts("nights")
     if material.runs:
         _about_runs(document)
     if material.traffic:
@@ -81,9 +86,20 @@ def page_of(
         )
     _ending(document, command)
     document.answers.sort(key=lambda answer: answer.level != "bad")  # what failed comes first
+    _lead(document.sections)
     printed = {*document.printed, *(answer.text for answer in document.answers)}
     sections = shorten_repeated_caveats(document.sections, printed)
-    return Page(_title(material), document.answers, sections, *_page_cases(document))
+    title = document.title if stores else _title(material)
+    return Page(title, document.answers, sections, *_page_cases(document))
+
+
+def _lead(sections: list[Section]) -> None:
+    """Moves the first picture to the top: it is the picture of the first answer."""
+    first = next((each for each in sections if each.charts or each.pictures), None)
+    if first:
+        top = Section("", charts=first.charts[:1], pictures=first.pictures[:1])
+        del first.charts[:1], first.pictures[:1]
+        sections.insert(0, top)
 
 
 def _page_cases(document: PageDraft) -> tuple[dict[str, PageCase], list[str]]:

@@ -11,12 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import UnavailableError, UsageError
-from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted
 from torchcoll.questions.contention.soak_show import soak_chart
 from torchcoll.questions.contention.soaked import soaked
-from torchcoll.questions.page.charts import calls_chart, chosen, first_calls_charts, ranks_chart
+from torchcoll.questions.page.charts import calls_chart, chosen, ranks_chart
 from torchcoll.questions.pairs.matches import read_pairs
 from torchcoll.questions.pairs.pairs_charts import pairs_charts
 from torchcoll.questions.show.show import has_pairs, html_of
@@ -59,13 +58,12 @@ class RunFigures(Sequence["Figure"]):
 
 def figures_of(run: Run) -> RunFigures:
     """Everything that can be drawn of a run: time and bus bandwidth over sizes for each collective,
-    first and second calls, the calls in order of its smallest, middle and largest size, and ranks
+    the calls in order of its smallest, middle and largest size, and ranks
     by sizes.
 
     Raises UsageError where the run has nothing to draw, UnavailableError without plotly.
     """
     charts = charts_of(run)
-    charts += first_calls_charts(run, summarise_run(run))
     for result in chosen(run):
         title = f"{case_text(result.case)}: calls in order"
         charts.append(replace(calls_chart(run, result), title=plain(title)))

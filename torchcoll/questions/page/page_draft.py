@@ -37,16 +37,20 @@ class Drawing:
     label: str = "cases"
 
 
-# Where parts add sections, in the order of the page: of folders or sides that the part compares
-# (these two return the comparisons, None where it compared nothing); below comparisons; below times
-# over sizes; over ranks; and of what a training sends.
-PLACES = ("folders", "sides", "compared", "sizes", "ranks", "traffic")
+# Where parts add sections, in the order of the page: of the nights of a store; of folders or sides
+# that the part compares (these two return the comparisons, None where it compared nothing); below
+# comparisons; below times over sizes; over ranks; and of what a training sends.
+PLACES = ("nights", "folders", "sides", "compared", "sizes", "ranks", "traffic")
 
 
 class PageDraft:
     """Sections and sentences as they are found."""
 
-    def __init__(self, material: Material, fabric: str | None, inline: bool) -> None:
+    def __init__(
+        self, material: Material, fabric: str | None, inline: bool, stores: Sequence[str] = ()
+    ) -> None:
+        self.stores = stores
+        self.title = ""  # of a page of a store
         self.material = material
         self.fabric = fabric
         self.inline = inline

@@ -26,7 +26,13 @@ _LINES = 16  # of one panel; more tell nothing apart
 
 
 def add_curves(document: PageDraft, compared: Sequence[Comparison]) -> None:
-    from torchcoll.questions.show.size_charts import check_lines, curves_charts, picture_of
+    from torchcoll.questions.show.plot import limits_of
+    from torchcoll.questions.show.size_charts import (
+        bandwidth_map,
+        check_lines,
+        curves_charts,
+        picture_of,
+    )
 
     sides = [Side("", document.plain)]
     if compared and not compared[0].base.only:
@@ -35,16 +41,16 @@ def add_curves(document: PageDraft, compared: Sequence[Comparison]) -> None:
     def make() -> None:
         picture = picture_of(sides)
         check_lines(picture, _LINES)
-        document.add(
-            "Time and bandwidth over sizes", [], document.command("plot"),
-            [
-                Drawing(
-                    "Time and bandwidth over sizes",
-                    lambda: curves_charts(picture, keys=document.keys),
-                    "collective",
-                )
-            ],
-        )  # fmt: skip
+        limits = limits_of(document.plain, document.fabric)
+        title = "Time and bandwidth over sizes"
+        overview = None if compared else bandwidth_map(picture, document.keys)
+        maps = [overview] if overview else []
+        curves = curves_charts(picture, limits=limits, keys=document.keys)
+        drawings = [
+            Drawing("Bus bandwidth of each collective and size", lambda: maps),
+            Drawing(title, lambda: curves, "collective"),
+        ]
+        document.add(title, [], document.command("plot"), drawings)
 
     document.tried("time over sizes", make)
     if not compared or compared[0].base.only:
@@ -83,7 +89,7 @@ def add_calls(document: PageDraft) -> None:
                 "case",
             ),
             Drawing(
-                "Median time of each rank in each case, relative to the median rank" + which,
+                "Median time of each rank in each case, over the median of all other ranks" + which,
                 rank_maps,
                 "run",
             ),
@@ -143,28 +149,15 @@ def add_pairs(document: PageDraft, run: Run) -> None:
 
 
 def add_first_calls(document: PageDraft) -> None:
-    from torchcoll.questions.page.charts import first_calls_charts
     from torchcoll.questions.startup.cold import cold
     from torchcoll.questions.startup.cold_charts import cold_charts
     from torchcoll.questions.startup.show import cold_grids
-
-    def first_calls() -> list[Chart]:
-        if not document.inline:  # a picture of all cases of all runs would be too large
-            return []
-        rows = {id(run): r for run, r in zip(document.material.runs, document.rows, strict=True)}
-        charts = []
-        for name, run in named(document.plain[:_MAPS]):
-            for chart in first_calls_charts(run, rows[id(run)], document.keys):
-                of_run = f", {plain(name)}" if len(document.plain) > 1 else ""
-                charts.append(replace(chart, title=f"{chart.title}{of_run}"))
-        return charts
 
     def make() -> None:
         finding = cold(document.plain)
         several = len({scale.ranks for scale in finding.scales}) > 1
         runs = document.inline and len(finding.rows) > 1
         drawings = [
-            Drawing("First and second call of each case", first_calls),
             Drawing(
                 f"First calls {'over the number of ranks' if several else 'of each run'}",
                 lambda: cold_charts(finding) if several or runs else [],

@@ -309,7 +309,7 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="FILE",
         help="result files, traffic, logs, topology files, output of other tools, folders of them "
-        "(of torchcoll matrix and versus too); label=PATH makes "
+        "(of torchcoll matrix and versus too), a store of torchcoll collect; label=PATH makes "
         "sides, which are compared with the first",
     )
     add(

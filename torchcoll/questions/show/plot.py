@@ -66,11 +66,11 @@ def plot(
     sides = [named_side(name, sources) for name, sources in named.items()]
     picture = picture_of(sides, over_ranks, filter)
     check_lines(picture, _MOST_LINES)
-    limits = _limits([part for side in sides for part in side.parts], fabric)
+    limits = limits_of([part for side in sides for part in side.parts], fabric)
     return write_charts(curves_charts(picture, over_ranks, limits), path)
 
 
-def _limits(runs: Sequence[Run], fabric_name: str | None) -> list[tuple[str, Limit]]:
+def limits_of(runs: Sequence[Run], fabric_name: str | None) -> list[tuple[str, Limit]]:
     """(name of the fabric, limit) of the runs whose fabric is stated or recognised, once each."""
     from torchcoll.questions.check.limits import fabric_of
     from torchcoll.questions.check.rules import capped

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.result import EXPECTED_STATUSES, CaseResult
@@ -254,7 +257,13 @@ def _curves_chart(
         unknown = not all(row.ranks for line in lines for row in line.rows)
         why = "ranks unknown: torchcoll convert --ranks N" if unknown else _NOTHING_MOVED
         notes.append(f"no bandwidth: {why}")
-    selectors.append(chart.SCALES)
+    scales, yaxis = chart.SCALES, chart.time_axis()
+    if limits and selectors:  # the question is how far it is to them
+        selectors[0] = replace(selectors[0], options=selectors[0].options[::-1])
+        scales = replace(scales, options=scales.options[::-1])
+        yaxis = {"title": {"text": "GB/s busbw"}, "type": "linear", "rangemode": "tozero"}
+        traces = [trace | {"y": y} for trace, y in zip(traces, bandwidths, strict=True)]
+    selectors.append(scales)
     if bands:
         options = [
             chart.Option(text, {"opacity": [value] * len(bands)}, {}, bands)
@@ -263,10 +272,43 @@ def _curves_chart(
         selectors.append(chart.Selector("spread", options))
     layout = {
         "xaxis": chart.size_axis(sizes),
-        "yaxis": chart.time_axis(),
-        "showlegend": len(lines) > 1,
+        "yaxis": yaxis,
+        "showlegend": len(lines) > 1 or bool(limits),
     }
     return chart.Chart(chart.plain(collective), traces, layout, selectors, notes=notes)
+
+
+def bandwidth_map(picture: Picture, keys: Mapping[int, str]) -> chart.Chart | None:
+    """Bus bandwidth of several collectives over sizes. None if there are fewer than two rows."""
+    rows = {
+        f"{collective}, {name}" if name else collective: {
+            p.size_bytes: p for p in line.points if p.busbw_gbps
+        }
+        for collective, lines in picture.panels.items()
+        for line, name in zip(lines, line_names(lines), strict=True)
+    }
+    rows = {name: points for name, points in rows.items() if points}
+    if len(rows) < 2:
+        return None
+    sizes = sorted({size for points in rows.values() for size in points})
+    figures = [[getattr(points.get(n), "busbw_gbps", math.nan) for n in sizes]
+               for points in rows.values()]  # fmt: skip
+    drawn = chart.heat_map(
+        "bus bandwidth",
+        np.array(figures) / np.nanmax(figures),
+        [format_size(size) for size in sizes],
+        list(map(chart.plain, rows)),
+        "share of the largest",
+        "%{y} %{x}: %{text} GB/s busbw<br>%{z:.0%} of the largest<extra></extra>",
+    )
+    texts = [["" if math.isnan(x) else format_digits(x) for x in row] for row in figures]
+    results = [[r for points in rows.values() if n in points for r in points[n].results]
+               for n in sizes]  # fmt: skip
+    meta = {"keys": [chart.keys_of(of_size, keys) for of_size in results]}
+    drawn.traces[0] |= {"text": texts, "texttemplate": "%{text}", "meta": meta}
+    drawn.layout |= {"height": 150 + 40 * len(rows)}
+    drawn.caption = ["GB/s of bus bandwidth; colours: its share of the largest"]
+    return drawn
 
 
 _NOTHING_MOVED = "one rank, or nothing was communicated"

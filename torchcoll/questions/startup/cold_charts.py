@@ -93,5 +93,7 @@ def _cold_runs(rows: Sequence[ColdRow]) -> chart.Chart:
         "yaxis": chart.time_axis(),
         "showlegend": True,
     }
-    caption = [f"the first {len(drawn)} of {len(rows)} runs"] if len(drawn) < len(rows) else []
+    caption = ["the first calls of each run, and its steady calls"]
+    if len(drawn) < len(rows):
+        caption.append(f"the first {len(drawn)} of {len(rows)} runs")
     return chart.Chart("", traces, layout, [chart.SCALES], caption, more_traces=means)
