@@ -6,9 +6,12 @@ so that no scanner takes this file for a leak.
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import os
 import random
+import re
 import string
 from pathlib import Path
 
@@ -233,6 +236,8 @@ def outputs(written, tmp_path, capfd, monkeypatch):
     for text in (tmp_path / "m" / "logs").iterdir():  # what the script itself prints is its own
         text.unlink()
     texts = [everything_in(out), everything_in(tmp_path), *capfd.readouterr()]
+    charts = re.findall(r'id="data">([^<]+)', (tmp_path / "report.html").read_text())
+    texts += [gzip.decompress(base64.b64decode(packed)).decode() for packed in charts]
     texts += [" ".join(masked_words(arguments)), json.dumps(masked_words(arguments))]
     return "\n".join(texts)
 

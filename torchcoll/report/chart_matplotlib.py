@@ -210,7 +210,7 @@ def _draw_line(axes: Axes, trace: Mapping[str, Any]) -> None:
     )
     for name in "xy":
         if error := trace.get(f"error_{name}"):
-            ends = {f"{name}err": [error["arrayminus"], error["array"]]}
+            ends: dict[str, Any] = {f"{name}err": [error["arrayminus"], error["array"]]}
             width = error.get("thickness", 1)
             axes.errorbar(x, y, **ends, fmt="none", ecolor=colour, elinewidth=width, alpha=0.7)
 
@@ -219,11 +219,11 @@ def _draw_bars(axes: Axes, trace: Mapping[str, Any]) -> None:
     names = [*dict.fromkeys(map(_text, trace["y"]))]
     error = trace.get("error_x")
     # Bars of several traces are stacked.
-    ends = [bar.get_x() + bar.get_width() for bar in axes.patches[-len(names) :]]
+    drawn: list[Any] = [*axes.patches[-len(names) :]]
     axes.barh(
         names,
         [value or 0 for value in trace["x"]],
-        left=ends or None,
+        left=[bar.get_x() + bar.get_width() for bar in drawn] or None,
         color=_colour(trace["marker"]["color"]),
         label=_text(trace["name"]),
         xerr=[error["arrayminus"], error["array"]] if error else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from torchcoll.core.units import counted, format_size
 from torchcoll.questions.comparison.compare import Comparison
@@ -38,7 +39,7 @@ def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> lis
         return []
     most = sorted((abs(math.log(row.speed)) for _, row in every), reverse=True)[:MOST_CASES]
     named = [(name, row) for name, row in every if abs(math.log(row.speed)) >= most[-1]]
-    traces = []
+    traces: list[dict[str, Any]] = []
     for result in dict.fromkeys(row.result for _, row in named):
         symbol, colour = _RESULT_STYLES.get(result, ("x", chart.NEUTRAL))
         places, speeds, above, below, texts, points = [], [], [], [], [], []

@@ -228,7 +228,8 @@ def _to_the_others(times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return np.full(times.shape, np.nan)
     place = np.argsort(np.argsort(times))
     low, high = (ordered[n + (place <= n)] for n in ((count - 2) // 2, (count - 1) // 2))
-    return times / np.maximum((low + high) / 2, 1.0)
+    relative: np.ndarray[Any, Any] = times / np.maximum((low + high) / 2, 1.0)
+    return relative
 
 
 def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
