@@ -147,9 +147,8 @@ class Reader:
         path = f"{torchrun.parent}:{self.copy}/.venv/bin:{Path(sys.executable).parent}"
         self.env = {"PATH": f"{path}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
         self.env["PYTHON"] = str(python_with_torch(folder / "python"))
-        # For local.sh: the python of its ranks, and no time for compiling bytecode or for another
-        # setuptools (with 0 pip builds without isolation).
-        self.env |= {"PYTHON_EXEC": python, "PIP_NO_COMPILE": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+        # For local.sh: the python of its ranks, and no time for compiling bytecode.
+        self.env |= {"PYTHON_EXEC": python, "PIP_NO_COMPILE": "1"}
 
     def read(self, block: Block) -> None:
         """Run this block, after all earlier blocks of its pages: it may read their files."""
