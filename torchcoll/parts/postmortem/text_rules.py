@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.core.errors import one_line
+from torchcoll.core.errors import cut_text, one_line
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.units import format_digits, plural
 from torchcoll.parts.postmortem.diagnosis import Diagnosis, EvidenceLine, ranks_text, shortened
@@ -268,7 +268,7 @@ def sentences(first: TextMatch, same: Sequence[TextMatch]) -> tuple[str, str]:
         values["after"] = f"{format_digits(seconds)} s{minutes}"
     if "op1" in values:
         values["op1"] = torch_collective(values["op1"].lower())
-    says = one_line(first.text.says.format(*first.groups, **values))
+    says = cut_text(one_line(first.text.says.format(*first.groups, **values)), 400)
     remedy = one_line(first.text.remedy.format(*first.groups, **values))
     if first.names.get("came", "0").isdigit() and first.names.get("world", "").isdigit():
         came, world = int(first.names["came"]), int(first.names["world"])
