@@ -379,6 +379,12 @@ def test_an_unknown_failure_is_quoted(tmp_path, capsys):
     assert "failure is: E77 flow: fatal: the capacitor is empty." in capsys.readouterr().err
 
 
+def test_numbers_of_any_length_are_no_traceback(tmp_path):
+    path = tmp_path / "paste.log"
+    path.write_text(f"failed (exitcode: {'9' * 5000}) local_rank: 1\n{watchdog('9' * 5000)}")
+    assert main(["postmortem", str(path)]) in (0, 3)
+
+
 def test_each_text_has_a_source_and_words_to_look_for_first():
     """Without such words a console of 300 MB takes half a second for each pattern."""
     assert [text.says for text in TEXTS if not re.match(r"[\w ]{2,}", text.source)] == []

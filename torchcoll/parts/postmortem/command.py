@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
+import sys
 from pathlib import Path
 
 from torchcoll.core.commands import SubCommand
@@ -39,13 +41,18 @@ def run_postmortem(options: argparse.Namespace) -> ExitCode:
     from torchcoll.parts.postmortem.diagnose import diagnose
     from torchcoll.parts.postmortem.job_folder import read_folder
     from torchcoll.parts.postmortem.show import FORMATS, show_postmortem
+    from torchcoll.report.destination import ProgressLine
 
     choice(options.format, "format", FORMATS)
     if options.live:
         from torchcoll.parts.postmortem.live_ranks import collect
 
         collect(Path(options.folder))
-    folder = read_folder(os.fspath(from_stdin(options.folder)))
+    progress = ProgressLine(sys.stderr, shutil.get_terminal_size().columns)
+    try:
+        folder = read_folder(os.fspath(from_stdin(options.folder)), progress.show)
+    finally:
+        progress.clear()
     show_postmortem(folder, [diagnose(job) for job in folder.jobs], options.format)
     return ExitCode.UNREADABLE if folder.unread else ExitCode.OK
 

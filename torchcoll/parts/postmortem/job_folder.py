@@ -15,13 +15,11 @@ import contextlib
 import importlib
 import os
 import re
-import shutil
 import stat
-import sys
 import tempfile
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
@@ -48,7 +46,6 @@ from torchcoll.parts.postmortem.evidence import (
     identities_of_path,
     rank_of_path,
 )
-from torchcoll.report.destination import ProgressLine
 
 # In the order in which they are asked. Formats that are recognised by less evidence come later.
 READERS = (
@@ -80,8 +77,8 @@ class FolderEvidence:
         self.unread.append((shown, why))
 
 
-def read_folder(path: str) -> FolderEvidence:
-    """Read all files below a folder, or a single file.
+def read_folder(path: str, progress: Callable[[str], None] | None = None) -> FolderEvidence:
+    """Read all files below a folder, or a single file. progress: gets a text before each file.
 
     Raises UnreadableError if there is no such folder or file, or none of its files says anything.
     """
@@ -106,14 +103,13 @@ def read_folder(path: str) -> FolderEvidence:
             recognized.append((shown, real, reader))
     calls_of_file = _MOST_CALLS // max(1, len(recognized))
     files = [FileEvidence(shown, item) for shown, item in _empty_logs(empty, folder.left_out)]
-    progress = ProgressLine(sys.stderr, shutil.get_terminal_size().columns)
     for number, (shown, real, reader) in enumerate(recognized, 1):
-        size = format_size(os.path.getsize(real))
-        progress.show(f"reading {one_line(shown)} ({size}), file {number} of {len(recognized)}")
+        if progress is not None:
+            size = format_size(os.path.getsize(real))
+            progress(f"reading {one_line(shown)} ({size}), file {number} of {len(recognized)}")
         for item in _read(shown, real, reader, folder):
             _keep_last_calls(item, calls_of_file)
             files.append(FileEvidence(shown, item))
-    progress.clear()
     if not files:
         raise _nothing_readable(folder, [real for _, real, _ in recognized])
     folder.jobs = jobs_of(files)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.core.errors import one_line
+from torchcoll.core.errors import cut_text, one_line
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.units import format_digits, plural
 from torchcoll.parts.postmortem.diagnosis import Diagnosis, EvidenceLine, ranks_text, shortened
@@ -31,6 +31,8 @@ from torchcoll.reading.torch_names import torch_collective
 _MOST_BYTES = 32 << 20  # of a file: its first and its last half of that
 _MOST_MATCHES = 10_000
 _EXCERPT = 160
+_NEAR = 2000  # characters of a line around a text: lines may be very long
+_SIGNAL_DIGITS = 3
 _WENT_ON = 50  # lines of progress after an exception that somebody must have handled
 # A line that shows that its rank trains on.
 PROGRESS = re.compile(r"\b(?:step|iter(?:ation)?|epoch|batch|INFO)\b|it/s\b", re.IGNORECASE)
@@ -51,8 +53,8 @@ _ASIDE = (
     (re.compile(r"srun: error: (\S+): task (\d+): (Aborted|Killed)"), "{2}: task {1} on {0}"),
 )
 _WATCHDOG = re.compile(
-    r"\[Rank (\d+)\]\s+Watchdog caught collective operation timeout:\s*WorkNCCL\("
-    r"(?:SeqNum=(\d+))?[,.\s]*OpType=(\w+)(?:,\s*NumelIn=(\d+))?"
+    r"\[Rank (\d{1,7})\]\s+Watchdog caught collective operation timeout:\s*WorkNCCL\("
+    r"(?:SeqNum=(\d{1,18}))?[,.\s]*OpType=(\w+)(?:,\s*NumelIn=(\d{1,18}))?"
 )
 # Names of ranks of the world on a line, the surest first. [PG 5 Rank 0] has the rank in the group.
 _WRITERS = (
@@ -63,7 +65,7 @@ _WRITERS = (
 _LOCAL = re.compile(r"^\[[A-Za-z_]{1,40}?(\d{1,5})\]:", re.M)
 _REPORTS = ("ProcessGroupNCCL", "Watchdog", "DistBackendError")  # on lines of a failed call
 _END = 1 << 20  # characters at the end, which have the last progress bar
-_NCCL_PROCESS = re.compile(r"([\w.-]+):\d+:\d+ \[(\d+)\] ")
+_NCCL_PROCESS = re.compile(r"([\w.-]{1,255}):\d+:\d+ \[(\d+)\] ")
 
 
 def read_texts(path: Path, shown: str) -> LogTexts:
@@ -132,11 +134,12 @@ def _read(path: Path) -> str:
 def _finding(text: Text, match: re.Match[str], content: str, shown: str) -> TextMatch:
     begin = content.rfind("\n", 0, match.start()) + 1
     end = content.find("\n", match.end())
-    line = content[begin : end if end >= 0 else len(content)]
+    line = content[begin : min(end if end >= 0 else len(content), match.end() + _NEAR)]
     before = content[begin : match.end()]
     if line[:1].islower() and begin:  # a terminal wrapped the line
         before = content[content.rfind("\n", 0, begin - 1) + 1 : match.end()]
-    rank = _writer(before, content[match.end() : end if end >= 0 else len(content)])
+    before = before[-_NEAR:]
+    rank = _writer(before, line[match.end() - begin :])
     processes = [*_NCCL_PROCESS.finditer(before)]
     process = processes[-1] if processes else None
     return TextMatch(
@@ -144,7 +147,7 @@ def _finding(text: Text, match: re.Match[str], content: str, shown: str) -> Text
         tuple(group or "" for group in match.groups()),
         {name: group or "" for name, group in match.groupdict().items()},
         Place(shown, content.count("\n", 0, match.start()) + 1),
-        one_line(line.strip())[:_EXCERPT],
+        one_line(line[: match.end() - begin + _EXCERPT].strip())[:_EXCERPT],
         rank=rank,
         host=process[1] if process else "",
         device=process[2] if process else "",
@@ -244,7 +247,8 @@ def sentences(first: TextMatch, same: Sequence[TextMatch]) -> tuple[str, str]:
     elif not ranks and (process := re.search(r"\(\w+ pid=(\d+)", first.excerpt)):
         who = f"process {process[1]}"
     filled = next((group for group in first.groups if group), "")
-    number = next((int(group) for group in reversed(first.groups) if group.isdigit()), 0)
+    numbers = (group for group in reversed(first.groups) if group.isdecimal())
+    number = int(next(numbers, "0")[:_SIGNAL_DIGITS])
     host = first.host or (filled if first.text.cause == "peer lost" else "the node")
     values = {
         "rank": who,
@@ -264,7 +268,7 @@ def sentences(first: TextMatch, same: Sequence[TextMatch]) -> tuple[str, str]:
         values["after"] = f"{format_digits(seconds)} s{minutes}"
     if "op1" in values:
         values["op1"] = torch_collective(values["op1"].lower())
-    says = one_line(first.text.says.format(*first.groups, **values))
+    says = cut_text(one_line(first.text.says.format(*first.groups, **values)), 400)
     remedy = one_line(first.text.remedy.format(*first.groups, **values))
     if first.names.get("came", "0").isdigit() and first.names.get("world", "").isdigit():
         came, world = int(first.names["came"]), int(first.names["world"])
