@@ -198,7 +198,7 @@ PASTES = {
     # nccl 328
     "h:271:273 [0] include/shm.h:27 NCCL WARN Call to shm_open failed : Permission denied\n"
     "h:271:273 [0] include/shm.h:48 NCCL WARN Error while creating shared memory segment nccl-a\n": (
-        "NCCL is not allowed to write to /dev/shm. Next: give the user of the job access: chmod"
+        "NCCL is not allowed to write to /dev/shm"
     ),
     # nccl 1589
     "g1:49:69 [0] misc/shmutils.cc:129 NCCL WARN Error while attaching to shared memory segment "
@@ -211,7 +211,7 @@ PASTES = {
     '  File "/app/train.py", line 8, in main\n    data = open(path)\n'
     "FileNotFoundError: [Errno 2] No such file or directory: 'data.json'\n": (
         "a rank ended with FileNotFoundError: [Errno 2] No such file or directory: 'data.json' "
-        "[app/train.py:8 main]. Next: fix app/train.py:8"
+        "[app/train.py:8 main]"
     ),
     "node1:71:99 [0] init.cc:17 NCCL WARN Something that no entry of the table knows\n": (
         "the evidence does not tell what happened first"
