@@ -637,7 +637,7 @@ def test_one_run_of_each_is_not_judged(capsys):
     show_algorithms([result])
     out = capsys.readouterr().out
     assert out.replace("\n  ", " ").startswith(
-        "not judged: only 1 run of each algorithm; at least 3 are needed. Next: make 3 runs of "
+        "not judged: only 1 run of each algorithm; at least 3 are needed\nNext: make 3 runs of "
         "each, as torchcoll matrix --preset nccl-algorithms --runs 3 does\n"
     )
     assert "best" not in out

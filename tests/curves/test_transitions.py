@@ -238,7 +238,7 @@ def test_command(tmp_path, capsys, format):
         assert float(rows[0]["latency_ns"]) == pytest.approx(20_000, rel=1e-3)
     else:
         assert "between 256K and 512K" in text
-        assert "to narrow" in text
+        assert "Next: measure these sizes too: --sizes " in text
 
 
 def test_too_few_sizes_and_noise_are_said(capsys):
@@ -445,10 +445,11 @@ def test_a_curve_with_two_vague_changes_begins_with_what_is_known(capsys):
     """Published times of 8 A100: the latency before the changes and the bandwidth after them."""
     assert main(["curve", str(A100), "--format", "json"]) == 0
     answer = json.loads(capsys.readouterr().out)["answer"]
-    assert answer["headline"] == (
-        "latency 35.1 us up to 512K, algbw 133 GB/s from 16M on; the law changes between 512K and "
-        "2M, and between 4M and 16M, with too few sizes there to fit it"
-    )
+    assert answer["headline"] == "latency 35.1 us up to 512K, algbw 133 GB/s from 16M on"
+    assert answer["details"] == [
+        "the law changes between 512K and 2M, and between 4M and 16M, with too few sizes there to "
+        "fit it"
+    ]
     assert answer["next_step"] == "measure the sizes that --refine proposes"
     assert main(["curve", str(A100)]) == 0
     assert "notable" not in capsys.readouterr().out

@@ -255,7 +255,7 @@ def test_noise_that_shows_neither_a_change_nor_none(bisect):
     assert code == 1
     assert printed.out.replace("\n  ", " ").startswith(
         "Cannot tell whether v3 is slower than v1: it looks 0.1 % slower, but 6 runs vary too "
-        "much. Next: make more runs (--runs 20)\n"
+        "much\nNext: make more runs (--runs 20)\n"
     )
     rows = [line.split()[:3] for line in printed.out.splitlines() if line[:1] == "v"][1:]
     assert rows[1] == ["v2", "0", "-"], "a version that did not run has its row"

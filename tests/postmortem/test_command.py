@@ -143,7 +143,7 @@ def test_logs_without_a_failure(tmp_path, capsys):
         (tmp_path / f"rank{rank}.log").write_text("step 1 loss 2.0\nTraining finished\n")
     assert main(["postmortem", str(tmp_path)]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert out.startswith("no failure in 2 logs (ranks 0-1). Next: collect what the launcher")
+    assert out.startswith("no failure in 2 logs (ranks 0-1) Next: collect what the launcher")
     assert "next time, collect" not in out
 
 

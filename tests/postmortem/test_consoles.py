@@ -203,7 +203,7 @@ PASTES = {
     '  File "/app/train.py", line 8, in main\n    data = open(path)\n'
     "FileNotFoundError: [Errno 2] No such file or directory: 'data.json'\n": (
         "a rank ended with FileNotFoundError: [Errno 2] No such file or directory: 'data.json' "
-        "[app/train.py:8 main]. Next: fix app/train.py:8"
+        "[app/train.py:8 main]"
     ),
     "node1:71:99 [0] init.cc:17 NCCL WARN Something that no entry of the table knows\n": (
         "not tell what happened first; NCCL WARN Something that no entry of the table knows"

@@ -125,7 +125,7 @@ def test_copies_enter_no_comparison(capsys):
     text = capsys.readouterr().out
     first = text.replace("\n  ", " ").splitlines()[0]
     assert first.startswith("implausible figures in curve-3gpu (1M, 2M, 4M, ..., 128M); ")
-    assert "; none of 7 cases can be compared: implausible in base: 7 sizes follow " in first
+    assert first.endswith("; none of 7 cases can be compared")
     assert "not comparable (implausible in base: 7 sizes follow 3.2 us + S / 857 GB/s" in text
     assert "no MPI" not in text  # causes are show's to tell
     # Their figures are shown, for what the report says of them can be seen: all within 3 %.
@@ -143,8 +143,8 @@ def test_an_impossible_run_is_reported_next_to_its_points(capsys):
     lines = capsys.readouterr().out.splitlines()
     # 1 MiB at 229.85 GB/s, x 1.75 for 8 ranks, beside 230 x 1.75.
     row = next(line for line in lines if " 1M " in line)
-    assert row.split()[:7] == ["all_reduce", "1M", "8", "402.238", "8", "402.500", "100"]
-    assert row.endswith("implausible [1], here implausible [2]")
+    assert row.split()[:5] == ["all_reduce", "1M", "402.238", "402.500", "100"]
+    assert " here implausible [2] " in row
     assert any(line.startswith("[2] here implausible: 7 sizes follow 3.2 us") for line in lines)
 
 
@@ -154,9 +154,9 @@ def test_show_reference_compares_points_with_a_run(capsys):
     lines = capsys.readouterr().out.splitlines()
     row = next(line for line in lines if "16M" in line).split()
     # 135.98 GB/s x 1.75 against 750 x 1.75.
-    assert row[:7] == ["all_reduce", "16M", "8", "237.965", "8", "1312.500", "18"]
+    assert row[:5] == ["all_reduce", "16M", "237.965", "1312.500", "18"]
     assert "implausible" in " ".join(lines)
-    assert lines[-1] == "published figures are for orientation: no verdict follows from them"
+    assert lines[0].startswith("369 GB/s busbw in all_reduce (peak) is 100 % of HGX H100, 741.34 ")
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,8 @@ ANSWER = (
     "84 MiB per rank"
 )
 LATE = (
-    "; Cannot tell whether rank 1 is late: the other rank waits 20.0 ms in a step of 100 ms for it "
-    "(100 % of all waiting, last in 12 of 12 calls, 50 % by chance). Next: record about 64 steps\n"
+    "\nCannot tell whether rank 1 is late: the other rank waits 20.0 ms in a step of 100 ms for it "
+    "(100 % of all waiting, last in 12 of 12 calls, 50 % by chance)\nNext: record about 64 steps\n"
 )
 
 

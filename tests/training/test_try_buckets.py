@@ -195,7 +195,8 @@ def test_verdicts():
 
 
 TABLE = """\
-Probably bucket_cap_mb=default is 1.11x faster than 25 (95 %: 1.11x, one run). Next: repeat the run to be certain
+Probably bucket_cap_mb=default is 1.11x faster than 25 (95 %: 1.11x, one run)
+Next: repeat the run to be certain
 
 training steps of DistributedDataParallel: gloo, cpu, 2 ranks
 2 rounds of 2 steps of the slowest rank, after 3 that are left out

@@ -200,4 +200,5 @@ def add_published(document: PageDraft) -> None:
     grids = [grid for run in first.values() if (grid := published_grid(run))]
     document.answers += [grid.answer for grid in grids if grid.answer]
     if grids:
+        grids = [replace(grid, answer=None) for grid in grids]
         document.add("What others publish", grids, document.command("show --published"))
