@@ -209,7 +209,7 @@ bucket_cap_mb  steps      step       low      high  ratio            95 %  resul
             1      4  30.00 ms  19.65 ms  40.35 ms  2.000  2.000 to 2.000  slower
 
 Probably bucket_cap_mb=default is 1.11x faster than 25 (95 %: 1.11x, one run)
-"""  # noqa: E501
+"""
 
 
 def test_the_answer():
