@@ -209,7 +209,8 @@ def of_several(named: Sequence[tuple[str, Answer]]) -> Answer:
     if len(alike) == 1:
         before = f"{len(named)} runs: {worst.before}"
         return replace(worst, before=before, details=worst.details if len(details) == 1 else ())
-    return replace(worst, before=f"{len(named)} runs; {name}: {worst.before}")
+    more = f"and {len(named) - 1} more below"
+    return replace(worst, before=f"{name}: {worst.before}", details=(*worst.details, more))
 
 
 def nothing_found(
