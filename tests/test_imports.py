@@ -47,7 +47,7 @@ QUESTIONS = {
 }
 KERNEL = {*NOUNS, "stats", *QUESTIONS, "questions/page"}
 TABLE = {
-    "core": (set(), set(), set()),
+    "core": (set(), set(), {"tomli"}),
     "libraries": ({"core"}, {"defusedxml"}, set()),
     "machine": ({"core", "libraries"}, {"torch"}, set()),
     "bench": (
@@ -59,7 +59,7 @@ TABLE = {
     "reading": ({"core", "libraries"}, set(), set()),
     "report": ({"core"}, set(), {"libraries", "numpy", *DRAWN}),
     "stats": (NOUNS, SCIENCE, set()),
-    "questions/check": ({*NOUNS, "questions/pairs", "report/junit"}, set(), {"tomli"}),
+    "questions/check": ({*NOUNS, "questions/pairs", "report/junit"}, set(), set()),
     "questions/comparison": ({*NOUNS, "stats"}, SCIENCE, set()),
     "questions/contention": ({*NOUNS, "stats"}, SCIENCE, set()),
     "questions/pairs": ({*NOUNS, "stats"}, SCIENCE, set()),

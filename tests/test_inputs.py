@@ -14,7 +14,7 @@ import pytest
 from ranks import busy
 
 from torchcoll.cli import main
-from torchcoll.core import stdin
+from torchcoll.core import opening
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.metrics import check_metrics
 
@@ -117,9 +117,9 @@ def test_a_pipe_of_another_tool(in_tmp_path, capsys, pipe, command):
 
 
 def test_a_pipe_without_an_end(pipe, monkeypatch):
-    monkeypatch.setattr(stdin, "_MOST_COPIED_BYTES", 1000)
+    monkeypatch.setattr(opening, "_MOST_COPIED_BYTES", 1000)
     path, file = pipe
     file.write(b"0" * 1001)
     file.flush()
     with pytest.raises(UnreadableError, match=r"at most .* from a pipe"):
-        stdin.from_stdin(path)
+        opening.from_stdin(path)

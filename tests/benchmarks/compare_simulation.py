@@ -36,7 +36,7 @@ from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.units import counted
 from torchcoll.stats import statistics
-from torchcoll.stats.needed import asked, runs_needed
+from torchcoll.stats.needed import make_target, runs_needed
 from torchcoll.stats.power import ACT_ON_ALL, ACT_ON_CASE
 from torchcoll.stats.ratios import LEVEL, ORDERED
 from torchcoll.stats.statistics import start_modes
@@ -469,7 +469,7 @@ def decided(truth: float, noise: float, launches: int, repetitions: int, seed: i
 
 def report_needs(repetitions: int) -> None:
     print(f"\n{'truth, noise':18}{'N':>5}   {'decided with N':>15}{'with N - 1':>12}")
-    what = asked(THRESHOLD, CASES)
+    what = make_target(THRESHOLD, CASES)
     for change in TRUTHS:
         for noise in NOISES:
             truth = math.log1p(change)

@@ -30,7 +30,7 @@ from torchcoll.parts.experiments.blocks import RunPlan
 from torchcoll.parts.experiments.launch_command import command_of
 from torchcoll.parts.experiments.versus import Versus
 from torchcoll.stats import statistics
-from torchcoll.stats.needed import asked, power
+from torchcoll.stats.needed import make_target, power
 from torchcoll.stats.ratios import ORDERED
 from torchcoll.stats.sequential import FIRST_LOOK, Decided, Looks, Seen, due
 
@@ -273,7 +273,7 @@ def report_changes(scenarios: Sequence[Scenario], runs: int) -> None:
         found = simulate(scenario, runs)
         took = sorted(one.found for one in found if one.found)
         truth = math.log1p(scenario.change), scenario.noise
-        fixed = power(asked(THRESHOLD, CASES), ORDERED, FIXED, *truth)
+        fixed = power(make_target(THRESHOLD, CASES), ORDERED, FIXED, *truth)
         mean = sum(took) / len(took) if took else math.nan
         tenth = took[int(0.9 * len(took))] if took else 0
         print(

@@ -28,7 +28,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchcoll.cli import main
-from torchcoll.core import stdin
+from torchcoll.core import opening
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.file import save
 from torchcoll.questions.show.frames import table
@@ -123,7 +123,7 @@ def test_packed_and_stdin(imported, monkeypatch):
     result = imported(half[: len(half) // 2], "x.log.gz")
     assert any("cut off or damaged: " in warning for warning in result.warnings)
     for packed in (text().encode(), gzip.compress(text().encode())):
-        monkeypatch.setattr(stdin, "_stdin", [])
+        monkeypatch.setattr(opening, "_stdin", [])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(packed)))
         result = registry.import_file("-")
         assert (result.rows, result.runs[0].source["file"]) == (2, "stdin")
@@ -296,7 +296,7 @@ def test_a_result_file_on_stdin_with_its_resumed_run_and_its_own_facts(
     twice = out.read_text().count("\n") - 1
     assert twice == len(load(run).results)  # FILE.2 belongs to FILE and is read once
     (tmp_path / "a.jsonl.2").unlink()
-    monkeypatch.setattr(stdin, "_stdin", [])
+    monkeypatch.setattr(opening, "_stdin", [])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(run.read_bytes())))
     assert main(["convert", "-", "-o", str(out), "--force"]) == 0
     assert out.read_text().count("\n") == 5
@@ -467,7 +467,7 @@ def test_the_command_that_reads_it_can_be_typed(tmp_path, monkeypatch, name, quo
 
     def error_of(text):
         Path("my step.json").write_text(text)
-        monkeypatch.setattr(stdin, "_stdin", [])
+        monkeypatch.setattr(opening, "_stdin", [])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
         with pytest.raises(UnreadableError) as caught:
             registry.import_file(name)

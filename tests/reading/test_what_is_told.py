@@ -13,7 +13,7 @@ from foreign_files import ROW, SMALL, text
 from made_runs import measured, run
 
 from torchcoll.cli import main
-from torchcoll.core import stdin
+from torchcoll.core import opening
 from torchcoll.core.file import save
 from torchcoll.reading.base import ImportOptions, make_run
 from torchcoll.reading.inputs import load, split_label
@@ -27,7 +27,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "one.txt").write_text(UNNAMED)
     (tmp_path / "other.txt").write_text(UNNAMED.replace("24.31", "34.31").replace("43.13", "30.56"))
-    monkeypatch.setattr(stdin, "_stdin", [])
+    monkeypatch.setattr(opening, "_stdin", [])
     return tmp_path
 
 
@@ -146,7 +146,7 @@ def test_stdin_is_read_by_every_command(folder, capsys, monkeypatch):
     save(load("one.txt", collective="all_reduce"), "own.jsonl")
 
     def typed(data: bytes) -> None:
-        monkeypatch.setattr(stdin, "_stdin", [])
+        monkeypatch.setattr(opening, "_stdin", [])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
 
     typed((folder / "own.jsonl").read_bytes())
@@ -162,12 +162,12 @@ def test_stdin_is_read_by_every_command(folder, capsys, monkeypatch):
 def test_messages_name_standard_input(folder, capsys, monkeypatch):
     """Messages must not name the temporary file that stdin was copied to."""
     for command in ("show", "trace", "log", "algorithms"):
-        monkeypatch.setattr(stdin, "_stdin", [])
+        monkeypatch.setattr(opening, "_stdin", [])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"nothing of use\n")))
         assert main([command, "-"]) == 3
         err = capsys.readouterr().err
         assert got(error_tail("standard input", "")) in err and tempfile.gettempdir() not in err
-    monkeypatch.setattr(stdin, "_stdin", [])
+    monkeypatch.setattr(opening, "_stdin", [])
     cut = text(rows=SMALL + ROW[:60] + "\n")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(cut.encode())))
     assert main(["show", "-", "--format", "json"]) in (0, 1)

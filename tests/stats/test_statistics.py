@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from torchcoll.stats.start_modes import StartModes, start_modes
 
 from torchcoll.stats.power import holm
 from torchcoll.stats.ratios import exp, paired_ratio
-from torchcoll.stats.statistics import Figures
+from torchcoll.stats.statistics import Figures, StartModes, start_modes
 
 
 def test_holm_by_hand():

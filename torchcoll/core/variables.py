@@ -291,11 +291,11 @@ def _named_value(text: str, match: re.Match[str]) -> tuple[int, int] | None:
 
 
 def _judged(
-    text: str, match: re.Match[str], is_secret: Callable[[str, str], bool]
+    text: str, match: re.Match[str], judge: Callable[[str, str], bool]
 ) -> tuple[int, int] | None:
     begin = text[match.end() : match.end() + _JUDGED]
     start, end = _value_at(begin, 0)
-    if start < end and is_secret(match["name"], begin[start:end]):
+    if start < end and judge(match["name"], begin[start:end]):
         return _value_at(text, match.end())
     return None
 

@@ -23,7 +23,6 @@ from torchcoll.stats.distributions import MAD_TO_SIGMA, t_quantile
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 WINDOW = 14  # nights: the longest window of a step that is looked for
 _CLIPPED = 3.0  # scales: a larger deviation of the baseline counts as this

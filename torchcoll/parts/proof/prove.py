@@ -38,7 +38,6 @@ from torchcoll.core.units import counted, format_size
 from torchcoll.machine.processes import Ended, launch
 from torchcoll.parts.proof import judge
 from torchcoll.parts.proof.judge import FAILED, NOT_RUN, NOT_SHOWN, PartResult
-from torchcoll.parts.training.traces import read_traffic
 
 # (module, arguments, variables, limit in s, log file) -> how it ended, once all processes have.
 Starter = Callable[[str, Sequence[str], Mapping[str, str], float, Path], Ended]
@@ -203,6 +202,7 @@ def _forced(kit: Kit) -> PartResult:
 
 def _capture(kit: Kit) -> PartResult:
     from torchcoll.parts.proof.probes import CAPTURED, TRACE
+    from torchcoll.parts.training.traces import read_traffic
 
     kit.probe("capture")
     captured = read_traffic([kit.file("capture", CAPTURED) / "traffic-rank0.jsonl"])

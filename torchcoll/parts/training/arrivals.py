@@ -5,7 +5,7 @@ Waits and the last rank of a call are those of the ledger (training/ledger.py).
 The test is about time, not calls: a rank is late if it arrives later than the mean of the others
 beyond chance, at 5 % over all ranks and groups (Holm), in the whole time or in one third of it, and
 causes clearly more of the waiting than its share. Steps that follow each other are not independent,
-so the test assumes the highest correlation that the recording allows (stats/correlated.py).
+so the test assumes the highest correlation that the recording allows (training/correlated.py).
 docs/method.md has the rules, and how often a rank is named if none is late, and if one is.
 """
 
