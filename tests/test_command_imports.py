@@ -101,7 +101,7 @@ def test_the_help_imports_no_command():
     ours = {name for name in names if name.startswith("torchcoll.")}
     described = {name for name in ours if name.startswith("torchcoll.parts")}
     assert all(name.count(".") < 3 or name.endswith(".part") for name in described)
-    of_help = "cli help core core.commands core.errors core.parts"
+    of_help = "cli core core.commands core.errors core.parts"
     assert ours - described == {f"torchcoll.{name}" for name in of_help.split()}
 
 
