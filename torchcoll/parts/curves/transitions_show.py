@@ -231,9 +231,12 @@ def transitions_answer(
         if sizes:
             step = f"measure these sizes too: --sizes {','.join(map(str, sizes))}"
             return replace(answer, next_step=step)
-        details = (*answer.details, "no size would narrow a transition")
         step = "measure twice as many sizes (-f 2)" if answer.level else ""
-        return replace(answer, details=details, next_step=step)
+        return replace(
+            answer,
+            details=(*answer.details, "no size would narrow a transition"),
+            next_step=step,
+        )
     titles, _ = split_titles(titles)
     fit = _fit_texts(curves[0]) if len(curves) == 1 else []
     texts = _slow_texts(curves, titles)
@@ -264,8 +267,8 @@ def transitions_answer(
             "sizes on one side of the change to fit it"
         )
     if changes or vague:
-        first, *details = ["; ".join(fit), *texts] if fit else texts
-        return Answer(first, "doubt", details=tuple(details), next_step=next_step)
+        first, *others = ["; ".join(fit), *texts] if fit else texts
+        return Answer(first, "doubt", details=tuple(others), next_step=next_step)
     short = sum(bool(curve.note) for curve in curves)
     steady = len(curves) - short
     if not short:
