@@ -55,6 +55,7 @@ USABLE = {
         "nightly",
         "check --learn",
         "collect --prune",
+        "report",
     },
 }
 NAMES = (

@@ -305,7 +305,7 @@ def test_the_next_line_may_be_of_another_rank(tmp_path, capsys):
     path = tmp_path / "paste.log"
     path.write_text(f"  what():  CUDA error: uncorrectable ECC error\n{watchdog(0)}{watchdog(1)}")
     main(["postmortem", str(path)])
-    assert "an uncorrectable memory error of the GPU ended a rank." in capsys.readouterr().out
+    assert "an uncorrectable memory error of the GPU ended a rank\n" in capsys.readouterr().out
 
 
 def test_the_line_of_the_rank_that_is_behind_is_evidence(tmp_path, capsys):

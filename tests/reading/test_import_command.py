@@ -280,7 +280,7 @@ def test_a_result_file_is_converted(tmp_path, capsys):
     assert main(["convert", str(path), "-o", str(run)]) == 0
     capsys.readouterr()
     assert main(["convert", str(run)]) == 0
-    assert capsys.readouterr().out == f"{run}: result file: 4 cases\n"
+    assert capsys.readouterr().out.endswith(f"{run}: result file: 4 cases\n")
     assert main(["convert", str(run), "-o", str(again)]) == 0
     assert [r.case for r in load(again).results] == [r.case for r in load(run).results]
 

@@ -191,7 +191,7 @@ def test_first_calls_are_no_times(in_tmp_path, capsys):
     ]
     assert main(["compare", "a.log", "b.log"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("none of 3 cases can be compared: first calls of a process: ")
+    assert out.startswith("none of 3 cases can be compared; first calls of a process: ")
     assert "\n3 cases not shown: first calls of a process: " in out
     assert "ratio" not in out
     assert main(["compare", "a.log", "b.log", "--format", "json"]) == 0

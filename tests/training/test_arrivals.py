@@ -77,7 +77,7 @@ def test_a_rank_that_is_always_last_is_late():
     arrivals = find_arrivals(Ledger(traffic_of([("g", {0: 30, 1: 10})] * 10)))
     (late,) = arrivals.late
     assert (late.rank, late.when, late.steps, late.p) == (1, "", 10, 0.0)
-    assert arrivals.answer.text == (
+    assert arrivals.answer.headline == (
         "rank 1 is late: the other rank waits 20.0 us a call for it (100 % of all waiting, last in "
         "10 of 10 calls, 50 % by chance)"
     )
@@ -90,11 +90,11 @@ def test_calls_in_which_no_single_rank_is_last_are_named():
     traffic = traffic_of([("g", times) for times in step * 10], steps=[n // 3 for n in range(30)])
     traffic.steps = {r: [(100 * n * MS, 100 * (n + 1) * MS) for n in range(10)] for r in range(3)}
     arrivals = find_arrivals(Ledger(traffic))
-    assert arrivals.answer.text == (
+    assert arrivals.answer.headline == (
         "rank 1 is late: the other ranks wait 20.0 us in a step of 100 ms for it (100 % of all "
-        "waiting, last in 10 of 30 calls, 33 % by chance); no single rank was last in 20 of these "
-        "calls"
+        "waiting, last in 10 of 30 calls, 33 % by chance)"
     )
+    assert "no single rank was last in 20 of these calls" in arrivals.answer.details
     assert [(row.calls, row.ties) for row in arrivals.ranks] == [(10, 20)] * 3
 
 
@@ -323,7 +323,7 @@ def test_a_rank_that_may_have_waited_for_an_unrecorded_one_is_in_doubt():
     whole.calls.pop(1)
     arrivals = find_arrivals(Ledger(whole))
     assert [row.rank for row in arrivals.late] == [0]
-    assert arrivals.answer.text.endswith("unless it waited for a rank that was not recorded")
+    assert arrivals.answer.details[-1] == "unless it waited for a rank that was not recorded"
     assert arrivals.unsplit == {"1 of the 2 ranks of its group were recorded": 12}
 
 

@@ -184,8 +184,8 @@ def read_records(
 
 def damaged_lines(problems: Iterable[str]) -> list[int]:
     """The numbers of the lines that ``read_records`` could not use, from the problems it found."""
-    found = (re.search(r":(\d+): unusable record", problem) for problem in problems)
-    return [int(match[1]) for match in found if match]
+    matches = (re.search(r":(\d+): unusable record", problem) for problem in problems)
+    return [int(match[1]) for match in matches if match]
 
 
 def read_objects(path: Path, what: str) -> Iterator[dict[str, Any]]:

@@ -50,14 +50,14 @@ def skip(refused: Sequence[UnreadableError], others: bool) -> None:
         skipped += refused
 
 
-def _file_in(word: str) -> str:
-    """The file that a word of a message names; '' for any other word."""
-    path = word.rstrip(".,:;")
+def _file_in(token: str) -> str:
+    """The file that a token of a message names; '' for any other token."""
+    path = token.rstrip(".,:;")
     return path if os.path.isfile(path) else ""
 
 
 def _without_files(error: UnreadableError) -> list[str]:
-    return [word for word in str(error).split() if not _file_in(word)]
+    return [token for token in str(error).split() if not _file_in(token)]
 
 
 def _one_of(alike: Sequence[UnreadableError]) -> UnreadableError:

@@ -262,14 +262,14 @@ def _without_same_columns(grids: Sequence[Grid], width: int) -> list[Grid]:
             drawn = _numbered(grid, width)
             dropped, _ = fit(drawn.heads, drawn.widths(), width)
             texts |= {drawn.heads[i].text for i in dropped}
-    said: set[str] = set()
+    noted: set[str] = set()
     result = []
     for grid in grids:
         dropped = {i for i, head in enumerate(grid.heads) if head.drop and head.text in texts}
         kept = [i for i in range(len(grid.heads)) if i not in dropped]
         note = hidden_note(grid.heads, dropped, width)
-        below = [note, *grid.below] if dropped and note not in said else grid.below
-        said.add(note)
+        below = [note, *grid.below] if dropped and note not in noted else grid.below
+        noted.add(note)
         result.append(replace(grid.only(kept), below=below) if dropped else grid)
     return result
 

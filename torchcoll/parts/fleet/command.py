@@ -257,6 +257,11 @@ COMMANDS = {
             "torchcoll nightly torchcoll.sqlite",
             "torchcoll nightly torchcoll.sqlite --accept nccl=2.27.7 --reason 'security update'",
         ),
+        option_groups={
+            "night": "--night --expected-nodes --why",
+            "incidents": "--accept --reason --drain-command --drained",
+            "output": "--format --junit --force",
+        },
         exit_1="a node is slow, wrong, failed or missing, or a group of nodes is slow",
     ),
     "collect": SubCommand(

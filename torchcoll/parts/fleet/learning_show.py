@@ -182,8 +182,11 @@ class CheckedRun:
     facts: tuple[str, ...]
 
     def phrases(self) -> list[Phrase]:
-        word, texts = self._sentences()
-        return [Phrase(word, texts[0]), *(Phrase("", text) for text in (*texts[1:], *self.facts))]
+        verdict, texts = self._sentences()
+        return [
+            Phrase(verdict, texts[0]),
+            *(Phrase("", text) for text in (*texts[1:], *self.facts)),
+        ]
 
     def _named(self, state: str) -> str:
         """The cases in this state, the slowest of them with their times."""

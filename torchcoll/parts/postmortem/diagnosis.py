@@ -275,8 +275,8 @@ def _what_it_did(diagnosis: Diagnosis) -> str:
     elif diagnosis.kind == "out_of_memory":
         text = _MEMORY.get(diagnosis.detail or "", "ran out of memory")
     elif diagnosis.kind == "exception" and diagnosis.evidence and diagnosis.culprits:
-        said = {_ORIGIN.sub("", e.text) for e in diagnosis.evidence if e.rank is not None}
-        if len(said) == 1 or len(diagnosis.culprits) == 1:
+        errors = {_ORIGIN.sub("", e.text) for e in diagnosis.evidence if e.rank is not None}
+        if len(errors) == 1 or len(diagnosis.culprits) == 1:
             text = f"ended with {shortened(diagnosis.evidence[0].text, 100)}"
     elif diagnosis.kind == "user_code":
         stacks = [line.text for line in diagnosis.evidence if line.rank in diagnosis.culprits]

@@ -222,10 +222,10 @@ class CallDifference:
         if len(self.ranks[0]) >= _MAJORITY * len(others):
             return tuple(sorted(others))
         size, members = len(self.group.ranks), set(self.group.ranks)
-        beside = [
+        sisters = [
             g for g in groups.values() if len(g.ranks) == size and members.isdisjoint(g.ranks)
         ]
-        usual = [call for g in beside for rank in g.ranks if (call := g.call(rank, self.number))]
+        usual = [call for g in sisters for rank in g.ranks if (call := g.call(rank, self.number))]
         alike = [any(not _differ(example, call) for call in usual) for example in self.calls]
         if alike.count(True) != 1:
             return ()

@@ -45,8 +45,8 @@ class Text:
         """Words of which each match has one; () if the pattern does not tell. Looking for them is a
         hundred times faster than the pattern.
         """
-        words = _words(re.sub(r"\\.|\[(?:\\.|[^]\\])*\]", ".", self.pattern.pattern))
-        return tuple(words) if min(map(len, words)) >= _SHORTEST else ()
+        literals = _words(re.sub(r"\\.|\[(?:\\.|[^]\\])*\]", ".", self.pattern.pattern))
+        return tuple(literals) if min(map(len, literals)) >= _SHORTEST else ()
 
 
 _SHORTEST = 4
@@ -63,7 +63,7 @@ def _words(pattern: str) -> list[str]:
 
     while _GROUP.search(pattern):
         pattern = _GROUP.sub(keep, pattern)
-    return [word for part in pattern.split("|") for word in _words_of(part, groups)]
+    return [text for part in pattern.split("|") for text in _words_of(part, groups)]
 
 
 def _words_of(part: str, groups: Sequence[str]) -> list[str]:
@@ -73,9 +73,9 @@ def _words_of(part: str, groups: Sequence[str]) -> list[str]:
         return [best]
     for number in re.findall(r"<(\d+)>", certain):
         inside = groups[int(number)].split("|")
-        words = [word for inner in inside for word in _words_of(inner, groups)]
-        if min(map(len, words)) >= _SHORTEST:
-            return words
+        texts = [text for inner in inside for text in _words_of(inner, groups)]
+        if min(map(len, texts)) >= _SHORTEST:
+            return texts
     return [best]
 
 

@@ -392,6 +392,13 @@ def _captures(arguments: Sequence[str]) -> list[tuple[str, str]]:
     return [(label or name, path) for (label, path), name in named]
 
 
+_PLAN_OPTIONS = {
+    "model": "--batch --dtype --param-dtype --reduce-dtype",
+    "layout": "--parallel --ranks --compare --find --memory-gb",
+    "machine": "--machine --mfu --step-ms --measured",
+    "output": "--format",
+}
+
 COMMANDS = {
     "trace": SubCommand(
         trace_arguments,
@@ -408,6 +415,7 @@ COMMANDS = {
             "torchcoll gradients torchvision.models:resnet50",
             "torchcoll gradients traffic/ --machine 8xH100",
         ),
+        option_groups=_PLAN_OPTIONS,
     ),
     "plan": SubCommand(
         plan_arguments,
@@ -416,12 +424,7 @@ COMMANDS = {
             "torchcoll plan llama-3-8b --parallel fsdp=64 --machine 8xH100",
             "torchcoll plan llama-3-70b --ranks 512 --find --machine 8xH100",
         ),
-        option_groups={
-            "model": "--batch --dtype --param-dtype --reduce-dtype",
-            "layout": "--parallel --ranks --compare --find --memory-gb",
-            "machine": "--machine --mfu --step-ms --measured",
-            "output": "--format",
-        },
+        option_groups=_PLAN_OPTIONS,
     ),
     "replay": SubCommand(
         replay_arguments,

@@ -88,11 +88,11 @@ def baseline_phrases(rows: Sequence[Row], run: Run, base: Run) -> list[limits.Ph
     largest_figure = largest.share, f"in {limits.case_text(largest.row)}{several}"
     slowest_figure = slowest.share, f"in {limits.case_text(slowest.row)} ({times})"
     # The figure that decides comes first.
-    word = limits.word_of(min(middle, largest.share))
+    verdict = limits.word_of(min(middle, largest.share))
     figures = [median_figure, largest_figure, slowest_figure]
-    if word == limits.PASS and 1 / limits.DOUBTED_FACTOR < slowest.share < limits.POOR:
-        word, figures = limits.WARN, [slowest_figure, median_figure]
-    elif largest.share < middle and word != limits.PASS:
+    if verdict == limits.PASS and 1 / limits.DOUBTED_FACTOR < slowest.share < limits.POOR:
+        verdict, figures = limits.WARN, [slowest_figure, median_figure]
+    elif largest.share < middle and verdict != limits.PASS:
         figures = [largest_figure, median_figure, slowest_figure]
     texts = [f"{100 * share:.1f} % {where}" for share, where in figures]
     texts[0] = texts[0].replace(" % in ", f" % of the speed of {name} in ", 1)
@@ -102,11 +102,11 @@ def baseline_phrases(rows: Sequence[Row], run: Run, base: Run) -> list[limits.Ph
     slower = (
         f"{limits.case_text(slowest.row)} takes {format_factor(1 / share)} as long as in {name}"
     )
-    if word != limits.FAIL and share <= 1 / limits.SLOW_FACTOR:
-        word = limits.FAIL
+    if verdict != limits.FAIL and share <= 1 / limits.SLOW_FACTOR:
+        verdict = limits.FAIL
         texts.insert(0, slower)
-    elif word != limits.FAIL and share <= 1 / limits.DOUBTED_FACTOR:
-        word = limits.CANNOT_TELL
+    elif verdict != limits.FAIL and share <= 1 / limits.DOUBTED_FACTOR:
+        verdict = limits.CANNOT_TELL
         texts.insert(0, f"why {slower}: one run each")
     else:
         texts.append("one run each")
@@ -114,7 +114,7 @@ def baseline_phrases(rows: Sequence[Row], run: Run, base: Run) -> list[limits.Ph
     missing = measured - len(speeds)
     if missing > 0:
         texts.append(f"{counted(missing, 'case')} of {name} without a time in this run")
-    first = limits.Phrase(word, texts[0], next_step="" if word == limits.PASS else _AGAIN)
+    first = limits.Phrase(verdict, texts[0], next_step="" if verdict == limits.PASS else _AGAIN)
     return [first, *(limits.Phrase("", text) for text in texts[1:])]
 
 

@@ -81,7 +81,9 @@ class Verdict(OneLine):
         failing = [p.text for p in self.phrases if p.word == self.word and level in _FAILING]
         next_step = self.by_good_runs.next_step if self.by_good_runs else ""
         steps = {phrase.word: phrase.next_step for phrase in self.phrases[::-1] if phrase.next_step}
-        next_step = next_step or next((steps[word] for word in limits.WORDS if word in steps), "")
+        next_step = next_step or next(
+            (steps[verdict] for verdict in limits.WORDS if verdict in steps), ""
+        )
         return Answer(
             first, level, worst=tuple(failing), details=tuple(others), next_step=next_step
         )

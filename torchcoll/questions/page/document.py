@@ -158,8 +158,8 @@ def _about_runs(document: PageDraft) -> None:
         document.printed |= {one_line(f"suspect: {text}") for text in suspects}
         failures = {phrase.text for phrase in verdicts[0].phrases if phrase.word == FAIL}
         accusing = answer_of(runs[0])
-        said = failures == {accusing.headline if accusing else ""}
-        answers = [] if said else [verdicts[0].answer]
+        is_told = failures == {accusing.headline if accusing else ""}
+        answers = [] if is_told else [verdicts[0].answer]
     if len(runs) > 1:
         sides = [run.labels.get("cell", "") for run in runs]
         distinct = all(sides) and len(set(sides)) == len(sides)

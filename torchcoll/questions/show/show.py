@@ -516,8 +516,8 @@ def show_with_pairs(runs: Sequence[Run], readings: View, format: str, out: Desti
         verdict = judge(run, rows=rows)  # raises before anything is printed
         show_pairs(run, format, file=out.file)
         answer = answer_of(run)
-        said = {answer.headline} if answer else set()
-        kept = tuple(phrase for phrase in verdict.phrases if phrase.text not in said)
+        headlines = {answer.headline} if answer else set()
+        kept = tuple(phrase for phrase in verdict.phrases if phrase.text not in headlines)
         doubts = [row for row in rows if row.status == IMPLAUSIBLE]
         below = [*reason_lines(doubts), "; ".join(map(str, kept))]
         out.lines(filter(None, below))
