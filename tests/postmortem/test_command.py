@@ -115,9 +115,33 @@ def test_jobs_that_failed_come_first_by_name(tmp_path, capsys):
     ]
     assert document["answer"]["headline"] == document["jobs"][0]["headline"]
     assert main(["postmortem", str(tmp_path)]) == 0
-    first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith("Job small")
-    assert "rank 0 ended with ValueError" in first
+    text = capsys.readouterr().out
+    assert text.startswith(
+        "2 jobs: 1 exception (small), 1 waiting for a rank without a log (large)\n\n"
+        "small: rank 0 ended with ValueError: bad sample"
+    )
+    assert "\n\nsmall\nrank 0 ended with ValueError: bad sample" in text  # its evidence
+
+
+def test_logs_of_many_jobs_are_a_line_each(tmp_path, capsys):
+    fault = "node1:7:9 [0] misc/shmutils.cc:71 NCCL WARN Error: failed to extend /dev/shm/nccl-aB to 9 bytes\n"
+    watchdog = (
+        "[rank3]:[E ProcessGroupNCCL.cpp:474] [Rank 3] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1800123 "
+        "milliseconds before timing out.\n"
+    )
+    for name, text in (("a", fault), ("b", watchdog), ("c", fault)):
+        (tmp_path / f"{name}.log").write_text(text)
+    assert main(["postmortem", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    first, _, rest = text.partition("\nNext: ")
+    assert first.startswith("3 jobs: 2 /dev/shm full (a, c), 1 waiting for a rank without a log (b)")
+    assert [line[:6] for line in rest.splitlines()[2:5]] == ["a.log:", "c.log:", "b.log:"]
+    assert text.count("collect stderr of every rank") == 1
+    assert main(["postmortem", str(tmp_path), "--format", "line"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["a.log", "c.log", "b.log"]
+    assert lines[0].startswith("a.log: /dev/shm is full. Next: ")
 
 
 def test_the_rank_of_a_line_is_named_once(tmp_path, capsys):
