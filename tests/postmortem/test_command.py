@@ -14,6 +14,9 @@ from error_form import error_text
 from handmade import Terminal
 
 from torchcoll.cli import main
+from torchcoll.parts.postmortem.diagnose import diagnose
+from torchcoll.parts.postmortem.job_folder import FolderEvidence, read_folder
+from torchcoll.parts.postmortem.show import show_postmortem
 
 STUCK = Path(__file__).parents[2] / "examples/stuck-rank"
 
@@ -123,25 +126,24 @@ def test_jobs_that_failed_come_first_by_name(tmp_path, capsys):
     assert "\n\nsmall\nrank 0 ended with ValueError: bad sample" in text  # its evidence
 
 
-def test_logs_of_many_jobs_are_a_line_each(tmp_path, capsys):
-    fault = "node1:7:9 [0] misc/shmutils.cc:71 NCCL WARN Error: failed to extend /dev/shm/nccl-aB to 9 bytes\n"
-    watchdog = (
-        "[rank3]:[E ProcessGroupNCCL.cpp:474] [Rank 3] Watchdog caught collective operation "
-        "timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1800123 "
-        "milliseconds before timing out.\n"
+def test_logs_of_many_jobs_are_a_line_each(capsys):
+    public = Path(__file__).parent / "public"
+    names = ("device-busy", "glued-progress-bar", "megatron-nan")
+    jobs = [job for name in names for job in read_folder(str(public / f"{name}.log")).jobs]
+    folder = FolderEvidence(str(public), jobs)
+    show_postmortem(folder, list(map(diagnose, jobs)), "table")
+    first, rest = capsys.readouterr().out.split("\n\n", 1)
+    assert " ".join(first.split()).startswith(
+        "3 jobs: 2 exception (device-busy, megatron-nan), 1 waiting for a rank without a log "
+        "(glued-progress-bar) Next: "
     )
-    for name, text in (("a", fault), ("b", watchdog), ("c", fault)):
-        (tmp_path / f"{name}.log").write_text(text)
-    assert main(["postmortem", str(tmp_path)]) == 0
-    text = capsys.readouterr().out
-    first, _, rest = text.partition("\nNext: ")
-    assert first.startswith("3 jobs: 2 /dev/shm full (a, c), 1 waiting for a rank without a log (b)")
-    assert [line[:6] for line in rest.splitlines()[2:5]] == ["a.log:", "c.log:", "b.log:"]
-    assert text.count("collect stderr of every rank") == 1
-    assert main(["postmortem", str(tmp_path), "--format", "line"]) == 0
+    order = ["device-busy.log", "megatron-nan.log", "glued-progress-bar.log"]
+    assert [line.partition(":")[0] for line in rest.splitlines() if ".log: " in line] == order
+    assert rest.count("collect stderr of every rank") == 1
+    show_postmortem(folder, list(map(diagnose, jobs)), "line")
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["a.log", "c.log", "b.log"]
-    assert lines[0].startswith("a.log: /dev/shm is full. Next: ")
+    assert [line.partition(":")[0] for line in lines] == order
+    assert lines[1].startswith("megatron-nan.log: rank 11 ended with AssertionError")
 
 
 def test_the_rank_of_a_line_is_named_once(tmp_path, capsys):

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from torchcoll.core.answer import Answer, short_names, worst_level
 from torchcoll.core.errors import one_line
 from torchcoll.core.opening import common_folder
-from torchcoll.core.units import counted, format_ranges, plural, shorten
+from torchcoll.core.units import counted, format_ranges, plural, shorten, shorten_list
 from torchcoll.parts.postmortem.diagnosis import Diagnosis, shortened
 from torchcoll.parts.postmortem.job_folder import FolderEvidence
 from torchcoll.report.formats import print_forms
@@ -20,6 +20,7 @@ SCHEMA = "torchcoll-postmortem/1"
 FORMATS = ("table", "markdown", "json", "line")
 _NO_NAME = "(no name)"  # of a job of files in several folders
 _MOST_NAMES = 3  # of jobs with one cause
+_MOST_CAUSES = 9  # that are counted, beside the jobs of unknown cause
 _CAUSES = {  # what a kind is called, where its name does not say it
     "unknown": "of unknown cause",
     "none": "without a failure",
@@ -88,9 +89,12 @@ def _list(folder: FolderEvidence, names: list[str], diagnoses: list[Diagnosis]) 
         if diagnosis.kind == "unknown" and diagnosis.waiting:
             cause = _WAITING
         causes.setdefault(cause, []).append(name.removesuffix(".log"))
-    last = (_CAUSES["none"], _CAUSES["unknown"], _WAITING)
-    most = sorted(causes.items(), key=lambda each: (each[0] in last, -len(each[1])))
-    texts = [f"{len(jobs)} {cause} ({shorten(jobs, _MOST_NAMES)})" for cause, jobs in most]
+    last = (_WAITING, _CAUSES["unknown"], _CAUSES["none"])
+    most = sorted(causes.items(), key=lambda each: -len(each[1]))
+    counts = {cause: f"{len(jobs)} {cause} ({shorten(jobs, _MOST_NAMES)})" for cause, jobs in most}
+    texts = [text for cause, text in counts.items() if cause not in last]
+    texts = shorten_list(texts, _MOST_CAUSES, "{} more causes")
+    texts += [counts[cause] for cause in last if cause in counts]
     level = worst_level(*(answer.level for answer in answers))
     path = os.path.join(folder.path, diagnoses[0].job.files[0].path)
     example = f"the evidence of one: torchcoll postmortem {shlex.quote(path)}"
@@ -131,7 +135,7 @@ def answer_of(diagnosis: Diagnosis, folder: FolderEvidence) -> Answer:
 
 
 def _grid(diagnosis: Diagnosis, answer: Answer, alone: bool = True) -> Grid:
-    """alone: it is the only job, so that its answer, and what to collect, are not said elsewhere."""
+    """alone: there is no other job, so the answer and what to collect belong to this table."""
     lines = [] if alone else answer.lines
     for line in diagnosis.evidence:
         who = "" if line.rank is None else f"rank {line.rank}: "

@@ -455,34 +455,28 @@ def _behind(traffic: Traffic) -> Answer | None:
     """Compares the ranks of a group by the numbers of their last calls in the Flight Recorder."""
     groups = traffic.groups if traffic.source == "flight recorder" else ()
     for name in groups:
-        last: dict[int, TrafficCall] = {}
-        for rank, calls in traffic.calls.items():
-            last |= {rank: c for c in calls if c.group == name and not c.point_to_point}
+        of_group = {
+            rank: [call for call in calls if call.group == name and not call.point_to_point]
+            for rank, calls in traffic.calls.items()
+        }
+        last = {rank: calls[-1] for rank, calls in of_group.items() if calls}
         number = max((call.sequence for call in last.values()), default=0)
-        ranks = {
-            made: [rank for rank, call in last.items() if (call.sequence == number) == made]
-            for made in (True, False)
-        }
-        if not ranks[False]:
+        entered = [rank for rank, call in last.items() if call.sequence == number]
+        absent = [rank for rank in last if rank not in entered]
+        if not absent:
             continue
-        collective = last[ranks[True][0]].collective
-        counts = {
-            rank: sum(c.collective == collective and c.group == name for c in traffic.calls[rank])
-            for rank in last
-        }
-        made, less = ({counts[rank] for rank in ranks[ahead]} for ahead in (True, False))
-        if len(made) > 1 or len(less) > 1 or max(less) >= max(made):
+        collective = last[entered[0]].collective
+        counts = {rank: sum(c.collective == collective for c in of_group[rank]) for rank in last}
+        (made, *others), (less, *more) = ({counts[rank] for rank in r} for r in (entered, absent))
+        if others or more or less >= made:
             continue  # buffers that kept different numbers of calls
-        entered, absent = (
-            f"{plural(len(each), 'rank')} {format_ranges(each)}" for each in ranks.values()
-        )
-        missed = max(made) - max(less)
+        who, which = (f"{plural(len(r), 'rank')} {format_ranges(r)}" for r in (entered, absent))
         return Answer(
-            f"{entered} made {max(made)} {one_line(collective)}, {absent} made {max(less)}: "
-            f"{plural(len(ranks[False]), 'it', 'they')} never entered the last"
-            + (f" {missed}" if missed > 1 else ""),
+            f"{who} made {made} {one_line(collective)}, {which} made {less}: "
+            f"{plural(len(absent), 'it', 'they')} never entered the last"
+            + (f" {made - less}" if made - less > 1 else ""),
             "bad",
-            worst=tuple(f"rank {rank}" for rank in ranks[False]),
+            worst=tuple(f"rank {rank}" for rank in absent),
             next_step=f"torchcoll postmortem {shlex.quote(str(traffic.path or 'FOLDER'))}",
         )
     return None
