@@ -467,14 +467,14 @@ def _behind(traffic: Traffic) -> Answer | None:
             continue
         collective = last[entered[0]].collective
         counts = {rank: sum(c.collective == collective for c in of_group[rank]) for rank in last}
-        (made, *others), (less, *more) = ({counts[rank] for rank in r} for r in (entered, absent))
-        if others or more or less >= made:
+        (count, *others), (less, *more) = ({counts[rank] for rank in r} for r in (entered, absent))
+        if others or more or less >= count:
             continue  # buffers that kept different numbers of calls
         who, which = (f"{plural(len(r), 'rank')} {format_ranges(r)}" for r in (entered, absent))
         return Answer(
-            f"{who} made {made} {one_line(collective)}, {which} made {less}: "
+            f"{who} made {count} {one_line(collective)}, {which} made {less}: "
             f"{plural(len(absent), 'it', 'they')} never entered the last"
-            + (f" {made - less}" if made - less > 1 else ""),
+            + (f" {count - less}" if count - less > 1 else ""),
             "bad",
             worst=tuple(f"rank {rank}" for rank in absent),
             next_step=f"torchcoll postmortem {shlex.quote(str(traffic.path or 'FOLDER'))}",
