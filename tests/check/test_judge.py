@@ -263,6 +263,13 @@ def test_several_hosts():
         "PASS 368.8 GB/s busbw at 1G, 92.2 % of the ring limit of ib-ndr:8 (400 Gbit/s a rail); "
         "1 of 1 case correct"
     )
+    # All interfaces of two hosts of eight GPUs, 400 GB/s, and a tree between them: 2 x 15/16 of it.
+    tree = case_of(675, ranks=16)
+    assert line(tree, device="x", **how).startswith(
+        "PASS 675 GB/s busbw at 1G, 90 % of what a tree carries between 2 hosts (750 GB/s); above "
+        "the ring limit of ib-ndr:8 (400 GB/s); 1 of 1"
+    )
+    assert "more than it carries" in line(case_of(800, ranks=16), device="x", **how)
     # Sub-groups share the rails: what each gets is no share of all.
     parts = case_of(45, ranks=2, group="mod:8/0", members=[0, 8])
     assert line(whole, parts, device="x", **how).startswith("PASS 368.8 GB/s")

@@ -84,7 +84,8 @@ class _TestOutput:
     """The output of one nccl-tests process.
 
     names: columns of the heading. above: texts above the heading. zeros: number of lines of rank 0.
-    launched: ranks by the command line. title: the line above a table of several.
+    launched: ranks by the command line. title: the line above a table of several. wrong: number of
+    wrong results.
     """
 
     line: int
@@ -101,6 +102,7 @@ class _TestOutput:
     started: bool = False
     concluded: bool = False
     failed: bool = False
+    wrong: int = 0
     verdict: str = ""
     title: str = ""
     first_title: str = ""
@@ -269,6 +271,7 @@ class _TextReader:
         starred = next((field for field in text.split() if _STARRED.fullmatch(field)), "")
         if starred and "error" in self.output.names:
             self.output.verdict = self.output.verdict or f"error {starred} in line {line}"
+            self.output.wrong += 1
 
     def _begins_table(self, row: nccl_tests.NcclTestsRow) -> bool:
         """Whether a row is of another table than the rows before."""
@@ -335,8 +338,12 @@ class _TextReader:
             if match.re is _AVERAGE:
                 output.average = base.number(match[1])
             output.failed = output.failed or match.re is _BOUNDS
-            if nccl_tests.SAYS_FAILED in text:
-                output.verdict = output.verdict or " ".join(text.strip("# ").split())
+            if output.verdict or output.wrong:
+                return
+            if match.re is _BOUNDS and (count := base.whole(match[1])):
+                output.wrong = count
+            elif nccl_tests.SAYS_FAILED in text:
+                output.verdict = " ".join(text.strip("# ").split())
         elif match := _CONCLUDED.search(text):
             output.concluded = True
             output.collective = output.collective or base.collective_named(_plain_program(match[1]))
@@ -450,6 +457,9 @@ def _make_run(
     for row in rows:
         row.dtype = options.dtype or row.dtype
         row.root = (row.root or 0) if COLLECTIVES[name].has_root else None
+    end: dict[str, Any] = {"status": "complete"}
+    if output.verdict or output.wrong:
+        end = nccl_tests.failed_end(output.verdict, output.wrong, rows)
     results = nccl_tests.make_results(rows, run, imported)
     if output.settings.get("step_kind") == "bytes" and output.settings.get("step") == "1048576":
         imported.warn(nccl_tests.STEP_1M)
@@ -474,12 +484,9 @@ def _make_run(
         names = list(dict.fromkeys(m["device_name"] for m in members if m["device_name"]))
         environment |= {"device_name": names[0]} if len(names) == 1 else {}
         members = []
-    end: dict[str, Any] = {"status": "complete"}
     excerpt = not (output.ended or output.started or output.settings or output.members)
-    if not (output.ended or excerpt):
+    if not (output.ended or excerpt or output.verdict):
         end = {"status": base.TRUNCATED, "reason": "the output stops before its last lines"}
-    if output.verdict:
-        end = nccl_tests.end_of(output.verdict)
     if not results:
         return None
     form = "text, an excerpt" if excerpt else "text"
