@@ -408,6 +408,17 @@ def failed_end(verdict: str, wrong: int, rows: Sequence[NcclTestsRow]) -> dict[s
     return {"status": "failed", "reason": reason, "wrong_results": wrong}
 
 
+_FORCED = re.compile(r"(?:NCCL_)?(ALGO|PROTO) ?[=:] ?(\w+)[ ,;]*")
+
+
+def title_labels(title: str) -> dict[str, str]:
+    """The labels of a table: ``NCCL_ALGO`` and ``NCCL_PROTO`` if its title says only these, as
+    ``ALGO=Ring`` does; else ``table``.
+    """
+    forced = {f"NCCL_{name}": value for name, value in _FORCED.findall(title)}
+    return forced if forced and not _FORCED.sub("", title) else {"table": title}
+
+
 def launched_ranks(command: str) -> int:
     """The ranks of a command line: processes, each with -t threads of -g GPUs; 0 if not known."""
     options = command.partition("_perf")[2]

@@ -63,6 +63,7 @@ SUFFIXES = "sizes or counts with a suffix such as 1M are rounded: nccl-tests pri
 WRAPPED = "rows are wrapped at the width of a terminal: give the output as nccl-tests printed it"
 SIDE_BY_SIDE = "rows of several tables side by side: put each table into a file of its own"
 RUN_INTO = "a row that other output runs into: where it begins cannot be told"
+PASTED = "the tables have no last lines of nccl-tests: the last table may be cut off"
 HALVES = "rows with the figures out of place alone: nccl-tests printed none in place, or was ended"
 
 
@@ -85,7 +86,7 @@ class _TestOutput:
 
     names: columns of the heading. above: texts above the heading. zeros: number of lines of rank 0.
     launched: ranks by the command line. title: the line above a table of several. wrong: number of
-    wrong results.
+    wrong results. pasted: whether the table before, of the same paste, has no last lines either.
     """
 
     line: int
@@ -102,6 +103,7 @@ class _TestOutput:
     started: bool = False
     concluded: bool = False
     failed: bool = False
+    pasted: bool = False
     wrong: int = 0
     verdict: str = ""
     title: str = ""
@@ -298,12 +300,14 @@ class _TextReader:
         """Begin a table of the same test: same collective, ranks and columns."""
         before = self.output
         before.title = before.title or before.first_title
+        pasted = bool(before.title and self._title()) and not before.ended
         before.concluded = True
         self.next_output(line, True)
         for name in _SHARED:
             setattr(self.output, name, getattr(before, name))
         self.output.above = [*before.above, *self.above]
         self.output.started, self.output.title = before.started, self._title()
+        self.output.pasted = pasted
 
     def other(self, line: int, text: str) -> None:
         output = self.output
@@ -485,7 +489,9 @@ def _make_run(
         environment |= {"device_name": names[0]} if len(names) == 1 else {}
         members = []
     excerpt = not (output.ended or output.started or output.settings or output.members)
-    if not (output.ended or excerpt or output.verdict):
+    if output.pasted and not output.ended:
+        imported.warn(PASTED)
+    elif not (output.ended or excerpt or output.verdict):
         end = {"status": base.TRUNCATED, "reason": "the output stops before its last lines"}
     if not results:
         return None
@@ -501,7 +507,7 @@ def _make_run(
         events=[{"kind": "error", "message": text} for text in output.events],
     )
     if output.title:
-        run_of_table.header["spec"] = {"labels": {"table": output.title}}
+        run_of_table.header["spec"] = {"labels": nccl_tests.title_labels(output.title)}
     return run_of_table
 
 
