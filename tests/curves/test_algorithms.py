@@ -627,8 +627,7 @@ def test_auto_is_ahead_only_where_every_right_cell_is_shown_to_be_slower():
     assert not ahead()
 
 
-def test_one_run_of_each_is_not_judged(capsys):
-    """Two files of one run each, without AUTO: no algorithm is called the best, as in compare."""
+def test_of_one_run_of_each_the_fastest_is_named_and_none_is_called_the_best(capsys):
     runs = [
         *cell("Ring", {K: 100_000, M: 100_000}, RING, count=1),
         *cell("Tree", {K: 90_000, M: 150_000}, TREE, count=1),
@@ -637,11 +636,36 @@ def test_one_run_of_each_is_not_judged(capsys):
     show_algorithms([result])
     out = capsys.readouterr().out
     assert out.replace("\n  ", " ").startswith(
-        "not judged: only 1 run of each algorithm; at least 3 are needed\nNext: make 3 runs of "
-        "each, as torchcoll matrix --preset nccl-algorithms --runs 3 does\n"
+        "Tree is fastest at 1K, Ring at 1M (1.50x at 1M); one run of each, and at least 3 are "
+        "needed to be sure\nNext: make 3 runs of each, as torchcoll matrix --preset "
+        "nccl-algorithms --runs 3 does\n"
     )
     assert "best" not in out
     assert "1K 99.00 us 89.10 us" in " ".join(out.split())
+
+
+def test_titles_of_pasted_tables_say_what_was_forced(tmp_path, capsys):
+    """Tables of a thread, with a title each and without the last lines of nccl-tests."""
+    heading = "# Collective test starting: all_reduce_perf\n"
+    heading += "#  size  count  type  redop  root  time  algbw  busbw  #wrong\n"
+    row = "  {}  {}  float  sum  -1  {}  {:.2f}  {:.2f}  0\n"
+
+    def table(title, *times_us):
+        sizes = zip((M, 4 * M, 16 * M), times_us, strict=True)
+        bandwidths = ((size, us, size / us / 1000) for size, us in sizes)
+        rows = [row.format(s, s // 4, us, b, b * 1.75) for s, us, b in bandwidths]
+        return f"### {title}\n{''.join(rows)}"
+
+    path = tmp_path / "issue.txt"
+    ring = table("ALGO=Ring", 40.0, 50.0, 120.0)
+    path.write_text(heading + ring + table("NCCL_ALGO: Tree", 30.0, 60.0, 180.0))
+    assert main(["algorithms", str(path)]) == 0
+    assert capsys.readouterr().out.startswith(
+        "tree is fastest at 1M, ring from 4M on (1.50x at 16M); one run of each, and at least"
+    )
+    assert main(["show", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "FAIL" not in out and "the last table may be cut off" in out
 
 
 def test_three_runs_of_each_are_judged(capsys):

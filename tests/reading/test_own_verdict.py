@@ -21,12 +21,15 @@ ROWS = """\
     [
         (
             "# Out of bounds values : 3 FAILED\n# Avg bus bandwidth    : 338.81\n",
-            "values : 3 FAILED",
+            "counts 3 wrong results, not in the rows shown",
         ),
-        ("# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 1.81 FAILED\n", ": 1.81 FAILED"),
+        (
+            "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 1.81 FAILED\n",
+            "itself says Avg bus bandwidth : 1.81 FAILED",
+        ),
         (
             "# Out of bounds values : 1 FAILED\n# Avg bus bandwidth    : 338.81 FAILED\n",
-            "Out of bounds values : 1 FAILED",
+            "counts 1 wrong result, not in the rows shown",
         ),
     ],
 )
@@ -35,10 +38,14 @@ def test_a_footer_that_says_failed_fails_the_run(footer, says, tmp_path, capsys)
     path.write_text(ROWS + footer)
     assert main(["check", str(path), "--gate", "--fabric", "nvswitch-h100"]) == 1
     out = " ".join(capsys.readouterr().out.split())
-    assert out.startswith("FAIL failed: nccl-tests itself says ") and says in out
-    # The rows keep their times.
+    assert out.startswith(f"FAIL nccl-tests {says}")
+    wrong = "wrong" in says
+    assert ("Next: run again with -c 1; do not use this machine until" in out) == wrong
+    # The rows keep their times. They are not correct where nobody knows which are wrong.
     (result,) = torchcoll.load(path).results
     assert result.reported.time_ns == 1_187_290
+    main(["show", str(path)])
+    assert ("  correct" not in capsys.readouterr().out) == wrong
 
 
 def test_a_footer_that_says_ok_passes(tmp_path, capsys):
@@ -48,15 +55,25 @@ def test_a_footer_that_says_ok_passes(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("PASS ")
 
 
-@pytest.mark.parametrize("name", ["out_of_bounds", "average_bus_bandwidth"])
-def test_the_same_in_json(name, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("name", "check", "says"),
+    [
+        ("out_of_bounds", {"count": 3}, "counts 3 wrong results, not in the rows shown"),
+        (
+            "average_bus_bandwidth",
+            {"bandwidth": 1.8},
+            "itself says average_bus_bandwidth: 1.8, okay: false",
+        ),
+    ],
+)
+def test_the_same_in_json(name, check, says, tmp_path, capsys):
     data = made_json([[10.0, 11.0], [10.0, 11.0]])
-    data[name] = {"count": 3, "okay": "false"}
+    data[name] = {**check, "okay": "false"}
     path = tmp_path / "all_reduce.json"
     path.write_text(json.dumps(data))
     main(["check", str(path)])
     out = " ".join(capsys.readouterr().out.split())
-    assert out.startswith(f"FAIL failed: nccl-tests itself says {name}: 3, okay: false")
+    assert out.startswith(f"FAIL nccl-tests {says}")
 
 
 OLD = (

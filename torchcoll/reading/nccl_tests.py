@@ -13,7 +13,7 @@ from typing import Any
 from torchcoll.core.case import BLOCKING, NATIVE
 from torchcoll.core.collectives import COLLECTIVES, Collective
 from torchcoll.core.result import CaseResult, Matrix, Reported
-from torchcoll.core.units import format_size
+from torchcoll.core.units import counted, format_size
 from torchcoll.core.variables import kept_variables
 from torchcoll.libraries.nccl.algorithms import choices_of
 from torchcoll.libraries.nccl.log import NcclLogReader
@@ -391,9 +391,32 @@ def _disagrees(size: int, block: Block, run: NcclTestsRun) -> bool:
 SAYS_FAILED = "FAILED"  # of a test in its last lines: wrong values, or less bandwidth than asked
 
 
-def end_of(verdict: str) -> dict[str, Any]:
-    """The record ``end`` of a run whose test itself says that it failed, in these words."""
-    return {"status": "failed", "reason": f"nccl-tests itself says {verdict}"}
+def failed_end(verdict: str, wrong: int, rows: Sequence[NcclTestsRow]) -> dict[str, Any]:
+    """The record ``end`` of a run whose test itself says that it failed.
+
+    verdict: the words of the test; '' if it only counts ``wrong`` results. Then, if no row shows
+    which they are, all rows become unchecked.
+    """
+    reason = f"nccl-tests itself says {verdict}"
+    if not verdict:
+        blocks = [block for row in rows for block in row.blocks]
+        shown = any(block.wrong for block in blocks)
+        for block in () if shown else blocks:
+            block.wrong = block.error = None
+        where = "" if shown else ", not in the rows shown"
+        reason = f"nccl-tests counts {counted(wrong, 'wrong result')}{where}"
+    return {"status": "failed", "reason": reason, "wrong_results": wrong}
+
+
+_FORCED = re.compile(r"(?:NCCL_)?(ALGO|PROTO) ?[=:] ?(\w+)[ ,;]*")
+
+
+def title_labels(title: str) -> dict[str, str]:
+    """The labels of a table: ``NCCL_ALGO`` and ``NCCL_PROTO`` if its title says only these, as
+    ``ALGO=Ring`` does; else ``table``.
+    """
+    forced = {f"NCCL_{name}": value for name, value in _FORCED.findall(title)}
+    return forced if forced and not _FORCED.sub("", title) else {"table": title}
 
 
 def launched_ranks(command: str) -> int:

@@ -100,6 +100,13 @@ def _read(
             "-w 0: iteration 0 is shown as the first call, by CUDA events. nccl-tests makes one "
             "call of each size and placement before it, without timing it: that call connects"
         )
+    failed = None
+    for check_name in ("average_bus_bandwidth", "out_of_bounds"):
+        check = data.get(check_name)
+        if isinstance(check, Mapping) and str(check.get("okay")).lower() == "false":
+            wrong = base.whole(check.get("count")) or 0
+            text = "" if wrong else f"{check_name}: {check.get('bandwidth')}, okay: false"
+            failed = nccl_tests.failed_end(text, wrong, parsed)
     results = nccl_tests.make_results(parsed, run, imported)
     if text := nccl_tests.fraction(args):
         imported.warn(text)
@@ -113,15 +120,9 @@ def _read(
     named = dict(e.split("=", 1) for e in texts)
     if variables := kept_variables(named) | set_variables:
         environment["variables"] = variables
-    end: dict[str, Any] = {"status": "complete"}
-    if cut or not data.get("end_time"):
+    end = failed or {"status": "complete"}
+    if not failed and (cut or not data.get("end_time")):
         end = {"status": base.TRUNCATED, "reason": "the run did not end: no end_time"}
-    for name_of_check in ("out_of_bounds", "average_bus_bandwidth"):
-        check = data.get(name_of_check)
-        if isinstance(check, Mapping) and str(check.get("okay")).lower() == "false":
-            value = check.get("count", check.get("bandwidth"))
-            end = nccl_tests.end_of(f"{name_of_check}: {value}, okay: false")
-            break
     errors = [error for error in _list(data.get("errors")) if isinstance(error, str) and error]
     imported.runs.append(
         base.make_run(

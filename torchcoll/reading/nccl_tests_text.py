@@ -63,6 +63,7 @@ SUFFIXES = "sizes or counts with a suffix such as 1M are rounded: nccl-tests pri
 WRAPPED = "rows are wrapped at the width of a terminal: give the output as nccl-tests printed it"
 SIDE_BY_SIDE = "rows of several tables side by side: put each table into a file of its own"
 RUN_INTO = "a row that other output runs into: where it begins cannot be told"
+PASTED = "the tables have no last lines of nccl-tests: the last table may be cut off"
 HALVES = "rows with the figures out of place alone: nccl-tests printed none in place, or was ended"
 
 
@@ -84,7 +85,8 @@ class _TestOutput:
     """The output of one nccl-tests process.
 
     names: columns of the heading. above: texts above the heading. zeros: number of lines of rank 0.
-    launched: ranks by the command line. title: the line above a table of several.
+    launched: ranks by the command line. title: the line above a table of several. wrong: number of
+    wrong results. pasted: whether the table before, of the same paste, has no last lines either.
     """
 
     line: int
@@ -101,6 +103,8 @@ class _TestOutput:
     started: bool = False
     concluded: bool = False
     failed: bool = False
+    pasted: bool = False
+    wrong: int = 0
     verdict: str = ""
     title: str = ""
     first_title: str = ""
@@ -269,6 +273,7 @@ class _TextReader:
         starred = next((field for field in text.split() if _STARRED.fullmatch(field)), "")
         if starred and "error" in self.output.names:
             self.output.verdict = self.output.verdict or f"error {starred} in line {line}"
+            self.output.wrong += 1
 
     def _begins_table(self, row: nccl_tests.NcclTestsRow) -> bool:
         """Whether a row is of another table than the rows before."""
@@ -295,12 +300,14 @@ class _TextReader:
         """Begin a table of the same test: same collective, ranks and columns."""
         before = self.output
         before.title = before.title or before.first_title
+        pasted = bool(before.title and self._title()) and not before.ended
         before.concluded = True
         self.next_output(line, True)
         for name in _SHARED:
             setattr(self.output, name, getattr(before, name))
         self.output.above = [*before.above, *self.above]
         self.output.started, self.output.title = before.started, self._title()
+        self.output.pasted = pasted
 
     def other(self, line: int, text: str) -> None:
         output = self.output
@@ -335,8 +342,12 @@ class _TextReader:
             if match.re is _AVERAGE:
                 output.average = base.number(match[1])
             output.failed = output.failed or match.re is _BOUNDS
-            if nccl_tests.SAYS_FAILED in text:
-                output.verdict = output.verdict or " ".join(text.strip("# ").split())
+            if output.verdict or output.wrong:
+                return
+            if match.re is _BOUNDS and (count := base.whole(match[1])):
+                output.wrong = count
+            elif nccl_tests.SAYS_FAILED in text:
+                output.verdict = " ".join(text.strip("# ").split())
         elif match := _CONCLUDED.search(text):
             output.concluded = True
             output.collective = output.collective or base.collective_named(_plain_program(match[1]))
@@ -450,6 +461,9 @@ def _make_run(
     for row in rows:
         row.dtype = options.dtype or row.dtype
         row.root = (row.root or 0) if COLLECTIVES[name].has_root else None
+    end: dict[str, Any] = {"status": "complete"}
+    if output.verdict or output.wrong:
+        end = nccl_tests.failed_end(output.verdict, output.wrong, rows)
     results = nccl_tests.make_results(rows, run, imported)
     if output.settings.get("step_kind") == "bytes" and output.settings.get("step") == "1048576":
         imported.warn(nccl_tests.STEP_1M)
@@ -474,12 +488,11 @@ def _make_run(
         names = list(dict.fromkeys(m["device_name"] for m in members if m["device_name"]))
         environment |= {"device_name": names[0]} if len(names) == 1 else {}
         members = []
-    end: dict[str, Any] = {"status": "complete"}
     excerpt = not (output.ended or output.started or output.settings or output.members)
-    if not (output.ended or excerpt):
+    if output.pasted and not output.ended:
+        imported.warn(PASTED)
+    elif not (output.ended or excerpt or output.verdict):
         end = {"status": base.TRUNCATED, "reason": "the output stops before its last lines"}
-    if output.verdict:
-        end = nccl_tests.end_of(output.verdict)
     if not results:
         return None
     form = "text, an excerpt" if excerpt else "text"
@@ -494,7 +507,7 @@ def _make_run(
         events=[{"kind": "error", "message": text} for text in output.events],
     )
     if output.title:
-        run_of_table.header["spec"] = {"labels": {"table": output.title}}
+        run_of_table.header["spec"] = {"labels": nccl_tests.title_labels(output.title)}
     return run_of_table
 
 

@@ -123,14 +123,15 @@ def ranks_answer(
     details: tuple[str, ...] = ()
     most = max(map(_spread, cases)) - 1
     if most >= SLOW_EXCESS / 2:  # as the tables show
-        details = (f"within one case the ranks differ by up to {format_quantity(most, '%')}",)
+        differ = f"the ranks differ by up to {format_quantity(most, '%')}"
+        details = (f"in single cases {differ}, without a pattern" if len(cases) > 1 else differ,)
     return nothing_found(
         "rank",
         "is slow",
         median([rank["hidden_excess"] for ranks in cases for rank in ranks]),
         SLOW_EXCESS,
         "measure longer (--max-time), or on a quieter machine",
-        scope=f"in {counted(len(cases), 'case')}",
+        scope=f"over all {len(cases)} cases" if len(cases) > 1 else "in 1 case",
         details=details,
     )
 

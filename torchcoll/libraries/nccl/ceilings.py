@@ -212,7 +212,7 @@ def _between(reach: Reach, nics: float) -> list[AlgorithmLimit]:
     links = b or 0.0
     passed = "a host's interfaces pass all that a GPU's links pass"
     limits = [lower(RING, _RINGS, (nics, passed), (links, _OF_A_RING))]
-    trees = _busbw(nics * h / (2 * (h - 1)), n), "a host sends 2 (h-1)/h S, the mean of two trees"
+    trees = tree_gbps(nics, h, n), "a host sends 2 (h-1)/h S, the mean of two trees"
     chain = _busbw(min((reach.gpu_gbps or 0.0) / (2 if g > 2 else 1), links), n)
     text = "a GPU inside the chain sends S up and S down" if g > 2 else "each GPU sends S"
     limits.append(lower(TREE, _REDUCED, trees, (chain, text)))
@@ -231,6 +231,11 @@ def _between(reach: Reach, nics: float) -> list[AlgorithmLimit]:
     network = _busbw(nics, n), "a host sends and receives S once, the network reduces"
     inside = _busbw(links * g / (2 * (g - 1)), n) if g > 1 else 0.0
     return [*limits, lower(COLLNET, _REDUCED, network, (inside, "each GPU sends 2 (g-1)/g S"))]
+
+
+def tree_gbps(nics: float, hosts: int, ranks: int) -> float:
+    """What the interfaces of a host, ``nics`` GB/s together, allow a pair of trees over hosts."""
+    return _busbw(nics * hosts / (2 * (hosts - 1)), ranks)
 
 
 def _efficiency(reach: Reach) -> float | None:

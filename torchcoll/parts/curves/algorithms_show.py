@@ -63,14 +63,15 @@ def algorithms_grids(result: Algorithms) -> list[Grid]:
 
 def algorithms_answer(result: Algorithms, titles: Sequence[str]) -> Answer:
     """How AUTO compares in each table; the winners if a table has no AUTO."""
-    texts, results = [], set()
+    by_text: dict[str, list[str]] = {}  # with the titles of its tables
+    results = set()
     few: list[int] = []  # runs of each cell in tables with too few of them to judge
     for table, title in zip(result.tables, titles, strict=True):
         text = table.statement(result.threshold)
         results |= {size.result for size in table.sizes}
         if not _is_judged(table):
             few.append(_fewest_runs(table))
-            text = ""
+            text = _fastest_text(table)
         elif not text:
             spans = [f"{each.span} {each.winner.name}" for each in table.ranges]
             text = f"best: {', '.join(spans)}" if spans else "no forced cell was right"
@@ -78,13 +79,48 @@ def algorithms_answer(result: Algorithms, titles: Sequence[str]) -> Answer:
             text += f"; WRONG RESULTS of {', '.join(table.wrong)}"
             results.add("beaten")
         if text:
-            texts.append(one_line(f"{title}: {text}" if len(titles) > 1 else text))
+            by_text.setdefault(one_line(text), []).append(one_line(title))
+    texts = [f"{title}: {text}" for text, titled in by_text.items() for title in titled]
+    if [len(titled) for titled in by_text.values()] == [len(titles)]:
+        texts = list(by_text)  # all tables say the same
     if few and results.isdisjoint(("beaten", "near-optimal")):
-        runs = units.counted(min(few), "run")
-        texts.insert(0, f"not judged: only {runs} of each algorithm; at least {FEWEST} are needed")
+        runs = "one run" if min(few) == 1 else units.counted(min(few), "run")
+        texts.append(f"{runs} of each, and at least {FEWEST} are needed to be sure")
         return Answer("; ".join(texts), "doubt", next_step=_MORE_RUNS)
     kinds = (("beaten", "bad"), ("inconclusive", "doubt"), ("near-optimal", "good"))
     return Answer("; ".join(texts), next((kind for name, kind in kinds if name in results), ""))
+
+
+def _fastest_text(table: Table) -> str:
+    """The fastest right cell of each range of sizes, and its lead at the largest size, as measured:
+    ``tree is fastest at 1M, ring at 4M, nvls from 16M on (1.27x at 1G)``.
+    """
+    spans: list[tuple[str, list[int]]] = []
+    lead = ""
+    for size in table.sizes:
+        cells = [*size.cells, *([size.auto] if size.auto else [])]
+        right = [at for at in cells if at.time_ns and at.cell.name not in table.wrong]
+        if len(right) < 2:
+            continue
+        first, second = sorted(right, key=lambda at: at.time_ns or 0.0)[:2]
+        name = "AUTO" if first.cell.auto else first.cell.name
+        if not spans or spans[-1][0] != name:
+            spans.append((name, []))
+        spans[-1][1].append(size.size_bytes)
+        factor = (second.time_ns or 0.0) / (first.time_ns or 1.0)
+        lead = f" ({factor:.2f}x at {units.format_size(size.size_bytes)})"
+    texts = [
+        f"{name}{'' if number else ' is fastest'} {_span_text(sizes, number + 1 == len(spans))}"
+        for number, (name, sizes) in enumerate(spans)
+    ]
+    return ", ".join(texts) + lead
+
+
+def _span_text(sizes: Sequence[int], last: bool) -> str:
+    start, end = units.format_size(sizes[0]), units.format_size(sizes[-1])
+    if len(sizes) == 1:
+        return f"at {start}"
+    return f"from {start} on" if last else f"from {start} to {end}"
 
 
 def _is_judged(table: Table) -> bool:

@@ -15,7 +15,6 @@ from torchcoll.core.units import (
     counted,
     format_ns,
     format_percent,
-    plural,
     shorten,
     shorten_list,
 )
@@ -32,6 +31,9 @@ from torchcoll.stats.power import ACT_ON_ALL, ACT_ON_CASE
 _NAMED = 3  # slow cases
 _LEFT_OUT = 10  # runs left out that are named
 _ALIKE = 1.2  # ratio of the detectable changes of two cases that are given as one
+
+
+_MOST_NOISY = 5  # rows of cases that are too noisy; the other ones are counted
 
 
 def detectable_text(limits: Limits) -> str:
@@ -215,8 +217,8 @@ class CheckedRun:
         if noisy:
             spreads = percent_range(sorted(case.spread for case in noisy))
             noise.append(
-                f"{len(noisy)} of {counted(count, 'case')} {plural(len(noisy), 'varies', 'vary')} "
-                f"by {spreads} from run to run, which hides a case 1.5x slower"
+                f"the runs vary by {spreads} from run to run in {len(noisy)} of "
+                f"{counted(count, 'case')}, which hides a case 1.5x slower"
             )
         if judged.state == good_runs.DOUBTED:
             doubted = self._named(good_runs.DOUBTED)
@@ -266,11 +268,17 @@ class CheckedRun:
         }
 
     def notable_cases(self) -> list[tuple[str, str, str, str, str]]:
-        return [
+        notable = [
             (name, format_ns(case.time_ns), format_ns(case.usual_ns), slower(case.effect), state)
             for name, case in zip(self.names, self.judged.cases, strict=True)
             if (state := case.state) != good_runs.AS_USUAL
         ]
+        noisy = [case for case in notable if case[-1] == good_runs.TOO_NOISY]
+        if hidden := noisy[_MOST_NOISY:]:
+            notable = [case for case in notable if case not in hidden]
+            more = f"and {counted(len(hidden), 'more case')}"
+            notable.append((more, "", "", "", good_runs.TOO_NOISY))
+        return notable
 
     def to_json(self) -> dict[str, Any]:
         """Changes and limits as shares of the usual time, 0.08 for 8 % slower."""

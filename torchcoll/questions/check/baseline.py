@@ -107,7 +107,10 @@ def baseline_phrases(rows: Sequence[Row], run: Run, base: Run) -> list[limits.Ph
         texts.insert(0, slower)
     elif verdict != limits.FAIL and share <= 1 / limits.DOUBTED_FACTOR:
         verdict = limits.CANNOT_TELL
-        texts.insert(0, f"why {slower}: one run each")
+        speed = f"{100 * abs(middle - 1):.0f} % {'faster' if middle > 1 else 'slower'}"
+        speed = f"{speed} {median_figure[1]}, {'but' if middle > 1 else 'and'} {slower} ({times})"
+        at_largest = f"{100 * largest.share:.1f} % of the speed {largest_figure[1]}"
+        texts = [f"whether this run is slower: {speed}", at_largest, "one run each"]
     else:
         texts.append("one run each")
     measured = sum(row.is_right and bool(row.median_ns) for row in summarise_run(base))

@@ -111,8 +111,8 @@ def run_check(options: argparse.Namespace) -> ExitCode:
     if unclear and not failed:
         raise UsageError(
             "gate",
-            f"{unclear} of {counted(len(runs), 'run')} that can neither pass nor fail",
-            "runs that the reference can judge",
+            f"CANNOT TELL for {unclear} of {counted(len(runs), 'run')}",
+            "PASS or FAIL",
             "The answer above names the next step.",
         )
     unjudged = sum(not verdict.judged for verdict in verdicts)

@@ -45,6 +45,7 @@ _STEPS = {
     "failed": "run the failed cases again alone, with --library-log",
 }
 _WHOLE = "give the whole output of a run that ended well"
+_CHECK_AGAIN = "run again with -c 1; do not use this machine until all results are right"
 _QUIET = "measure again without what disturbed it"
 _COPY = "copy the file again from where the run wrote it"
 _MOST_TOLD = 3  # events of a kind; the others stand above the verdict
@@ -201,8 +202,8 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[limits.Phrase]:
     from torchcoll.questions.pairs.suspects import find_suspects
 
     if run.ending:
-        step = _WHOLE if run.source else one_line(run.way_on)
-        yield limits.Phrase(limits.FAIL, run.ending, next_step=step)
+        text = run.ending.removeprefix("failed: ")
+        yield limits.Phrase(limits.FAIL, text, next_step=_step_after(run))
     elif run.end is None and not run.source:
         text = truncated_text(run)
         text = text if text in run.problems else "the run did not end"
@@ -239,6 +240,16 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[limits.Phrase]:
     else:
         for text in _first(_messages(run, "suspect"), "suspect"):
             yield limits.Phrase(limits.FAIL, text)
+
+
+def _step_after(run: Run) -> str:
+    """What to do about a run that did not end well."""
+    end = run.end or {}
+    if not run.source:
+        return one_line(run.way_on)
+    if end.get("wrong_results"):
+        return _CHECK_AGAIN
+    return limits.FIND_SLOW if end.get("status") == "failed" else _WHOLE
 
 
 def _implausible_text(run: Run, rows: Sequence[Row]) -> str:

@@ -14,6 +14,7 @@ from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of, is_hosts
 from torchcoll.core.summary import Row
 from torchcoll.core.units import counted, format_digits, format_ranges, format_size, plural
+from torchcoll.libraries.nccl import ceilings
 from torchcoll.questions.check import rules
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
@@ -30,7 +31,7 @@ GOOD, POOR = 0.9, 0.75
 DOUBTED_FACTOR, SLOW_FACTOR = 2.0, 6.0
 
 _ASK_LOG = "NCCL's log says why: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,TUNING, then torchcoll log"
-_FIND_SLOW = "torchcoll doctor, then torchcoll pairs, find what is slow"
+FIND_SLOW = "torchcoll doctor, then torchcoll pairs, find what is slow"
 
 _Best = tuple[float, Row, rules.Limit]  # the share of the limit of the best row of a collective
 
@@ -178,7 +179,7 @@ def by_fabric(rows: Sequence[Row], fabric: rules.Fabric | None, run: Run) -> lis
     judged = list(_judged(rows, fabric, device))
     if not judged:
         return [Phrase(NO_REFERENCE, f"of {fabric.name} for these cases: {_held(rows, fabric)}")]
-    headline, collective = _headline(fabric, judged)
+    headline, collective = _headline(fabric, judged, hosts_of(run))
     # A good number that hides a better one is no PASS: what was not used comes before it.
     unused = [phrase for name, phrase in _unused(fabric, judged) if name != collective]
     first = [*unused, *headline] if headline[0].word == PASS else [*headline, *unused]
@@ -219,10 +220,13 @@ def _doubts(
         )
 
 
-def _headline(fabric: rules.Fabric, judged: Sequence[_Best]) -> tuple[list[Phrase], str]:
+def _headline(
+    fabric: rules.Fabric, judged: Sequence[_Best], hosts: int
+) -> tuple[list[Phrase], str]:
     """The phrases, and their collective.
 
-    The lowest share decides. If that is good, all_reduce stands for the fabric.
+    The lowest share decides. If that is good, all_reduce stands for the fabric. hosts: 0 if not
+    known.
     """
     lowest = min(judged, key=lambda item: item[0])
     level = word_of(lowest[0])
@@ -231,12 +235,20 @@ def _headline(fabric: rules.Fabric, judged: Sequence[_Best]) -> tuple[list[Phras
     busbw += f" of {row.collective}" if len(judged) > 1 else ""
     of_limit = f"{100 * share:.1f} % of the {limit.algorithm} limit of {fabric.name}"
     of_limit += f" ({limit.source})"
+    tree_gbps, where = _tree_limit(fabric, row, hosts) if share > BEYOND else (0.0, "")
+    if 0 < (row.busbw_gbps or 0.0) <= BEYOND * tree_gbps:
+        of_limit = f"{100 * (row.busbw_gbps or 0.0) / tree_gbps:.0f} % of what a tree carries "
+        of_limit += f"between {where} ({tree_gbps:g} GB/s); above the {limit.algorithm} limit of "
+        of_limit += f"{fabric.name} ({limit.busbw_gbps:g} GB/s)"
     if len(judged) > 1:
         least = f"{100 * lowest[0]:.1f} %"
         of_limit += f", {len(judged)} collectives at {least} and more" if level == PASS else ""
         of_limit += f", the lowest of {len(judged)} collectives" if level != PASS else ""
     most = {
-        row.collective: max(x.busbw_gbps for x in fabric.limits if row.collective in x.collectives)
+        row.collective: max(
+            *(x.busbw_gbps for x in fabric.limits if row.collective in x.collectives),
+            _tree_limit(fabric, row, hosts)[0] * BEYOND / _ANOTHER,
+        )
         for _, row, _ in judged
     }
     beyond = any((r.busbw_gbps or 0.0) > _ANOTHER * most[r.collective] for _, r, _ in judged)
@@ -249,8 +261,21 @@ def _headline(fabric: rules.Fabric, judged: Sequence[_Best]) -> tuple[list[Phras
         texts.insert(0 if level == PASS else 1, f"{of_unused}{_sure(row)}was not used")
     word = WARN if (beyond or unused) and level == PASS else level
     further = [Phrase("", text) for text in texts[1:]]
-    step = "" if word == PASS else _ASK_LOG if level == PASS else _FIND_SLOW
+    step = "" if word == PASS else _ASK_LOG if level == PASS else FIND_SLOW
     return [Phrase(word, f"{busbw}, {texts[0]}", next_step=step), *further], row.collective
+
+
+def _tree_limit(fabric: rules.Fabric, row: Row, hosts: int) -> tuple[float, str]:
+    """The busbw in GB/s of an all_reduce that uses a tree between hosts, and between which hosts;
+    (0, '') where no tree was used. Hosts of 8 ranks are assumed where ``hosts`` is 0.
+    """
+    rings = [x.busbw_gbps for x in fabric.limits if row.collective in x.collectives]
+    ring_was_used = "RING" in (row.algorithm or "").upper()
+    if not fabric.several_hosts or row.collective != DEFAULT_COLLECTIVE or ring_was_used:
+        return 0.0, ""
+    count = hosts or max(2, round(row.ranks / 8))
+    where = counted(count, "host") + ("" if hosts else " of 8 ranks")
+    return ceilings.tree_gbps(max(rings), count, row.ranks), where
 
 
 def _representative(judged: Sequence[_Best]) -> _Best:
