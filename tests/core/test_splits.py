@@ -24,11 +24,8 @@ def refusal(splits, ranks):
     return str(caught.value)
 
 
-def test_list_every_rank_sends_in_these_proportions():
+def test_every_rank_sends_in_the_proportions_of_a_list():
     assert rows(split_weights("1,2,4", 3)) == [[1, 2, 4]] * 3
-
-
-def test_fractions_keep_their_proportions():
     assert rows(split_weights("0.5,0.25,1", 3)) == [[2, 1, 4]] * 3
 
 
