@@ -336,6 +336,7 @@ def test_options_that_the_pages_name_exist() -> None:
     # analyze_perf_json.py of nccl-tests, py-spy, and more of torchrun.
     known |= {"--straggler", "--spikes", "--iter", "--pid", "--log-dir", "--redirects", "--tee"}
     known |= {"--fleets", "--missing"}  # of a benchmark
+    known.add("--tp-comm-overlap")  # of Megatron-LM
     for page, text in PAGES.items():
         assert set(options.findall(text)) - known == set(), page
 

@@ -21,28 +21,27 @@ NCCL = {K: 10_000, 64 * K: 20_000, M: 45_000, 16 * M: 320_000}
 CCL = {K: 50_000, 64 * K: 60_000, M: 250_000, 16 * M: 8_000_000}
 
 
-def sides(nccl=NCCL, ccl=CCL, of_nccl=None, of_ccl=None, **changed):
-    """Both sides, one run each; changed: of both runs."""
+def sides(of_nccl=None, of_ccl=None):
+    """Both sides, one run each."""
     return tuple(
         side(
             name,
             run(
                 *(measured(ns, size_bytes=n, **where, **(of or {})) for n, ns in times.items()),
                 device_name=device,
-                **changed,
             ),
         )
         for name, times, where, device, of in (
-            ("nccl", nccl, GPU, "H100", of_nccl),
-            ("oneccl", ccl, CPU, "Xeon", of_ccl),
+            ("nccl", NCCL, GPU, "H100", of_nccl),
+            ("oneccl", CCL, CPU, "Xeon", of_ccl),
         )
     )
 
 
-def lines_of(comparison, **choices):
+def lines_of(comparison):
     """Every line of the tables, blanks in one."""
     lines = []
-    for grid in comparison_grids(comparison, **choices):
+    for grid in comparison_grids(comparison):
         rows = [[head.text for head in grid.heads], *grid.rows] if grid.rows else []
         lines += [*grid.above, *(" | ".join(row) for row in rows), *grid.below]
     return lines

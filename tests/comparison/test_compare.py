@@ -66,12 +66,6 @@ def test_unclear_says_how_many_launches_would_settle_it():
     assert text and float(text[1]) == pytest.approx(5.9, abs=0.3)
 
 
-def test_a_change_within_the_threshold_is_no_change_however_sure():
-    new = make_runs([round(1.019 * n) for n in (100_000, 100_010, 99_990) * 4])
-    base = make_runs([100_000, 100_010, 99_990] * 4)
-    assert results(base, new) == [("same", "90 % within 2 %")]
-
-
 def test_near_the_threshold_it_may_take_any_number_of_launches():
     new = make_runs([round(1.0199 * n) for n in (100_000, 101_000, 99_000)])
     ((result, reason),) = results(make_runs([100_000, 101_000, 99_000]), new)
@@ -104,13 +98,6 @@ def test_two_launches_a_side_are_not_judged():
     assert results(base, make_runs([290_000] * 3)) == [("inconclusive", "2 runs in base")]
 
 
-def test_the_calls_of_a_launch_are_no_replicates():
-    many = {"host": [[100_000 + i % 7 for i in range(1000)]] * 2}
-    more = {"host": [[105_000 + i % 7 for i in range(1000)]] * 2}
-    one, other = run(measured(1, time_ns=many)), run(measured(1, time_ns=more))
-    assert results(one, other) == [("inconclusive", "1 run a side")]
-
-
 def test_a_case_that_ran_twice_in_a_launch_is_one_launch():
     twice = run(measured(100), measured(121))
     (row,) = compare(twice, make_runs([110])).rows
@@ -120,7 +107,7 @@ def test_a_case_that_ran_twice_in_a_launch_is_one_launch():
 @pytest.mark.parametrize(
     ("new", "reason"),
     [
-        (run(measured(100, size_bytes=2048), measured(5)), "only in base"),
+        (run(measured(1, size_bytes=8)), "only in base"),
         (
             run(
                 measured(100, status="wrong", verification=Verification(8, 3)),
@@ -140,10 +127,6 @@ def test_a_case_that_ran_twice_in_a_launch_is_one_launch():
 )
 def test_incomparable(new, reason):
     base = run(measured(100), measured(100, size_bytes=8))
-    if reason == "only in base":
-        base = run(measured(100), measured(100, size_bytes=4096))
-        assert ("not comparable", reason) in results(base, new)
-        return
     found = compare(base, new)
     row = next(row for row in found.rows if row.pair.size_bytes == 1024)
     assert (row.result, row.reason, row.ratio) == ("not comparable", reason, None)
@@ -281,12 +264,6 @@ def test_launches_of_means_are_launches():
         [run(given(f * n), source={"tool": "osu"}) for n in (100, 101, 99, 100.5)] for f in (1, 1.1)
     ]
     assert [row.result for row in compare(*sides).rows] == ["slower"]
-
-
-def test_over_ranks():
-    base, new = run(measured(1000)), run(measured(1000, time_ns={"host": [[1000], [600]]}))
-    assert compare(base, new).rows[0].ratio == pytest.approx(1)
-    assert compare(base, new, over_ranks="min").rows[0].ratio == pytest.approx(1.2)
 
 
 def test_rehearsals_do_not_mix_with_real_launches():

@@ -7,7 +7,6 @@ import dataclasses
 import importlib.util
 import io
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -475,13 +474,6 @@ def test_what_only_one_side_has_is_in_the_answer(folder, capsys):
     assert len(rows(capsys)) == 9
 
 
-def test_single_means_of_another_tool(folder, capsys):
-    for name, ns in (("a", 100), ("b", 150)):
-        save(run(given(ns), source={"tool": "nccl-tests"}), folder / f"{name}.jsonl")
-    assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
-    assert "inconclusive (single means, 1 run a side)" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
@@ -616,16 +608,6 @@ def test_a_truncated_file_is_said_to_be(folder, capsys):
     save(run(measured(100), end=None), folder / "cut.jsonl")
     assert main(["compare", "cut.jsonl", "after/0.jsonl"]) == 0
     assert "cut.jsonl: truncated: the file has no end record\n" in capsys.readouterr().out
-
-
-def test_compare_imports_no_torch(folder):
-    program = (
-        "import sys\nfrom torchcoll.cli import main\n"
-        f"main(['compare', '{folder}/before', '{folder}/after'])\n"
-        "sys.exit(str([n for n in ('torch', 'pandas', 'rich', 'matplotlib') if n in sys.modules]))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-    assert done.stderr == "[]\n"
 
 
 def test_the_simulation_is_what_compare_does():

@@ -48,10 +48,3 @@ def test_every_collective_with_data_is_worked():
 def test_unknown_is_none(case):
     assert algbw_gbps(*case) is None
     assert busbw_gbps(*case) is None
-
-
-def test_two_ranks_all_reduce_at_one_byte_a_nanosecond():
-    # 2 (n - 1) / n is 1 for two ranks.
-    assert algbw_gbps("all_reduce", 1000, 2, 1000) == 1.0
-    assert busbw_gbps("all_reduce", 1000, 2, 1000) == 1.0
-    assert busbw_gbps("all_reduce", 1000, 4, 1000) == 1.5

@@ -137,13 +137,6 @@ def test_places_are_aligned():
         assert (small.stride * small.case.itemsize, small.slots) == (128, 8), dtype
 
 
-def test_all_to_all_v_rounds_down():
-    # 100 bytes are 25 elements: 25/12 = 2.083 a part.
-    sizing = size_case(case("all_to_all_v", 100, splits="1,2,4"), 3)
-    assert sizing.division.matrix == ((2, 4, 8),) * 3
-    assert (sizing.count, sizing.size_bytes) == (8, 96)
-
-
 @given(st.integers(1, 5000), st.integers(1, 9), st.sampled_from(["int8", "bfloat16", "float64"]))
 def test_all_to_all_v_is_never_empty_and_never_larger(size_bytes, ranks, dtype):
     asked = case("all_to_all_v", size_bytes, dtype)

@@ -323,14 +323,6 @@ def test_ops():
     )
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 8, 1024])
-def test_parts(n):
-    divided = {n_ for n_, c in COLLECTIVES.items() if c.parts(n) == n and n > 1}
-    expected = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "hypercube"}
-    assert divided == (expected if n > 1 else set())
-    assert all(c.parts(n) in (1, n) for c in COLLECTIVES.values())
-
-
 @pytest.mark.parametrize(
     ("name", "new", "old"),
     [

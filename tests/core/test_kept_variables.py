@@ -1,9 +1,8 @@
 """Every variable that a library, a plug-in, a runtime or a launcher reads is recorded by name."""
 
+import made_runs
 import pytest
 
-from torchcoll.core.case import Case
-from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.run_facts import facts_of
 from torchcoll.core.variables import JOB, RUNTIME, SETTINGS, kept_variables, kind_of
 from torchcoll.questions.comparison.compare import compare
@@ -34,24 +33,7 @@ COMPARED = [
 
 
 def run_with(number=0, **variables):
-    case = Case(
-        "all_reduce",
-        size_bytes=8,
-        dtype="float32",
-        op="sum",
-        root=None,
-        in_place=True,
-        mode="synchronized",
-        backend="gloo",
-        device="cpu",
-    )
-    times = [[1000 + number + i for i in range(8)]]
-    environment = {"torch": "2.13.0", "variables": kept_variables(variables)}
-    return Run(
-        header={"ranks": 2, "spec": {}, "environment": environment, "start_utc": f"2026-{number}"},
-        results=[CaseResult(case, "ok", 2, time_ns={"host": times * 2})],
-        end={"status": "complete"},
-    )
+    return made_runs.run(made_runs.measured(1000 + number), variables=kept_variables(variables))
 
 
 @pytest.mark.parametrize(("name", "first", "second"), COMPARED)

@@ -24,15 +24,12 @@ EXPECTED = "mod:N, div:N, or a list of ranks such as 0,1;2,3"
         ("0,1;2,3", 4, ((0, 1), (2, 3))),
         ("0;1,2", 3, ((0,), (1, 2))),
         (" 0, 2 ; 1 ", 3, ((0, 2), (1,))),
+        # As torch's new_group sorts them: in another order a place is another rank's block.
+        ("2,0;3,1", 4, ((0, 2), (1, 3))),
     ],
 )
 def test_partition(groups, ranks, expected):
     assert partition(groups, ranks) == expected
-
-
-def test_ranks_of_a_list_stand_in_the_order_of_torchs_groups():
-    """new_group sorts them: a place in another order would be another rank's block."""
-    assert partition("2,0;3,1", 4) == ((0, 2), (1, 3))
 
 
 @pytest.mark.parametrize("groups", ["mod:0", "mod:-1", "div:x", "div:", "mod", "col:2", "a,b", ""])
@@ -65,16 +62,13 @@ def test_every_rank_is_in_one_group(rule, number, ranks):
         # 40 characters of a list are enough.
         (tuple((2 * i, 2 * i + 1) for i in range(10)), "div:2"),
         (tuple((i, i + 10) for i in range(10)), "mod:10"),
+        # Where no rule makes them, it is a list all the same.
+        ((tuple(range(1, 20)), (0, 20)), ",".join(map(str, range(1, 20))) + ";0,20"),
     ],
 )
 def test_partition_text(parts, text):
     assert partition_text(parts) == text
     assert set(partition(text, sum(map(len, parts)))) == set(parts)
-
-
-def test_a_long_list_that_is_no_rule():
-    parts = (tuple(range(1, 20)), (0, 20))
-    assert partition_text(parts) == ",".join(map(str, range(1, 20))) + ";0,20"
 
 
 @pytest.mark.parametrize(

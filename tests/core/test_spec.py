@@ -209,10 +209,6 @@ def test_shuffled_is_an_order_of_the_same_cases():
     assert dataclasses.replace(shuffled, seed=4).cases(2) != shuffled.cases(2)
 
 
-def matrix(sizing):
-    return sizing.division and sizing.division.matrix
-
-
 @pytest.mark.parametrize("collective", ["broadcast", "all_reduce"])
 def test_root_out_of_range(collective):
     with pytest.raises(UsageError) as caught:

@@ -9,7 +9,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.splits import Division, Weights, split_rules, split_weights
 
 EXPECTED = (
-    "balanced, zipf:S, hot:K, seed:N, one weight per rank such as 1,2,4,1, or the path "
+    "balanced, zipf:A, hot:K, seed:N, one weight per rank such as 1,2,4,1, or the path "
     "of a matrix file; combine: or pair: may stand before it"
 )
 
@@ -24,11 +24,8 @@ def refusal(splits, ranks):
     return str(caught.value)
 
 
-def test_list_every_rank_sends_in_these_proportions():
+def test_every_rank_sends_in_the_proportions_of_a_list():
     assert rows(split_weights("1,2,4", 3)) == [[1, 2, 4]] * 3
-
-
-def test_fractions_keep_their_proportions():
     assert rows(split_weights("0.5,0.25,1", 3)) == [[2, 1, 4]] * 3
 
 
@@ -87,10 +84,10 @@ def test_matrix_file(tmp_path, text):
         ("hot:x", error_text("splits", "hot:x", EXPECTED)),
         (
             "zipf:1.2.3",
-            error_text("splits", "zipf:1.2.3", "zipf:S with a number, such as zipf:1.2"),
+            error_text("splits", "zipf:1.2.3", "zipf:A with a number, such as zipf:1.2"),
         ),
-        ("zipf:0", error_text("splits", "zipf:0", "zipf:S with S above 0 and at most 4")),
-        ("zipf:4.1", error_text("splits", "zipf:4.1", "zipf:S with S above 0 and at most 4")),
+        ("zipf:0", error_text("splits", "zipf:0", "zipf:A with A above 0 and at most 4")),
+        ("zipf:4.1", error_text("splits", "zipf:4.1", "zipf:A with A above 0 and at most 4")),
         ("hot:0", error_text("splits", "hot:0", "at least 1 and at most 2 hot ranks of 3")),
         ("hot:3", error_text("splits", "hot:3", "at least 1 and at most 2 hot ranks of 3")),
         ("combine:hot:3", error_text("splits", "hot:3", "at least 1 and at most 2 hot ranks of 3")),

@@ -17,33 +17,13 @@ from torchcoll.stats.sides import Reading, side
 SIZES = [1 << k for k in range(12, 26, 2)]  # 4K to 16M
 
 
-def launch(ranks, factor=1.0, sizes=SIZES, name="a", **changed):
-    """A run of all_reduce as made_models has its times, so many times as long."""
+def launch(ranks, name="a"):
+    """A run of all_reduce as made_models has its times."""
     results = [
-        measured(
-            round(factor * made_models.ring_ns("all_reduce", size, ranks)),
-            ranks,
-            size_bytes=size,
-            **changed,
-        )
-        for size in sizes
+        measured(round(made_models.ring_ns("all_reduce", size, ranks)), ranks, size_bytes=size)
+        for size in SIZES
     ]
     return run(*results, ranks=ranks, header={"run_id": name})
-
-
-def split(groups, rule="div:2/{}", hosts=("vm",)):
-    """A run of groups of 2 ranks that call at once: 1 ns for each byte and group."""
-    results = [
-        measured(
-            1000 + groups * size,
-            size_bytes=size,
-            group=rule.format(number),
-            members=[2 * number, 2 * number + 1],
-        )
-        for size in SIZES
-        for number in range(groups)
-    ]
-    return run(*results, ranks=2 * groups, hosts=list(hosts), header={"run_id": f"at{groups}"})
 
 
 @pytest.mark.parametrize(

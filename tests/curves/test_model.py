@@ -246,27 +246,31 @@ def test_links_within_a_host_and_between_hosts():
     assert found.time_ns == pytest.approx(time(64, 1 << 24, 8), rel=0.02)
 
 
+OF_GROUPS = [1 << n for n in range(10, 24, 2)]
+
+
+def at_once(groups, ns, sizes=OF_GROUPS, hosts=("vm",), **kind):
+    """A run of groups of two ranks: ``ns`` for each byte of a call."""
+    cases = [
+        measured(
+            1000 + ns * size,
+            size_bytes=size,
+            group=f"mod:{groups}/{number}",
+            members=[number, number + groups],
+            **kind,
+        )
+        for size in sizes
+        for number in range(groups)
+    ]
+    return run(*cases, ranks=2 * groups, hosts=list(hosts))
+
+
 def test_groups_that_call_at_once_are_curves_of_their_own(tmp_path):
     """Two ranks alone: 1 us and 1 GB/s; in two groups of four ranks, twice as long for each byte;
     in four groups of eight, with the two ranks of a group on two hosts, four times as long.
     """
-    sizes = [1 << n for n in range(10, 24, 2)]
-
-    def at_once(groups, hosts):
-        cases = [
-            measured(
-                1000 + groups * size,
-                size_bytes=size,
-                group=f"mod:{groups}/{number}",
-                members=[number, number + groups],
-            )
-            for size in sizes
-            for number in range(groups)
-        ]
-        return run(*cases, ranks=2 * groups, hosts=hosts)
-
-    alone = run(*(measured(1000 + size, size_bytes=size) for size in sizes))
-    fitted = fit_model([alone, at_once(2, ["vm"]), at_once(4, ["a", "b"])]).model
+    alone = run(*(measured(1000 + size, size_bytes=size) for size in OF_GROUPS))
+    fitted = fit_model([alone, at_once(2, 2), at_once(4, 4, hosts=["a", "b"])]).model
     path = tmp_path / "machine.json"
     path.write_text(model_text(fitted))
     for model in (fitted, load_model(path)):
@@ -288,23 +292,7 @@ def test_the_order_of_files_does_not_choose_among_groups_at_once():
     """Three kinds with equal sizes take 2, 3 (bfloat16) and 5 ns for each byte; float16 has one
     size more and takes 7.
     """
-    sizes = [1 << n for n in range(10, 24, 2)]
-
-    def at_once(ns, sizes=sizes, **kind):
-        places = [(size, number) for size in sizes for number in (0, 1)]
-        cases = [
-            measured(
-                1000 + ns * n,
-                size_bytes=n,
-                group=f"div:2/{k}",
-                members=[2 * k, 2 * k + 1],
-                **kind,
-            )
-            for n, k in places
-        ]
-        return run(*cases, ranks=4)
-
-    runs = [at_once(2), at_once(3, dtype="bfloat16"), at_once(5, op="max")]
+    runs = [at_once(2, 2), at_once(2, 3, dtype="bfloat16"), at_once(2, 5, op="max")]
 
     def predicted(*runs):
         model = fit_model(list(runs)).model
@@ -313,7 +301,7 @@ def test_the_order_of_files_does_not_choose_among_groups_at_once():
     for order in (runs, runs[::-1]):
         # Of equals the first by the text of its kind.
         assert predicted(*order) == pytest.approx(1000 + 3 * (1 << 20), rel=0.01)
-        larger = at_once(7, [*sizes, 1 << 24], dtype="float16")
+        larger = at_once(2, 7, [*OF_GROUPS, 1 << 24], dtype="float16")
         for number in (0, 3):
             mixed = [*order[:number], larger, *order[number:]]
             assert predicted(*mixed) == pytest.approx(1000 + 7 * (1 << 20), rel=0.01)

@@ -191,12 +191,6 @@ def test_two_numbers_of_ranks_cannot_tell():
     assert "--preset scaling" in answer.next_step
 
 
-def test_wrong_cases_are_left_out():
-    bad = launch(4, {1024: 1})
-    bad.results[0].status = "wrong"
-    assert [p.ranks for p in found([launch(2, {1024: 1000}), bad]).curves[0].points] == [2]
-
-
 def test_figures_of_others_have_times_but_no_starts():
     runs = [run(given(1000 * n, n), ranks=n, source={"tool": "osu"}) for n in (2, 4, 8)]
     result = found(runs)

@@ -16,18 +16,16 @@ CODE = "NCCL_X=1; touch PWN; NCCL_Y"
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def folder(in_tmp_path):
+    return in_tmp_path
 
 
-def forged(path, variables, **changed):
+def forged(path, variables):
     """A file whose check sums are left away, as a person writes it."""
     made = run(
         measured(1000),
         header={"argv": ["-n", "5"], "spec": {"collectives": ["all_reduce"]}},
         variables=variables,
-        **changed,
     )
     save(made, path)
     lines = []
@@ -81,17 +79,22 @@ def test_the_page_has_no_code_in_its_commands(folder, ending):
     assert "Not set, for they name files or code: FI_PROVIDER_PATH." in page
 
 
-def test_exported_variables_are_no_code(folder, capsys):
+def exported(folder, capsys, *cells):
+    """What --export-env prints of two cells, the second of which is twice as fast."""
     case = {"backend": "nccl", "device": "cuda"}
     sides = [
-        [run(measured(100 * ns + k, **case), variables=variables) for k in range(4)]
-        for ns, variables in ((2000, {"NCCL_ALGO": "Tree"}), (1000, {CODE: "1", "NCCL_Z": "2"}))
+        [run(measured(100 * ns + k, **case), **cell) for k in range(4)]
+        for ns, cell in zip((2000, 1000), cells, strict=True)
     ]
-    (folder / "alg").mkdir()
     for number, made in enumerate(chain(*in_turn(*sides))):
         save(made, folder / "alg" / f"{number}.jsonl")
     assert main(["algorithms", "alg", "--export-env"]) == 0
-    printed = capsys.readouterr().out
+    return capsys.readouterr()
+
+
+def test_exported_variables_are_no_code(folder, capsys):
+    cells = {"NCCL_ALGO": "Tree"}, {CODE: "1", "NCCL_Z": "2"}
+    printed = exported(folder, capsys, *({"variables": cell} for cell in cells)).out
     assert "export NCCL_Z=2" in printed
     assert not run_in_bash(printed, folder)
 
@@ -105,28 +108,9 @@ def test_a_run_from_python_exports_no_code_either():
 
 def test_lines_of_a_comment_are_one_line(folder, capsys):
     """The label of a cell and the version of a library are in comments of the snippet."""
-    case = {"backend": "nccl", "device": "cuda"}
-    libraries = {"libraries": {"nccl": "NCCL 2\ntouch PWN1"}}
-    sides = [
-        [
-            run(
-                measured(100 * ns + k, **case),
-                variables=variables,
-                labels=labels,
-                environment=libraries,
-            )
-            for k in range(4)
-        ]
-        for ns, variables, labels in (
-            (2000, {}, {}),
-            (1000, {"NCCL_ALGO": "Ring"}, {"cell": "ring\ntouch PWN2"}),
-        )
-    ]
-    for number, made in enumerate(chain(*in_turn(*sides))):
-        save(made, folder / f"{number}.jsonl")
-    files = [f"{number}.jsonl" for number in range(8)]
-    assert main(["algorithms", *files, "--export-env"]) == 0
-    assert not run_in_bash(capsys.readouterr().out, folder)
+    auto = {"environment": {"libraries": {"nccl": "NCCL 2\ntouch PWN1"}}}
+    ring = auto | {"variables": {"NCCL_ALGO": "Ring"}, "labels": {"cell": "ring\ntouch PWN2"}}
+    assert not run_in_bash(exported(folder, capsys, auto, ring).out, folder)
 
 
 LOADING = {
@@ -185,19 +169,11 @@ def test_a_variable_that_is_left_out_stays_as_the_shell_has_it(folder, capsys, m
 
 
 def test_an_exported_plugin_is_named(folder, capsys):
-    case = {"backend": "nccl", "device": "cuda"}
-    sides = [
-        [run(measured(100 * ns + k, **case), variables=variables) for k in range(4)]
-        for ns, variables in ((2000, {}), (1000, {"NCCL_TUNER_PLUGIN": "x", "NCCL_ALGO": "Ring"}))
-    ]
-    for number, made in enumerate(chain(*in_turn(*sides))):
-        save(made, folder / f"{number}.jsonl")
-    files = [f"{number}.jsonl" for number in range(8)]
-    assert main(["algorithms", *files, "--export-env"]) == 0
+    forced = {"variables": {"NCCL_TUNER_PLUGIN": "x", "NCCL_ALGO": "Ring"}}
     assert (
         "torchcoll: warning: NCCL_TUNER_PLUGIN of the files may load code: look at the values "
         "before you source them"
-    ) in capsys.readouterr().err
+    ) in exported(folder, capsys, {}, forced).err
 
 
 def test_names_and_quoted_values():

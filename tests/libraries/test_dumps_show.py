@@ -6,44 +6,33 @@ import csv
 import io
 import json
 
+import made_topologies
 import pytest
 from error_form import error_text
+from made_topologies import cpu, nic, nvlink, pci, switches, system
 
 from torchcoll.cli import main
 
-SWITCHES = "".join(
-    f'<nvlink target="0000:{bus}:00.0" count="2" tclass="0x068000"/>'
-    for bus in ("d5", "d2", "d4", "d7", "d3", "d6")
-)
+PCIE = "16.0 GT/s PCIe"
+SWITCHES = switches(2, 2, 2, 2, 2, 2)
 
 
 def gpu(dev: int, links: str = SWITCHES, sm: int = 80) -> str:
-    return (
-        f'<pci busid="0000:0{dev}:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" '
-        f'link_width="16"><gpu dev="{dev}" sm="{sm}" rank="{dev}" gdr="1">{links}</gpu></pci>'
-    )
+    return made_topologies.gpu(dev, links, sm=sm, link=PCIE)
 
 
-def system(*gpus: str, net: str = "") -> str:
-    return (
-        '<system version="1"><cpu numaid="0" affinity="ffff" arch="x86_64" vendor="AuthenticAMD">'
-        '<pci busid="0000:80:00.0" class="0x060400" link_speed="8 GT/s" link_width="16">'
-        f"{''.join(gpus)}{net}</pci></cpu></system>"
-    )
+def host(*inside: str) -> str:
+    bridge = pci("0000:80:00.0", *inside, link="8 GT/s")
+    return system(cpu(0, bridge, more='arch="x86_64" vendor="AuthenticAMD"'))
 
 
-NET = (
-    '<pci busid="0000:81:00.0" class="0x020700" link_speed="16.0 GT/s PCIe" link_width="16"><nic>'
-    '<net name="mlx5_0" dev="0" speed="200000" port="1" gdr="1"/></nic></pci>'
-)
-A100 = system(gpu(0), gpu(1), net=NET)
+A100 = host(gpu(0), gpu(1), pci("0000:81:00.0", nic("mlx5_0", 0), kind="0x020700", link=PCIE))
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "topo.xml").write_text(A100)
-    return tmp_path
+def folder(in_tmp_path):
+    (in_tmp_path / "topo.xml").write_text(A100)
+    return in_tmp_path
 
 
 def shown(capsys, *arguments: str, code: int = 0) -> list[str]:
@@ -87,8 +76,8 @@ def test_a_topology(capsys):
 
 
 def test_a_link_that_is_down(folder, capsys):
-    fewer = SWITCHES.replace('count="2"', 'count="1"', 1)
-    (folder / "down.xml").write_text(system(gpu(0), gpu(1), gpu(2, fewer)))
+    fewer = switches(1, 2, 2, 2, 2, 2)
+    (folder / "down.xml").write_text(host(gpu(0), gpu(1), gpu(2, fewer)))
     lines = shown(capsys, "down.xml")
     (ring,) = (n for n, line in enumerate(lines) if line.startswith("ring: "))
     assert lines[ring].startswith("ring: at most 220.000 GB/s of busbw: 11 links x 20 GB/s")
@@ -100,16 +89,14 @@ def test_a_link_that_is_down(folder, capsys):
 
 def test_a_fabric_is_known_by_links_and_never_by_the_generation_alone(folder, capsys):
     for links, fabrics in ((18, "nvswitch-h100 or nvswitch-h20 or nvswitch-h200"), (8, "")):
-        links_xml = f'<nvlink target="fffffff:ff:ff.0" count="{links}" tclass="0x068000"/>'
-        (folder / "h.xml").write_text(system(gpu(0, links_xml, sm=90), gpu(1, links_xml, sm=90)))
+        (folder / "h.xml").write_text(host(*(gpu(n, switches(links), sm=90) for n in (0, 1))))
         lines = [line for line in shown(capsys, "h.xml") if "--fabric" in line]
         which = "; which GPU it is, the file does not tell"
         assert lines == ([f"its links are those of --fabric {fabrics}{which}"] if fabrics else [])
 
 
 def test_nvls_may_pass_a_ring(folder, capsys):
-    links_xml = '<nvlink target="fffffff:ff:ff.0" count="18" tclass="0x068000"/>'
-    (folder / "h.xml").write_text(system(gpu(0, links_xml, sm=90), gpu(1, links_xml, sm=90)))
+    (folder / "h.xml").write_text(host(*(gpu(n, switches(18), sm=90) for n in (0, 1))))
     assert shown(capsys, "h.xml")[1] == (
         "ring: at most 370.800 GB/s of busbw: 18 links x 20.6 GB/s, NCCL topo.h (the wire signals "
         "450); all_reduce within the switches (NVLS) may pass it"
@@ -119,26 +106,23 @@ def test_nvls_may_pass_a_ring(folder, capsys):
 @pytest.mark.parametrize(
     ("links", "text"),
     [
-        ('<nvlink target="0000:01:00.0" count="4" tclass="0x030200"/>', "4 to GPU 1"),
-        ('<nvlink target="0000:00:00.0" count="12" tclass="0x030200"/>', "12 to itself"),
-        (
-            '<nvlink target="0000:07:00.0" count="3" tclass="0x030200"/>',
-            "3 to GPUs that are not in the file",
-        ),
-        ('<nvlink target="1" count="3" tclass="0x068001"/>', "3 to the CPU"),
+        (nvlink(1, 4), "4 to GPU 1"),
+        (nvlink(0, 12), "12 to itself"),
+        (nvlink(7, 3), "3 to GPUs that are not in the file"),
+        (nvlink("1", 3, "0x068001"), "3 to the CPU"),
         ('<c2c bw="44712" count="10"/>', "10 x 44712 MB/s C2C to the CPU"),
     ],
 )
 def test_where_links_end(folder, capsys, links, text):
-    (folder / "links.xml").write_text(system(gpu(0, links), gpu(1, "")))
+    (folder / "links.xml").write_text(host(gpu(0, links), gpu(1, "")))
     assert main(["log", "links.xml", "--format", "json"]) == 0
     (dump,) = json.loads(capsys.readouterr().out)["dumps"]
     assert [row["links_to"] for row in dump["gpus"]] == [text, None]
 
 
 def test_two_hosts(folder, capsys):
-    hosts = "".join(f'<cpu host_hash="0x{host}" numaid="0">{gpu(0)}</cpu>' for host in ("a", "b"))
-    (folder / "rack.xml").write_text(f'<system version="1">{hosts}</system>')
+    hosts = (cpu(0, gpu(0), more=f'host_hash="0x{name}"') for name in ("a", "b"))
+    (folder / "rack.xml").write_text(system(*hosts))
     lines = shown(capsys, "rack.xml")
     assert lines[0].endswith(", 2 hosts")
     rows = [line.split() for line in lines if line.startswith(("0 ", "1-0 "))]
@@ -150,9 +134,8 @@ def test_two_hosts(folder, capsys):
 
 
 def test_a_file_for_nccl(folder, capsys):
-    (folder / "azure.xml").write_text(
-        system('<pci busid="0001:00:00.0" class="0x030200" link_speed="" link_width="0"/>')
-    )
+    unlinked = pci("0001:00:00.0", kind="0x030200", link="", width=0)
+    (folder / "azure.xml").write_text(host(unlinked))
     assert shown(capsys, "azure.xml")[:2] == [
         "NCCL topology: 1 GPU, 1 NUMA node (AuthenticAMD x86_64), 0 network interfaces",
         "a file for NCCL_TOPO_FILE: the PCI devices, to which NCCL adds the links that it finds",

@@ -72,6 +72,14 @@ def test_a_cut_file_bounds_nothing(tmp_path, capsys):
     assert "warning:" in stated.err
 
 
+def test_of_several_files_those_without_a_limit_are_named(tmp_path, capsys):
+    (tmp_path / "a.xml").write_text(hgx())
+    (tmp_path / "b.xml").write_text(hgx()[:1500])
+    assert main(["log", str(tmp_path)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "no limit is known: 1 of 2 files gives none, such as b.xml: the file is cut off" in last
+
+
 def test_a_topology_for_nccl_names_how_to_get_a_dump(tmp_path, capsys):
     path = tmp_path / "input.xml"
     path.write_text(re.sub(r"<gpu.*?</gpu>|<gpu[^>]*/>", "", hgx(), flags=re.DOTALL))

@@ -119,11 +119,6 @@ def test_pci_links(tmp_path, link, width, gbps):
     assert speeds.pci_gbps(topo.gpus[0].node) == gbps
 
 
-def test_the_narrowest_link_up_to_the_cpu(tmp_path):
-    topo = read(tmp_path, system(cpu(0, pci("0000:01:00.0", gpu(0), link="8 GT/s"))))
-    assert speeds.narrowest_pci_gbps(topo.gpus[0]) == 12.0
-
-
 @pytest.mark.parametrize(
     ("name", "sm", "links"),
     [("V100", 70, 6), ("A100", 80, 12), ("H100", 90, 18), ("B200", 100, 18)],

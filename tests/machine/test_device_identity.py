@@ -9,10 +9,8 @@ mode: 0000:01:00.0 to .2), ROCm/rocm-systems#10740 (CPX, and NVIDIA's MLOPart wi
 from types import SimpleNamespace
 
 import pytest
-from error_form import error_text
 
-from torchcoll.core.errors import UnavailableError
-from torchcoll.core.shared_cores import device_identity, hosts_with_isolated_gpus
+from torchcoll.core.shared_cores import device_identity
 from torchcoll.machine import gpu_state
 from torchcoll.machine.devices import refuse_shared
 from torchcoll.machine.environment import device_place
@@ -53,15 +51,6 @@ def test_partitions_of_a_card_are_devices_of_their_own(properties):
     assert {card for card, _ in devices} == {"0000:05:00.0"}, "its state is that of the card"
 
 
-def test_two_ranks_on_one_partition_are_refused():
-    identity = device_identity({"device": "cuda:0", "device_name": MI300X, **CPX[3]})
-    with pytest.raises(UnavailableError) as caught:
-        refuse_shared([("n1", identity), ("n1", identity)])
-    assert str(caught.value).startswith(
-        error_text("device", f"ranks 0 and 1 on {identity} of n1", "")
-    )
-
-
 def test_slices_of_a_gpu_are_one_device():
     """NVIDIA's driver gives each MIG slice a UUID; NCCL connects no two slices of a GPU."""
     slices = [
@@ -83,16 +72,6 @@ def test_slices_of_a_gpu_are_one_device():
 )
 def test_the_identity_of_a_device(facts, identity):
     assert device_identity({"device": "cuda:1", **facts}) == identity
-
-
-def test_ranks_that_see_a_gpu_alone():
-    """Two ranks with a whole GPU each are isolated; two with one GPU are not."""
-    one, other = (
-        {"host": "n1", "device": "cuda:0", "device_name": "NVIDIA H100", "uuid": f"ab-{n}"}
-        for n in (1, 2)
-    )
-    assert [host for host, _ in hosts_with_isolated_gpus([one, other])] == ["n1"]
-    assert hosts_with_isolated_gpus([one, one]) == []
 
 
 # intel/compute-runtime, Device::generateUuidFromPciBusInfo: 8086 and 0bd5 (a Data Center GPU Max),

@@ -6,7 +6,6 @@ The order of calls and the nanoseconds are exact. What this cannot show is in te
 import contextlib
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ import pytest
 import torch
 from error_form import error_tail, error_text, expecting
 from fake_machine import Graph, Machine
+from made_runs import case
 from ranks import busy
 
 from torchcoll.bench.buffers import allocate_in_pool, deregister, register
@@ -23,7 +23,7 @@ from torchcoll.bench.options import parse
 from torchcoll.bench.session import Rank
 from torchcoll.bench.watchdog import Progress
 from torchcoll.core.backends import BACKENDS
-from torchcoll.core.case import Case, size_case
+from torchcoll.core.case import size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import TorchcollError, UnavailableError
 from torchcoll.core.spec import Spec
@@ -504,19 +504,8 @@ def test_a_group_that_was_found_has_had_calls():
 
 
 def sizing(buffers):
-    case = Case(
-        "all_reduce",
-        64,
-        "float32",
-        "sum",
-        None,
-        True,
-        "back-to-back",
-        "nccl",
-        "cuda",
-        buffers=buffers,
-    )
-    return size_case(case, 2)
+    gpu = {"mode": "back-to-back", "backend": "nccl", "device": "cuda"}
+    return size_case(case(size_bytes=64, buffers=buffers, **gpu), 2)
 
 
 class Pools:
@@ -603,17 +592,6 @@ def test_torch_that_refuses_its_allocator():
 
 
 SCRIPT = Path(__file__).resolve().parents[2] / "launch" / "one_gpu.sh"
-
-
-def one_gpu(*arguments):
-    """Run the script without installing anything and without a GPU."""
-    hidden = {"NO_INSTALL": "1", "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
-    environment = {**os.environ, **hidden, "HIP_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        ["bash", str(SCRIPT), *arguments], env=environment, capture_output=True, text=True
-    )
-    assert done.stdout == ""
-    return done.returncode, done.stderr
 
 
 def test_what_one_gpu_all_starts_is_understood(tmp_path):

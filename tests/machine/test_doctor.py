@@ -318,6 +318,7 @@ OFF = [
     nvidia(cpu=cpu(numa_nodes=[])),
     plain(modules={**plain().modules, IPEX: {"version": "2.8.0", "registers": False, "error": ""}}),
     nvidia({"NCCL_CUMEM_HOST_ENABLE": "1", "NCCL_TESTS_X": "1"}),
+    plain(torch=torch_of("2.8.1+cpu")),  # bindings of torch's own minor version
 ]
 
 
@@ -495,10 +496,6 @@ def test_the_libraries_that_the_bindings_load_are_listed():
     )
 
 
-def test_bindings_of_torchs_own_minor_version_are_no_note():
-    assert findings(plain(torch=torch_of("2.8.1+cpu"))) == []
-
-
 def test_interfaces():
     down = {**RDMA[0], "port": "2", "state": "down"}
     facts = plain(
@@ -640,19 +637,8 @@ def test_a_contradiction_of_launchers_is_reported():
     assert launch_facts({}) == (Launch("none"), "")
 
 
-class Terminal(io.StringIO):
-    encoding = "utf-8"
-
-    def isatty(self):
-        return True
-
-
-def printed(facts, columns=None, monkeypatch=None):
+def printed(facts):
     out = io.StringIO()
-    if columns:
-        monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setenv("TERM", "xterm")
-        out = Terminal()
     show_doctor(report(facts), file=out)
     return out.getvalue()
 
@@ -702,7 +688,7 @@ def doctor(*arguments, **environ):
     )
 
 
-def forked(jobs, folder, *arguments, setup=lambda rank: None, **environ):
+def forked(jobs, folder, *arguments, **environ):
     """The same in a forked process that has already imported torch, which is much faster."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     job = jobs(
@@ -710,7 +696,6 @@ def forked(jobs, folder, *arguments, setup=lambda rank: None, **environ):
         lambda: sys.exit(main(["doctor", *arguments])),
         1,
         environment={**dict.fromkeys(names), **environ},
-        setup=setup,
     )
     return job.wait()[0]
 
@@ -749,8 +734,7 @@ def test_without_torch(tmp_path):
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
     done = doctor(PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stderr) == (4, "")
-    assert "no backend can be used here" in done.stdout
-    assert "pip install torch" in done.stdout
+    assert done.stdout.startswith("no backend can be used here; ")
 
 
 def test_other_ranks_print_nothing():

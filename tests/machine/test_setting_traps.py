@@ -3,11 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
+from made_runs import measured
 
 from torchcoll.bench.recorder import Recorder, _keep_traps
 from torchcoll.core.backends import BACKENDS
-from torchcoll.core.case import Case
-from torchcoll.core.result import CaseResult
 from torchcoll.machine.setting_traps import TRAPS, Settings, setting_traps
 from torchcoll.questions.check.judging import judge
 from torchcoll.questions.comparison.compare import compare
@@ -94,18 +93,7 @@ def recorded(environ, cpu_named=False):
     members = [{"rank": rank, "host": "n1", "affinity": "0-3"} for rank in range(8)]
     recorder.members(members)
     _keep_traps(session, recorder, members)
-    case = Case(
-        "all_reduce",
-        size_bytes=8,
-        dtype="float32",
-        op="sum",
-        root=None,
-        in_place=False,
-        mode="synchronized",
-        backend=backend,
-        device="cpu",
-    )
-    recorder.case(CaseResult(case, "ok", 8, time_ns={"host": [[1000 + i for i in range(8)]] * 8}))
+    recorder.case(measured(1000, 8, backend=backend, in_place=False))
     recorder.end("complete", 0, 1.0, "")
     return recorder.run
 

@@ -43,22 +43,14 @@ def test_only_one_rank_of_a_host_loads_it(jobs, tmp_path):
     """With thousands of ranks every import counts."""
 
     def forget(rank):
-        for name in [
-            n
-            for n in sys.modules
-            if n in ("torchcoll.machine.host_watch", "torchcoll.machine.gpu_state")
-        ]:
+        for name in [n for n in sys.modules if n in STATE]:
             del sys.modules[name]
 
     def look():
         try:
             command("all_reduce", f"{SIZE} --no-output --quiet")()
         finally:
-            names = [
-                n
-                for n in sys.modules
-                if n in ("torchcoll.machine.host_watch", "torchcoll.machine.gpu_state")
-            ]
+            names = [n for n in sys.modules if n in STATE]
             Path(f"loaded{os.environ['RANK']}").write_text(" ".join(names))
 
     job = jobs(tmp_path, look, 3, setup=forget)

@@ -14,6 +14,9 @@ from error_form import error_text
 from handmade import Terminal
 
 from torchcoll.cli import main
+from torchcoll.parts.postmortem.diagnose import diagnose
+from torchcoll.parts.postmortem.job_folder import FolderEvidence, read_folder
+from torchcoll.parts.postmortem.show import show_postmortem
 
 STUCK = Path(__file__).parents[2] / "examples/stuck-rank"
 
@@ -115,9 +118,32 @@ def test_jobs_that_failed_come_first_by_name(tmp_path, capsys):
     ]
     assert document["answer"]["headline"] == document["jobs"][0]["headline"]
     assert main(["postmortem", str(tmp_path)]) == 0
-    first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith("Job small")
-    assert "rank 0 ended with ValueError" in first
+    text = capsys.readouterr().out
+    assert text.startswith(
+        "2 jobs: 1 exception (small), 1 waiting for a rank without a log (large)\n\n"
+        "small: rank 0 ended with ValueError: bad sample"
+    )
+    assert "\n\nsmall\nrank 0 ended with ValueError: bad sample" in text  # its evidence
+
+
+def test_logs_of_many_jobs_are_a_line_each(capsys):
+    public = Path(__file__).parent / "public"
+    names = ("device-busy", "glued-progress-bar", "megatron-nan")
+    jobs = [job for name in names for job in read_folder(str(public / f"{name}.log")).jobs]
+    folder = FolderEvidence(str(public), jobs)
+    show_postmortem(folder, list(map(diagnose, jobs)), "table")
+    first, rest = capsys.readouterr().out.split("\n\n", 1)
+    assert " ".join(first.split()).startswith(
+        "3 jobs: 2 exception (device-busy, megatron-nan), 1 waiting for a rank without a log "
+        "(glued-progress-bar) Next: "
+    )
+    order = ["device-busy.log", "megatron-nan.log", "glued-progress-bar.log"]
+    assert [line.partition(":")[0] for line in rest.splitlines() if ".log: " in line] == order
+    assert rest.count("collect stderr of every rank") == 1
+    show_postmortem(folder, list(map(diagnose, jobs)), "line")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == order
+    assert lines[1].startswith("megatron-nan.log: rank 11 ended with AssertionError")
 
 
 def test_the_rank_of_a_line_is_named_once(tmp_path, capsys):

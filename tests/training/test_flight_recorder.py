@@ -16,7 +16,7 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.traces import read_traffic
-from torchcoll.parts.training.traffic_show import traffic_grids
+from torchcoll.parts.training.traffic_show import traffic_answer, traffic_grids
 from torchcoll.parts.training.traffic_table import summarise_traffic
 from torchcoll.reading.torch_names import (
     parse_rank_list,
@@ -121,6 +121,28 @@ def test_the_ranks_are_joined_by_their_numbers(read):
         1: [1],
     }
     assert "the buffer kept the last 1 call, and lost 1 before" in traffic.notes
+
+
+@pytest.mark.parametrize(
+    "late, says",
+    [
+        (5, "rank 0 made 6 all_reduce, rank 1 made 5: it never entered the last"),
+        (3, "rank 0 made 6 all_reduce, rank 1 made 3: it never entered the last 3"),
+    ],
+)
+def test_a_rank_that_did_not_enter_the_last_call_is_named_first(read, late, says):
+    """No rank made 11: the calls of a rank are never added to those of another one."""
+    traffic = read(*([entry("all_reduce", i) for i in range(1, n + 1)] for n in (6, late)))
+    answer = traffic_answer(summarise_traffic(Ledger(traffic)))
+    assert (answer.headline, answer.level) == (says, "bad")
+    assert answer.details == ("at most 6 all_reduce per rank in all (no steps are marked)",)
+    assert answer.next_step.startswith("torchcoll postmortem ")
+
+
+def test_a_buffer_that_lost_calls_is_no_rank_behind(read):
+    traffic = read([entry("all_reduce", i) for i in (1, 2)], [entry("all_reduce", 2)])
+    answer = traffic_answer(summarise_traffic(Ledger(traffic)))
+    assert answer.headline == "at most 2 all_reduce per rank in all (no steps are marked)"
 
 
 def test_coalesced_calls_share_a_number_and_their_end_is_no_call(read):

@@ -60,19 +60,23 @@ def test_the_buckets_of_a_cap(gradients):
     assert (code, err) == (0, "noise of a training script\n")
     # 512 x 1024 floats; then 1024 of a bias and 1024 x 1024.
     assert rows_of(out) == {("all_reduce", 2 << 20): 1, ("all_reduce", (4 << 20) + 4096): 1}
-    _, out, _ = gradients("made_here.train:make_model --format json")
+    _, out, _ = gradients("made_here.train:make_model --parallel dp --format json")
     assert rows_of(out) == {("all_reduce", 2 << 20): 1, ("all_reduce", (4 << 20) + 4096): 1}
     _, out, _ = gradients("made_here.train:make_model --parallel dp@25 --format json")
     assert rows_of(out) == {("all_reduce", (6 << 20) + 4096): 1}
 
 
-def test_it_begins_with_an_answer(gradients):
-    _, out, _ = gradients("made_here.train:make_model --ranks 8")
-    assert out.startswith("made_here.train:make_model with DDP on 8 ranks (dp=8) sends ")
+def test_it_begins_with_the_answer_of_plan(gradients, capsys):
+    _, out, _ = gradients("gpt2 --ranks 8")
+    assert out.startswith("gpt2 with FSDP2 on 8 ranks (fsdp=8) sends ")
+    assert main(["plan", "gpt2", "--ranks", "8"]) == 0
+    assert capsys.readouterr().out == out
+    _, out, _ = gradients("llama-3-70b --parallel dp")
+    assert "of memory, more than any GPU that torchcoll knows has (192 GB)" in " ".join(out.split())
 
 
 def test_what_it_prints_by_itself_is_not_in_the_csv(gradients):
-    _, out, _ = gradients("made_here.train:make_model --format csv")
+    _, out, _ = gradients("made_here.train:make_model --parallel dp --format csv")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [(r["table"], r["size_bytes"]) for r in rows] == [
         ("calls", str(2 << 20)),
@@ -81,7 +85,7 @@ def test_what_it_prints_by_itself_is_not_in_the_csv(gradients):
 
 
 def test_a_model_in_place_of_a_factory(gradients):
-    _, out, _ = gradients("made_here.train:instance --format json")
+    _, out, _ = gradients("made_here.train:instance --parallel dp --format json")
     assert rows_of(out) == {("all_reduce", 16): 1}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 from error_form import error_text
@@ -12,8 +14,10 @@ import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.parts.training.architectures import read_architecture
+from torchcoll.parts.training.config_projection import sort_key
 from torchcoll.parts.training.layout_search import launch_flags
 from torchcoll.parts.training.layouts import check_layout, parse_batch, parse_layout, parse_layouts
+from torchcoll.parts.training.layouts_show import layouts_answer
 from torchcoll.parts.training.traffic_charts import layouts_charts
 
 
@@ -183,10 +187,41 @@ def test_find_searches_layouts_and_says_how_to_launch_them(capsys, tmp_path):
         ranks = layout.replicas * layout.shards
         assert batch.micro_batches * batch.sequences * ranks == 32
     fitting = [row["step_ns"] for row in rows if row["fits"] != "no"]
-    assert rows[0]["step_ns"] == min(fitting) and len(result["launch"]) == 3
+    assert rows[0]["step_ns"] == pytest.approx(min(fitting), rel=5e-3)
+    assert len(result["launch"]) == 3
     command[3] = "37"  # all of them data-parallel
     assert main([*command, "--batch", "3x8192"]) == 2
     assert error_text("batch", "3 sequences", "sequences of all ranks") in capsys.readouterr().err
+
+
+def test_a_search_keeps_a_tight_layout_beside_its_checkpointed_form():
+    """fsdp=8 of llama-3-8b needs 62 GB of 80 with fused kernels, and 83 GB without."""
+    found = torchcoll.compare_plans("llama-3-8b", "find", ranks=8, machine="8xH100")
+    rows = {row.layout.name: row for row in found.rows}
+    assert rows["fsdp=8"].fits == "tight" and rows["fsdp=8,sac"].fits == "yes"
+    given = torchcoll.compare_plans("llama-3-8b", "fsdp=8", machine="8xH100").rows[0]
+    assert found.rows[0].cost <= given.cost == rows["fsdp=8"].cost
+    answer = layouts_answer(found)
+    assert re.search(r"; no better than \d\d others: the plan cannot", answer.subject)
+    assert answer.details[0].startswith("the simplest that may be as good is fsdp=8 (")
+
+
+def test_layouts_share_the_uncertainty_of_the_computation():
+    """The computation is taken at 36 to 60 % of the peak: each interval is wide, but a layout that
+    exposes 40 % more is slower at any rate.
+    """
+    text = "fsdp,hsdp,fsdp+tp=8+sp"
+    compared = torchcoll.compare_plans("llama-3-8b", text, ranks=64, machine="8xH100")
+    best, *_, last = compared.rows
+    assert last.layout.tp == 8 and last.step.step_ns[1] < best.step.step_ns[2]
+    assert layouts_answer(compared).subject.endswith("; hsdp=8x8 may be as fast")
+
+
+def test_of_equal_layouts_the_simplest_is_first():
+    """At 7.98 s llama-3-70b has a layout with cp and one without."""
+    row = torchcoll.compare_plans("gpt2", "fsdp=8+cp=2", machine="8xH100", step_ms=1).rows[0]
+    without = replace(row, layout=parse_layout("fsdp=16"))
+    assert sorted([row, without], key=sort_key)[0] is without
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ WHAT = (
         texts={"0": False, "1": True, "both": "both"},
     ),
     Field(
-        "splits", "of uneven blocks: balanced, zipf:S, hot:K, seed:N, 1,2,4 or a file ({default})"
+        "splits", "of uneven blocks: balanced, zipf:A, hot:K, seed:N, 1,2,4 or a file ({default})"
     ),
     Field(
         "backend",

@@ -4,8 +4,8 @@ The weights are given as one of:
 - ``seed:N``: random weights from 0 to 15; some pairs send nothing.
 - ``1,2,4,1``: a weight for each rank. All ranks send in these proportions, so receivers differ.
 - a file with a matrix: row s, column d is the weight of what rank s sends to rank d.
-- a pattern of mixture-of-experts traffic, also sent alike by all: ``balanced``, ``zipf:S`` (rank d
-  receives in proportion to 1 / (d + 1)**S), ``hot:K`` (ranks 0 to K - 1 receive ``HEAT`` times as
+- a pattern of mixture-of-experts traffic, also sent alike by all: ``balanced``, ``zipf:A`` (rank d
+  receives in proportion to 1 / (d + 1)**A), ``hot:K`` (ranks 0 to K - 1 receive ``HEAT`` times as
   much as each other rank).
 
 ``combine:RULE`` exchanges senders and receivers; ``pair:RULE`` asks for both, as two cases.
@@ -28,7 +28,7 @@ from torchcoll.core.units import counted
 # How many times as much a hot rank receives as each other rank.
 HEAT = 8
 _EXPECTED = (
-    "balanced, zipf:S, hot:K, seed:N, one weight per rank such as 1,2,4,1, or the path of a matrix "
+    "balanced, zipf:A, hot:K, seed:N, one weight per rank such as 1,2,4,1, or the path of a matrix "
     "file; combine: or pair: may stand before it"
 )
 COMBINE, _PAIR = "combine:", "pair:"
@@ -172,9 +172,9 @@ def _pattern(splits: str, ranks: int) -> Weights:
         try:
             exponent = float(pattern[2])
         except ValueError:
-            raise UsageError("splits", splits, "zipf:S with a number, such as zipf:1.2") from None
+            raise UsageError("splits", splits, "zipf:A with a number, such as zipf:1.2") from None
         if not 0 < exponent <= 4:
-            raise UsageError("splits", splits, "zipf:S with S above 0 and at most 4")
+            raise UsageError("splits", splits, "zipf:A with A above 0 and at most 4")
         row = tuple(max(1, round(_ZIPF_SCALE / (d + 1) ** exponent)) for d in range(ranks))
         return Weights([row] * ranks)
     hot = int(pattern[4])

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.units import counted
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import counted, plural
 from torchcoll.libraries.nccl import speeds
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS
 from torchcoll.libraries.nccl.topology import Topology
@@ -87,7 +88,12 @@ class AlgorithmLimit:
 def make_reach(topologies: Sequence[Topology], hosts: int | None = None) -> Reach:
     """What these hosts have together; ``hosts``: so many hosts like the only one."""
     links = [speeds.ring_ceiling(topo) for topo in topologies]
-    unknown = next((link for link in links if link.gbps is None), None)
+    without = [(topo, link) for topo, link in zip(topologies, links, strict=True) if not link.gbps]
+    unknown = without[0][1] if without else None
+    if unknown and len(topologies) > 1:
+        file, count = one_line(without[0][0].file.rpartition("/")[2]), len(without)
+        such = f"{count} of {len(topologies)} files {plural(count, 'gives', 'give')} none"
+        unknown = replace(unknown, source=f"{such}, such as {file}: {unknown.source}")
     gpus = [gpu for topo in topologies for gpu in topo.described_gpus]
     link_speeds = [speeds.sum_gbps(gpu) or speeds.pci_gbps(gpu.node) for gpu in gpus]
     networks = [

@@ -39,6 +39,7 @@ _MEMORY_GB = {
     "GB200": 186.0,
     "MI300X": 192.0,
 }
+LARGEST_MEMORY = 1e9 * max(_MEMORY_GB.values())  # bytes of one GPU
 
 
 @dataclass(frozen=True)

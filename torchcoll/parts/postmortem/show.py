@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from dataclasses import replace
 from typing import Any, TextIO
 
-from torchcoll.core.answer import Answer
+from torchcoll.core.answer import Answer, short_names, worst_level
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_ranges, plural, shorten
+from torchcoll.core.opening import common_folder
+from torchcoll.core.units import counted, format_ranges, plural, shorten, shorten_list
 from torchcoll.parts.postmortem.diagnosis import Diagnosis, shortened
 from torchcoll.parts.postmortem.job_folder import FolderEvidence
 from torchcoll.report.formats import print_forms
@@ -15,7 +18,20 @@ from torchcoll.report.grid import Grid
 
 SCHEMA = "torchcoll-postmortem/1"
 FORMATS = ("table", "markdown", "json", "line")
-NO_NAME = "(no name)"  # of a job, as --job takes it
+_NO_NAME = "(no name)"  # of a job of files in several folders
+_MOST_NAMES = 3  # of jobs with one cause
+_MOST_CAUSES = 9  # that are counted, beside the jobs of unknown cause
+_CAUSES = {  # what a kind is called, where its name does not say it
+    "unknown": "of unknown cause",
+    "none": "without a failure",
+    "shared_memory": "/dev/shm full",
+    "mismatch": "different calls",
+    "stopped": "stopped rank",
+    "peer_lost": "lost connection",
+    "user_code": "stuck in user code",
+    "link": "broken link",
+}
+_WAITING = "waiting for a rank without a log"
 _LEFT_OUT = 5  # files that are named
 
 
@@ -25,26 +41,70 @@ def show_postmortem(
     format: str,
     file: TextIO | None = None,
 ) -> None:
-    """Print the diagnoses; of several jobs those that failed first."""
+    """Print the diagnoses; of several jobs those that failed first: a line for each, and below
+    them the evidence of each job that left several files.
+    """
     diagnoses = sorted(diagnoses, key=_urgency)
+    names = _names(diagnoses)
     if format == "line":
-        for diagnosis in diagnoses:
-            name = one_line(diagnosis.job.name)
+        for name, diagnosis in zip(names, diagnoses, strict=True):
             print(f"{name}: " * bool(name) + answer_of(diagnosis, folder).text, file=file)
         return
-    titled = []
-    for diagnosis in diagnoses:
-        title, answer = "", answer_of(diagnosis, folder)
-        if len(diagnoses) > 1:
-            name = f"Job {one_line(diagnosis.job.name) or NO_NAME}"
-            ranks = f", {counted(diagnosis.job.ranks, 'rank')}" if diagnosis.job.ranks else ""
-            title = f"{name}{ranks}"
-            answer = replace(answer, before=f"{name}: {answer.before}")
-        titled.append((title, [_grid(diagnosis, answer)]))
+    if len(diagnoses) == 1:
+        titled = [("", [_grid(diagnoses[0], answer_of(diagnoses[0], folder))])]
+    else:
+        titled = [("", [_list(folder, names, diagnoses)])]
+        for name, diagnosis in zip(names, diagnoses, strict=True):
+            if len(diagnosis.job.files) > 1:
+                grid = _grid(diagnosis, answer_of(diagnosis, folder), alone=False)
+                ranks = f", {counted(diagnosis.job.ranks, 'rank')}" if diagnosis.job.ranks else ""
+                titled.append((f"{name}{ranks}", [grid]))
+        asked = dict.fromkeys(text for each in diagnoses for text in each.collect_next)
+        further = [f"next time, collect {text}" for text in asked]
+        titled[-1][1].append(Grid([], [], above=further))
     if folder.left_out:
         titled[-1][1].append(Grid([], [], above=_left_out(folder)))
     document = _document(folder, diagnoses)
     print_forms(titled, [], document, format, file)
+
+
+def _names(diagnoses: list[Diagnosis]) -> list[str]:
+    """The file of each job, or the name or folder of a job of several files."""
+    names = []
+    for diagnosis in diagnoses:
+        paths = [file.path for file in diagnosis.job.files]
+        name = diagnosis.job.name
+        if len(diagnoses) > 1:
+            name = paths[0] if len(paths) == 1 else name or common_folder(paths) or _NO_NAME
+        names.append(one_line(name))
+    return names
+
+
+def _list(folder: FolderEvidence, names: list[str], diagnoses: list[Diagnosis]) -> Grid:
+    """The number of jobs with each cause, and a line for each job."""
+    answers = [answer_of(diagnosis, folder) for diagnosis in diagnoses]
+    causes: dict[str, list[str]] = {}
+    for name, diagnosis in zip(short_names(names), diagnoses, strict=True):
+        cause = _CAUSES.get(diagnosis.kind, diagnosis.kind.replace("_", " "))
+        if diagnosis.kind == "unknown" and diagnosis.waiting:
+            cause = _WAITING
+        causes.setdefault(cause, []).append(name.removesuffix(".log"))
+    last = (_WAITING, _CAUSES["unknown"], _CAUSES["none"])
+    most = sorted(causes.items(), key=lambda each: -len(each[1]))
+    counts = {cause: f"{len(jobs)} {cause} ({shorten(jobs, _MOST_NAMES)})" for cause, jobs in most}
+    texts = [text for cause, text in counts.items() if cause not in last]
+    texts = shorten_list(texts, _MOST_CAUSES, "{} more causes")
+    texts += [counts[cause] for cause in last if cause in counts]
+    level = worst_level(*(answer.level for answer in answers))
+    path = os.path.join(folder.path, diagnoses[0].job.files[0].path)
+    example = f"the evidence of one: torchcoll postmortem {shlex.quote(path)}"
+    next_step = example if len(diagnoses[0].job.files) == 1 else ""
+    answer = Answer(f"{len(names)} jobs: {', '.join(texts)}", level, next_step=next_step)
+    lines = [
+        f"{name}: {replace(each, next_step='').text}"
+        for name, each in zip(names, answers, strict=True)
+    ]
+    return Grid([], [], above=lines, answer=answer)
 
 
 def _urgency(diagnosis: Diagnosis) -> int:
@@ -74,16 +134,18 @@ def answer_of(diagnosis: Diagnosis, folder: FolderEvidence) -> Answer:
     )
 
 
-def _grid(diagnosis: Diagnosis, answer: Answer) -> Grid:
-    lines = []
+def _grid(diagnosis: Diagnosis, answer: Answer, alone: bool = True) -> Grid:
+    """alone: there is no other job, so the answer and what to collect belong to this table."""
+    lines = [] if alone else answer.lines
     for line in diagnosis.evidence:
         who = "" if line.rank is None else f"rank {line.rank}: "
         lines.append(f"evidence: {who}{shortened(line.text)}  [{line.place}]")
     lines += [f"reason: {text}" for text in diagnosis.reasons]
-    further = [text for text in diagnosis.collect_next if f"collect {text}" != diagnosis.remedy]
-    lines += [f"next time, collect {text}" for text in further]
+    if alone:
+        further = [text for text in diagnosis.collect_next if f"collect {text}" != diagnosis.remedy]
+        lines += [f"next time, collect {text}" for text in further]
     lines.append(_sources(diagnosis))
-    return Grid([], [], above=lines, answer=answer)
+    return Grid([], [], above=lines, answer=answer if alone else None)
 
 
 def _sources(diagnosis: Diagnosis) -> str:

@@ -43,11 +43,10 @@ def command_for(path: str, text: bytes) -> str | None:
 
 
 def run_gradients(options: argparse.Namespace) -> ExitCode:
-    """Runs ``plan`` with the layout and the ranks that a step of a model has by default."""
+    """Runs ``plan`` with the ranks that a step of a model has by default."""
     from torchcoll.core.file import is_traffic
 
     if options.model is None or not (os.path.isdir(options.model) or is_traffic(options.model)):
-        options.parallel = options.parallel or "dp"
         options.ranks = options.ranks or str(_RANKS)
     return run_plan(options)
 

@@ -220,7 +220,7 @@ class LayoutRow:
 class LayoutComparison(Displayed):
     """Layouts of one model on the same ranks, with the same tokens in a step of all ranks.
 
-    - rows: by their cost, those that do not fit last.
+    - rows: by their cost in 3 digits and the simplest first, those that do not fit last.
     - memory_bytes: the memory that a rank has; None if no limit was given.
     - launch: flags of torchtitan or Megatron-LM for the first layouts of a search.
     """
@@ -266,8 +266,10 @@ class _LayoutPlans:
         self.fastest = math.inf  # ns, of the rows of a search that fit
 
     def add(self, layout: ParallelLayout, batches: Sequence[Batch]) -> None:
-        """Adds the row of a layout. A layout that does not fit is tried with checkpointing."""
-        row = self._best(layout, batches)
+        """Adds the row of a layout. A layout that does not fit is tried with checkpointing; in a
+        search a tight one has a row with it too.
+        """
+        row = tight = self._best(layout, batches)
         again = (SELECTIVE, FULL) if self.search and layout.data != ZERO1 else (FULL,)
         allowed = self.setting.architecture.hidden and not layout.checkpoint
         for checkpoint in again if allowed and not (row and self._too_many_states(row)) else ():
@@ -275,8 +277,11 @@ class _LayoutPlans:
                 break
             other = self._best(replace(layout, checkpoint=checkpoint), batches)
             row = other if other and (not row or other.fits != TOO_LARGE) else row
-        if row:
-            self.rows.append(row)
+        rows = [row] if row else []
+        if tight and tight is not row and tight.fits == TIGHT:
+            rows.append(tight)
+        self.rows += rows
+        for row in rows:
             if self.search and row.fits != TOO_LARGE and row.step.step_ns:
                 self.fastest = min(self.fastest, row.cost)
 
@@ -356,11 +361,18 @@ def compare_layouts(
     return LayoutComparison(
         what=f"{model}, {setting.options.dtype}; {tokens:,} tokens in a step",
         ranks=layouts[0].ranks,
-        rows=sorted(rows, key=lambda row: (row.fits == TOO_LARGE, row.cost, row.memory_bytes)),
+        rows=sorted(rows, key=sort_key),
         machine=machine.name if machine is not None else "",
         notes=_comparison_notes(machine, architecture, rows),
         memory_bytes=memory_bytes,
     )
+
+
+def sort_key(row: LayoutRow) -> tuple[object, ...]:
+    """Returns the sort key of a row. Of layouts with the same cost in 3 digits, the simplest is
+    first.
+    """
+    return row.fits == TOO_LARGE, float(f"{row.cost:.2e}"), row.layout.kinds, row.cost
 
 
 def _fits(step: PlannedStep, memory_bytes: float | None) -> str:

@@ -155,6 +155,13 @@ class ParallelLayout:
         others = {"tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep}
         return {name: n for name, n in {**data, **others}.items() if n > 1}
 
+    @property
+    def kinds(self) -> tuple[int, int]:
+        """The number of words in the name, with virtual stages and replicas, and the degree of cp:
+        the least is the simplest layout.
+        """
+        return self.name.count(",") + 1 + (self.virtual > 1) + (self.data == HSDP), self.cp
+
     def groups(self) -> dict[str, tuple[int, int]]:
         """Returns the number of ranks of each group, and how many ranks lie from one to the next.
 

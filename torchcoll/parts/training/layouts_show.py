@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_ns, shorten
+from torchcoll.core.units import counted, format_ns
 from torchcoll.parts.curves.predictor import Ends
 from torchcoll.parts.training.config_projection import (
     TIGHT,
@@ -30,6 +30,9 @@ _BATCH = (
     "fit"
 )
 MOST_ROWS, _BEST = 20, 3
+# The 90 % interval of how much more one plan is wrong than another of the same machine: 12 runs in
+# results/benchmarks/published-runs-2026-11-29.txt, source [9].
+_ERROR = 0.07
 _SENT = "sent: with the algorithm of a ring"
 _IDLE = "idle: waiting for other stages of the pipeline"
 
@@ -89,13 +92,18 @@ def layouts_answer(comparison: LayoutComparison) -> Answer:
     fit = f" that fit in {format_gigabytes(limit)}" if limit is not None else ""
     ranks = counted(comparison.ranks, "rank")
     text = f"of the layouts on {ranks}{fit}, {best.layout.name} {what} ({_cost(best)})"
-    if alike := _overlapping(comparison.rows, best):
-        *others, last = alike
-        named = f"{', '.join(others)} and {last}" if others else last
-        named = shorten(alike, _BEST) if len(alike) > _BEST else named
-        measure = "fast" if step.step_ns else "short"
-        text += f"; {named} may be as {measure} (the 90 % intervals overlap)"
-    return Answer(one_line(text))
+    alike = _alike(comparison.rows, best)
+    names = [row.layout.name for row in alike]
+    if len(alike) > _BEST:
+        text += f"; no better than {len(alike)} others: the plan cannot tell them apart"
+    elif alike:
+        named = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        text += f"; {named} may be as {'fast' if step.step_ns else 'short'}"
+    simplest = min([best, *alike], key=lambda row: (row.layout.kinds, row.cost))
+    if simplest is best:
+        return Answer(one_line(text))
+    simple = f"the simplest that may be as good is {simplest.layout.name} ({_cost(simplest)})"
+    return Answer(one_line(text), details=(one_line(simple),))
 
 
 def _would_fit(row: LayoutRow, limit: float) -> str:
@@ -109,19 +117,16 @@ def _would_fit(row: LayoutRow, limit: float) -> str:
     return f"parameters and their states need most of it: try fsdp, or {times} times the ranks"
 
 
-def _overlapping(rows: Sequence[LayoutRow], best: LayoutRow) -> list[str]:
-    """Returns the layouts that fit, and whose 90 % interval overlaps that of the best."""
-
-    def ends(row: LayoutRow) -> Ends | None:
-        return row.step.step_ns or row.step.comm_ns
-
-    upper = ends(best)
-    return [
-        row.layout.name
-        for row in rows
-        if row is not best and row.fits != TOO_LARGE and upper and (interval := ends(row))
-        if interval[1] <= upper[2]
-    ]
+def _alike(rows: Sequence[LayoutRow], best: LayoutRow) -> list[LayoutRow]:
+    """Returns the layouts that fit, and that may be as fast as the best at the same rate of
+    computation: the 90 % intervals overlap, or the steps differ by less than the error of plans.
+    """
+    upper = best.step.at_rate_ns or best.step.comm_ns
+    if upper is None:
+        return []
+    most = max(upper[2], upper[0] * (1 + _ERROR if best.step.at_rate_ns else 1))
+    ends = [(row, row.step.at_rate_ns or row.step.comm_ns) for row in rows if row is not best]
+    return [row for row, times in ends if times and row.fits != TOO_LARGE and times[1] <= most]
 
 
 def _cost(row: LayoutRow) -> str:

@@ -19,6 +19,7 @@ from torchcoll.core.units import (
     plural,
 )
 from torchcoll.parts.curves.predictor import MORE_DATA, Ends, sum_of
+from torchcoll.parts.curves.published_machine import LARGEST_MEMORY
 from torchcoll.parts.training.measured_step import (
     MatchedCalls,
     MeasuredStep,
@@ -228,6 +229,8 @@ def plan_answer(projection: Plan) -> Answer:
     if step.comm_ns is None:
         text = f"{projection.subject or 'a step'} on {setup} sends {sent} per step"
         memory = f"; {format_gigabytes(step.memory.total)} of memory" if step.memory else ""
+        if step.memory and step.memory.total > (1 + UNSURE) * LARGEST_MEMORY:
+            memory += f", more than any GPU that torchcoll knows has ({LARGEST_MEMORY / 1e9:g} GB)"
         return Answer(one_line(text + memory))
     of_subject = f" of {projection.subject}" if projection.subject else ""
     if step.only_a_guess:

@@ -210,6 +210,8 @@ class PlannedStep:
     - exposed_ns: the communication that nothing hides; corrected by a measured step, with the gaps
       in which nothing runs.
     - step_ns: the step with its computation.
+    - at_rate_ns: the step with the expected computation: without its uncertainty, which all
+      layouts share.
     - idle_ns: waiting for the other stages of a pipeline; 0 without one.
     - memory: of a rank; None if unknown.
     """
@@ -223,6 +225,7 @@ class PlannedStep:
     step_ns: Ends | None
     idle_ns: float = 0.0
     memory: Memory | None = None
+    at_rate_ns: Ends | None = None
 
     @property
     def compute_ns(self) -> float | None:
@@ -394,6 +397,7 @@ def planned_step(
         program = program.waiting_for(correction.blocking)
         gaps_ns = correction.gap_ns * sum(row.calls for row in rows)
     step = tuple(program.step_ns(times_at(end), passes[end], lanes) + gaps_ns for end in range(3))
+    at_rate = [program.step_ns(times_at(end), passes[0], lanes) + gaps_ns for end in (1, 2)]
     idle = tuple(program.idle_ns(times_at(end), passes[end]) for end in range(3))
     exposed = [max(0.0, step[end] - compute.ns[end] - idle[end]) for end in range(3)]
     # Less computation hides less: the ends of the exposed time may be in the other order.
@@ -408,6 +412,7 @@ def planned_step(
         (step[0], step[1], step[2]),
         idle[0],
         memory,
+        (step[0], at_rate[0], at_rate[1]),
     )
 
 

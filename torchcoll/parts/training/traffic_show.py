@@ -62,10 +62,10 @@ def arrivals_answer(arrivals: Arrivals, sent: Answer | None) -> Answer:
     who = dataclasses.replace(who, subject=one_line(who.subject))
     if sent is None:
         return who
-    if who.certainty == PROBABLY or arrivals.late:
+    if (who.certainty == PROBABLY or arrivals.late) and not sent.next_step:
         return dataclasses.replace(who, details=(*who.details, sent.text))
     details = (*sent.details, who.headline, *map(one_line, who.details))
-    return dataclasses.replace(sent, details=details, next_step=who.next_step)
+    return dataclasses.replace(sent, details=details, next_step=sent.next_step or who.next_step)
 
 
 def arrivals_object(arrivals: Arrivals) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def show_traffic(
             ledger.keep_step(step)
         table, arrivals = summarise_traffic(ledger), find_arrivals(ledger)
         file_name = {"file": one_line(traffic.path or "traffic")} if len(traffics) > 1 else {}
-        apart = ("rows", "ranks", "over_time", "exposed")
+        apart = ("rows", "ranks", "over_time", "exposed", "behind", "most_calls")
         facts = {name: value for name, value in vars(table).items() if name not in apart}
         document: dict[str, Any] = {
             "schema": "torchcoll-traffic-rows/1",
@@ -388,14 +388,15 @@ def traffic_answer(table: TrafficTable) -> Answer | None:
     """
     if not table.rows:
         return None
-    calls: dict[str, float] = {}
-    for row in table.rows:
-        calls[row.collective] = calls.get(row.collective, 0) + row.calls_per_step
-    sent = ", ".join(f"{_count(number)} {one_line(name)}" for name, number in calls.items())
-    if len({row.ranks for row in table.rows}) == 1:  # otherwise each rank has a different sum
+    numbers = table.most_calls.items()
+    sent = ", ".join(f"{_count(number)} {one_line(name)}" for name, number in numbers)
+    if len({row.ranks for row in table.rows}) == 1:
         sent += f", {format_bytes(sum(row.bytes_per_step for row in table.rows))} per rank"
+    elif len(table.ranks) > 1:  # each rank has a different sum
+        sent = f"at most {sent} per rank"
     if not table.marked:
-        return Answer(f"{sent} in all (no steps are marked)")
+        sent += " in all (no steps are marked)"
+        return dataclasses.replace(table.behind, details=(sent,)) if table.behind else Answer(sent)
     if not table.step_ns:
         return Answer(f"a step sends {sent}")
     text = f"a step takes {format_ns(table.step_ns, 3)}"

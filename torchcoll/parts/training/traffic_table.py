@@ -8,16 +8,19 @@ issue to completion. Times are sums over columns of the ledger (training/ledger.
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pandas
 
+from torchcoll.core.answer import Answer
 from torchcoll.core.collectives import has_splits
+from torchcoll.core.errors import one_line
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.core.units import format_ranges
+from torchcoll.core.units import format_ranges, plural
 from torchcoll.parts.training.intervals import Union, merged, uncovered
 from torchcoll.parts.training.ledger import Column, Ledger, call_exposed_ns, waiting_spans
 from torchcoll.parts.training.steps import Kind, group_description
@@ -372,8 +375,10 @@ class TrafficTable:
       the last rank of its calls, each on the rank with the most.
     - ranks: the times of each rank.
     - exposed: the exposed communication of a step, in all and by module.
+    - most_calls: collective -> its calls of a step on the rank that makes most of them.
     - notes: one sentence each.
     - over_time: the steps over time; only for a capture of every Nth step.
+    - behind: the answer if ranks never entered the last calls of their group; otherwise None.
     """
 
     rows: list[TrafficRow]
@@ -387,8 +392,10 @@ class TrafficTable:
     wait_ns: float | None
     ranks: list[RankTimes]
     exposed: Exposed
+    most_calls: dict[str, float]
     notes: list[str] = field(default_factory=list)
     over_time: OverTime | None = None
+    behind: Answer | None = None
 
 
 def summarise_traffic(ledger: Ledger) -> TrafficTable:
@@ -429,9 +436,50 @@ def summarise_traffic(ledger: Ledger) -> TrafficTable:
         steps.reduce(_most(RankSteps.wait_ns, ranks)),
         [rank.times() for rank in ranks],
         _find_exposed(ledger, ranks),
+        _most_calls(ledger),
         notes,
         over_time(ledger),
+        None if steps.marked else _behind(traffic),
     )
+
+
+def _most_calls(ledger: Ledger) -> dict[str, float]:
+    steps, most = ledger.steps, Counter[str]()
+    for rank, at in steps.at.items():
+        kinds = ledger.steps.kinds[rank]
+        most |= Counter(kinds[i].collective for step in steps.steady for i in at.get(step, ()))
+    return {name: number / len(steps.steady) for name, number in most.items()}
+
+
+def _behind(traffic: Traffic) -> Answer | None:
+    """Compares the ranks of a group by the numbers of their last calls in the Flight Recorder."""
+    groups = traffic.groups if traffic.source == "flight recorder" else ()
+    for name in groups:
+        of_group = {
+            rank: [call for call in calls if call.group == name and not call.point_to_point]
+            for rank, calls in traffic.calls.items()
+        }
+        last = {rank: calls[-1] for rank, calls in of_group.items() if calls}
+        number = max((call.sequence for call in last.values()), default=0)
+        entered = [rank for rank, call in last.items() if call.sequence == number]
+        absent = [rank for rank in last if rank not in entered]
+        if not absent:
+            continue
+        collective = last[entered[0]].collective
+        counts = {rank: sum(c.collective == collective for c in of_group[rank]) for rank in last}
+        (count, *others), (less, *more) = ({counts[rank] for rank in r} for r in (entered, absent))
+        if others or more or less >= count:
+            continue  # buffers that kept different numbers of calls
+        who, which = (f"{plural(len(r), 'rank')} {format_ranges(r)}" for r in (entered, absent))
+        return Answer(
+            f"{who} made {count} {one_line(collective)}, {which} made {less}: "
+            f"{plural(len(absent), 'it', 'they')} never entered the last"
+            + (f" {count - less}" if count - less > 1 else ""),
+            "bad",
+            worst=tuple(f"rank {rank}" for rank in absent),
+            next_step=f"torchcoll postmortem {shlex.quote(str(traffic.path or 'FOLDER'))}",
+        )
+    return None
 
 
 CallIndices = dict[int, dict[int, list[int]]]  # rank -> step -> indices of the rank's calls
