@@ -6,7 +6,6 @@ import json
 import sys
 
 import pytest
-from error_form import error_line
 from made_runs import measured, run
 
 from torchcoll.cli import main
@@ -245,8 +244,9 @@ def test_a_missing_file_is_named_with_the_nearest_one(tmp_path, capsys, monkeypa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own1.jsonl").write_text("")
     assert main(["own1.jsonll"]) == 3
-    assert capsys.readouterr().err == error_line(
-        "file", "own1.jsonll", "a file that exists. Did you mean own1.jsonl?\n"
+    assert (
+        capsys.readouterr().err
+        == "torchcoll: error: own1.jsonll: no such file. Did you mean own1.jsonl?\n"
     )
     assert main(["own1.jsonl", "no/such.xml"]) == 3
     assert "no/such.xml" in capsys.readouterr().err

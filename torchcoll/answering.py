@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from torchcoll.core.errors import ExitCode, UnreadableError, nearest_file, one_line, tell
+from torchcoll.core.errors import ExitCode, UnreadableError, missing_file, one_line, tell
 from torchcoll.core.opening import files_in, from_stdin, is_stdin, read_regular
 from torchcoll.core.other_commands import begin_of, end_of, reading_commands
 from torchcoll.core.parts import functions_of
@@ -46,7 +46,7 @@ def check_missing(argument: str) -> None:
     """Raises UnreadableError for a word that is meant to be a file: it has a folder or a suffix."""
     folder, name = os.path.split(argument)
     if folder or (os.path.splitext(name)[1] and " " not in name):
-        raise UnreadableError("file", argument, "a file that exists", nearest_file(argument))
+        raise missing_file(argument)
 
 
 def answer_paths(arguments: Sequence[str], main: Main) -> int:

@@ -105,7 +105,7 @@ def test_dry_run(launch, tmp_path):
         (
             "FILE.gz",
             3,
-            error_text("traffic file", "FILE.gz", "a file that exists. Did you mean FILE?"),
+            "FILE.gz: no such file. Did you mean FILE?",
         ),
     ],
 )

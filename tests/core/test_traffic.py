@@ -233,9 +233,7 @@ def test_is_traffic_says_no(tmp_path, text):
 
 
 def test_a_missing_file(tmp_path):
-    with pytest.raises(
-        UnreadableError, match=error_text("^traffic file", error_tail(".*/x", "a file that exi"))
-    ):
+    with pytest.raises(UnreadableError, match="/x: no such file"):
         Traffic.load(tmp_path / "x")
 
 

@@ -167,7 +167,7 @@ def test_other_files_are_one_line_and_exit_3(tmp_path, capsys, content, expected
 def test_missing_files_and_empty_folders(tmp_path, capsys):
     assert error(capsys, tmp_path / "no.json") == (
         3,
-        error_text("trace", tmp_path / "no.json", "a file that exists"),
+        f"{tmp_path / 'no.json'}: no such file",
     )
     (tmp_path / "README").write_text("nothing")
     assert error(capsys, tmp_path) == (

@@ -182,6 +182,12 @@ class UnreadableError(TorchcollError):
     exit_code = ExitCode.UNREADABLE
 
 
+def missing_file(path: object) -> UnreadableError:
+    """The error for a file that does not exist. It names the most similar file of the folder."""
+    name = cut_text(one_line(path).strip() or "an empty name", _LONGEST_VALUE)
+    return UnreadableError(f"{name}: no such file", action=nearest_file(path))
+
+
 class DiskFullError(TorchcollError):
     """A disk or a quota that refuses to take more (exit code 1)."""
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.bounds import GZIP, MOST_LINE, ByteBudget, Problems, UnpackBudget
-from torchcoll.core.errors import UnreadableError, nearest_file
+from torchcoll.core.errors import UnreadableError, missing_file
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.units import format_bytes
 
@@ -112,7 +112,7 @@ def _pieces(
     except (EOFError, zlib.error) as error:
         problems.append(f"{path}: cut off or damaged: {_brief(error)}")
     except FileNotFoundError:
-        raise UnreadableError(what, path, "a file that exists", nearest_file(path)) from None
+        raise missing_file(path) from None
     except IsADirectoryError:
         raise UnreadableError(what, path, "a file, not a folder") from None
     except OSError as error:

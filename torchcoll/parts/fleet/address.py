@@ -16,7 +16,7 @@ from torchcoll.core.errors import (
     UnreadableError,
     UsageError,
     install_text,
-    nearest_file,
+    missing_file,
 )
 from torchcoll.core.opening import open_to_read
 
@@ -81,7 +81,7 @@ def parse_address(argument: str, *, new: bool = False) -> StoreAddress:
         raise (UsageError if new else UnreadableError)("store", argument, _EXPECTED)
     if not path.exists():
         if not new:
-            raise UnreadableError("store", argument, "a file that exists", nearest_file(argument))
+            raise missing_file(argument)
         if not path.absolute().parent.is_dir():
             raise UsageError("store", argument, "a file in a folder that exists")
     # A collect that was killed before its first commit leaves an empty file.

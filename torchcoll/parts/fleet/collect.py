@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import and_, func, or_, select
 
-from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, nearest_file
+from torchcoll.core.errors import ForeignError, UnreadableError, UsageError, missing_file
 from torchcoll.core.file import files_of_run, is_traffic
 from torchcoll.core.opening import is_descriptor
 from torchcoll.core.result import Run
@@ -132,7 +132,7 @@ def _list_files(arguments: Iterable[str], unreadable: list[str]) -> Iterator[Inp
         for source in sources:
             assert not isinstance(source, Run)  # what a path stands for
             if not os.path.exists(source):
-                missing = UnreadableError("file", path, "a file that exists", nearest_file(path))
+                missing = missing_file(path)
                 unreadable.append(str(missing))
                 continue
             first = _first_of_run(os.path.abspath(source))

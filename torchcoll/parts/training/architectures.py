@@ -35,7 +35,7 @@ from torchcoll.core.errors import (
     UsageError,
     did_you_mean,
     looks_like_file,
-    nearest_file,
+    missing_file,
 )
 from torchcoll.parts.training.ddp_buckets import block_span
 
@@ -204,7 +204,7 @@ def read_architecture(source: str) -> Architecture:
         if os.path.isdir(source):
             raise UnreadableError("config", source, "a folder with a config.json")
         if looks_like_file(source):
-            raise UnreadableError("config", source, "a file that exists", nearest_file(source))
+            raise missing_file(source)
         raise UsageError("config", source, expected, did_you_mean(source, configs))
     try:
         with open(path, "rb") as file:

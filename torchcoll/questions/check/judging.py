@@ -202,7 +202,7 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[limits.Phrase]:
     from torchcoll.questions.pairs.suspects import find_suspects
 
     if run.ending:
-        text = run.ending.removeprefix("failed: ")
+        text = run.ending.removeprefix("failed: ") if run.source else run.ending
         yield limits.Phrase(limits.FAIL, text, next_step=_step_after(run))
     elif run.end is None and not run.source:
         text = truncated_text(run)

@@ -13,7 +13,14 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of, is_hosts
 from torchcoll.core.summary import Row
-from torchcoll.core.units import counted, format_digits, format_ranges, format_size, plural
+from torchcoll.core.units import (
+    counted,
+    format_digits,
+    format_ranges,
+    format_size,
+    plural,
+    shorten_list,
+)
 from torchcoll.libraries.nccl import ceilings
 from torchcoll.questions.check import rules
 
@@ -189,6 +196,11 @@ def by_fabric(rows: Sequence[Row], fabric: rules.Fabric | None, run: Run) -> lis
         next_step = "torchcoll convert FILE --label hosts=N -o RUN"
         of_one_host = (Phrase("", f"if they were: {phrase.text}") for phrase in first)
         return [Phrase(CANNOT_TELL, text, next_step=next_step), *of_one_host]
+    judged_names = {row.collective for _, row, _ in judged}
+    others = [row.collective for row in rows if _usable(row, fabric)]
+    if names := [name for name in dict.fromkeys(others) if name not in judged_names]:
+        text = f"not judged: {' and '.join(shorten_list(names, 3))}, without a limit at these sizes"
+        first.append(Phrase("", text))
     return [*first, *_doubts(rows, fabric, judged, device)]
 
 
