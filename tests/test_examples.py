@@ -1,7 +1,5 @@
 """examples/: the commands of nccl_vs_oneccl run, and print what its README shows."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The two tables are the only places that name collectives and backends (DESIGN, sections 5, 6)."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

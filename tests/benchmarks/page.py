@@ -1,15 +1,13 @@
-"""The HTML report in headless Chromium: first paint, interactions, sizes, and accessibility.
+"""The HTML report in headless Chromium: first paint, interactions, sizes.
 
-    python tests/benchmarks/page.py [--only one,runs,ranks,year] [--axe axe.min.js] [--keep FOLDER]
+    python tests/benchmarks/page.py [--only one,runs,ranks] [--keep FOLDER]
 
-Pages of one run (8 ranks x 13 cases x 1,000 calls), of 32 such runs with 200 calls, of 4,096 ranks
-x 13 cases x 1,000 calls, and of a store with a year of 1,000 nodes (10 cases a night). Samples are
-synthetic: log-normal, with a slow mode in some calls and a slow rank. Each page is opened five
-times, and each interaction made five times; medians are printed in ms. ``paint``: first contentful
-paint. ``drawn``: until every chart has been drawn, also those below the window. An interaction
-lasts until the frame after it has been painted; in brackets is the CPU time of the page's main
-thread, which hardly depends on what else runs on the machine.
---axe: a file of axe-core (``npm pack axe-core``), by which the page is checked in light and dark.
+Pages of one run (8 ranks x 13 cases x 1,000 calls), of 32 such runs with 200 calls, and of 4,096
+ranks x 13 cases x 1,000 calls. Samples are synthetic: log-normal, with a slow mode in some calls
+and a slow rank. Each page is opened five times, and each interaction made five times; medians are
+printed in ms. ``paint``: first contentful paint. ``drawn``: until every chart has been drawn, also
+those below the window. An interaction lasts until the frame after it has been painted; in brackets
+is the CPU time of the page's main thread, which hardly depends on what else runs on the machine.
 --keep: a folder for the pages; those there are not made again.
 """
 
@@ -30,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 import plotly
-from browser import browser, media, open_page, resize
+from browser import browser, open_page, resize
 from common import title
 
 from torchcoll.core.case import Case
@@ -106,19 +104,7 @@ def ranks(folder: Path) -> list[str]:
     return [str(path)]
 
 
-def year(folder: Path) -> list[str]:
-    import store
-
-    from torchcoll.parts.fleet.address import parse_address
-
-    path = str(folder / "year.sqlite")
-    store.fill(parse_address(path, new=True), store.Year(1000, 365))
-    return [path]
-
-
-PAGES: dict[str, Callable[[Path], list[str]]] = {
-    "one": one, "runs": runs, "ranks": ranks, "year": year,
-}  # fmt: skip
+PAGES: dict[str, Callable[[Path], list[str]]] = {"one": one, "runs": runs, "ranks": ranks}
 
 # Makes ``steps``: [name, action, before] of what can be done with the charts and tables of a page.
 # before: makes the action one that changes something, because what is drawn already costs nothing.
@@ -174,14 +160,6 @@ const start = performance.now();
 """
 
 
-AXE = """
-const done = arguments[0];
-axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'best-practice'] })
-  .then(found => done(found.violations.map(v =>
-    [v.impact, v.id, v.nodes.length, v.nodes[0].html.slice(0, 120), v.nodes[0].failureSummary])));
-"""
-
-
 def cpu_ms(driver: Any) -> float:
     """What the page's main thread has computed so far."""
     metrics = driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
@@ -216,28 +194,13 @@ def measure(driver: Any, path: Path) -> tuple[float, float, dict[str, tuple[floa
     return statistics.median(paints), statistics.median(drawn), slowest
 
 
-def check(driver: Any, path: Path, axe: str) -> None:
-    for scheme in ("light", "dark"):
-        media(driver, scheme)
-        open_page(driver, path)
-        driver.execute_script(axe)
-        violations = driver.execute_async_script(AXE)
-        serious = [v for v in violations if v[0] in ("serious", "critical")]
-        print(f"  axe, {scheme}: {len(serious)} serious, {len(violations) - len(serious)} others")
-        for violation in violations:
-            print("   ", *violation[:4], str(violation[4]).replace("\n", " ")[:200])
-    media(driver)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default=",".join(PAGES))
-    parser.add_argument("--axe")
     parser.add_argument("--keep")
     options = parser.parse_args()
     title("the HTML report in a browser")
     print(f"plotly {plotly.__version__}; load average at the start {os.getloadavg()[0]:.1f}")
-    axe = Path(options.axe).read_text() if options.axe else ""
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(options.keep or folder)
         for name in options.only.split(","):
@@ -263,8 +226,6 @@ def main() -> None:
                 slow = sorted(interactions.items(), key=lambda item: -item[1][1])
                 texts = [f"{what} {clock:.0f} ({cpu:.0f})" for what, (clock, cpu) in slow]
                 print("  " + ", ".join(texts), flush=True)
-                if axe:
-                    check(driver, path, axe)
 
 
 if __name__ == "__main__":

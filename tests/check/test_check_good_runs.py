@@ -1,7 +1,5 @@
 """``check --learn``, and ``check --baseline`` with its file, a folder and a store."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """The verdict: its words and its sentence, for shares and sizes chosen by hand."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Published figures: their sources, whether they can be, and what a run is told of them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

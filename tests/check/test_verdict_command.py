@@ -1,7 +1,5 @@
 """``torchcoll check``: what it is measured by, gates, JUnit and health events."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from xml.etree import ElementTree

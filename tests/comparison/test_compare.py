@@ -1,7 +1,5 @@
 """Every result with its reason, and what enters a comparison."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """``torchcoll compare``: sides, gates, formats, and one line for each error."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import importlib.util

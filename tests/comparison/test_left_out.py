@@ -1,7 +1,5 @@
 """What a comparison could not use: wrong results, hangs, failures, missing cases and outliers."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

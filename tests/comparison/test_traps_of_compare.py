@@ -1,7 +1,5 @@
 """What must not pass for evidence: copies, wrong results, other clocks, gates that see nothing."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

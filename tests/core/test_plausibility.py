@@ -1,7 +1,5 @@
 """What no machine does: bounds by hand from the bandwidth of links and memories."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchcoll.core.case import Case

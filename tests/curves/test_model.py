@@ -1,7 +1,5 @@
 """The model of a machine: its laws, its file, its predictions and its errors."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

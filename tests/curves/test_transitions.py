@@ -1,7 +1,5 @@
 """Transitions of runs: what is pooled, what the log says beside it, and the command."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

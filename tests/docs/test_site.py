@@ -1,7 +1,5 @@
 """docs/ as a site: it builds without a warning, and a page asks for nothing from elsewhere."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """--drain-command: which nodes, how they are quoted, and where each format has the commands."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """SQLite files that are damaged, or that somebody made to be a store: one line, exit code 3."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import sqlite3
@@ -50,13 +48,6 @@ def run_command(command, capsys):
     out, err = capsys.readouterr()
     assert "Traceback" not in err
     return code, out, err
-
-
-def check_damaged(command, capsys):
-    code, _, err = run_command(command, capsys)
-    assert code == 3, (command, err)
-    assert err.count("\n") == 1
-    assert err.startswith("torchcoll: error: store: got store.sqlite")
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])

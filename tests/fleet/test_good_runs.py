@@ -1,7 +1,5 @@
 """A baseline from good runs: its figures by hand, which runs enter it, and what it finds."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

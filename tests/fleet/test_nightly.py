@@ -1,7 +1,5 @@
 """Which node, since when, and what to do: the lives of nodes, told as they were, every night."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

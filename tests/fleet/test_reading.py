@@ -1,7 +1,5 @@
 """A store gives the same Summaries as the files that were collected into it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

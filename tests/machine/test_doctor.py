@@ -1,7 +1,5 @@
 """torchcoll doctor: each trap present and absent, what can be used and why not, and the command."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

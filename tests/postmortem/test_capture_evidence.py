@@ -1,7 +1,5 @@
 """Rings and stacks of a capture as evidence, made by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import datetime, timezone
 

@@ -1,7 +1,5 @@
 """``torchcoll postmortem``: the command, its three formats, and folders that say nothing."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

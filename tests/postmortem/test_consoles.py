@@ -4,8 +4,6 @@ which files are of one job.
 
 # ruff: noqa: E501
 # Lines of logs are as long as they are.
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What is concluded from the evidence of a job, for each kind of fault and for each trap."""
 
-from __future__ import annotations
-
 import pytest
 from made_jobs import SECOND, START, call, calls_to, event, job
 

@@ -1,7 +1,5 @@
 """Files of a dead job that take memory, disk or each other's name, or that cannot be read."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Files of one job are one job, and several jobs in one folder are told apart."""
 
-from __future__ import annotations
-
 from made_jobs import SECOND, START
 
 from torchcoll.parts.postmortem.evidence import (

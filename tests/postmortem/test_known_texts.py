@@ -4,8 +4,6 @@ Names, addresses and figures are made up. Each input stands for a kind: its answ
 the text, not from what the code printed.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

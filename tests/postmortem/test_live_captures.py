@@ -1,7 +1,5 @@
 """Real jobs with capture(on_hang="dump") that die, as ``torchcoll postmortem`` tells them."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

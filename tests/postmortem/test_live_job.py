@@ -1,7 +1,5 @@
 """``torchcoll postmortem --live`` on a real gloo job that hangs."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -13,8 +13,6 @@ An answer is wrong if it names another rank, or matches ``never``. It is right i
 and matches all other patterns. Any other answer is of no use, which is no error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Recognition of formats, bad input, and the commands ``convert`` and ``show``."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

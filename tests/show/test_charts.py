@@ -1,7 +1,5 @@
 """What the interactive charts draw where, and what they reduce."""
 
-from __future__ import annotations
-
 import pytest
 from handmade import MIB, case, result, run
 from made_pairs import pairs_run

@@ -1,7 +1,5 @@
 """``torchcoll report``: what stands on the page, and what no text of a file can do to it."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib

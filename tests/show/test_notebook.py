@@ -1,7 +1,5 @@
 """What a notebook shows of what torchcoll gives back."""
 
-from __future__ import annotations
-
 import base64
 
 import pytest

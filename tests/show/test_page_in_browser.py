@@ -1,7 +1,5 @@
 """The HTML report in Chromium: what it draws, where its points lead, and that no text runs."""
 
-from __future__ import annotations
-
 import pytest
 from browser import NoBrowser, browser, media, open_page, resize, scripts, violations
 from handmade import MIB, case, not_run, result, run

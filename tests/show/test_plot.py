@@ -1,7 +1,5 @@
 """Pictures: what their lines, axes and captions say, and the command that draws them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The rule of versus against scipy's densities and integrals, and on figures made by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy

@@ -1,7 +1,5 @@
 """Ratios and tests, against scipy called independently and against figures worked out by hand."""
 
-from __future__ import annotations
-
 import math
 import warnings
 

@@ -1,7 +1,5 @@
 """Parameters of models from their configs, against the counts that their makers publish."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

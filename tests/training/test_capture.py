@@ -1,7 +1,5 @@
 """The context of a capture: errors, files, what it leaves alone, and what it says it missed."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Each operation that torch sends, once, with bytes by hand, as real gloo ranks recorded it."""
 
-from __future__ import annotations
-
 import pickle
 import time
 import warnings

@@ -1,7 +1,5 @@
 """The file of a capture: written as the training runs, and nothing of it ends the training."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

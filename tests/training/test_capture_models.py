@@ -1,7 +1,5 @@
 """What DDP and FSDP2 send in a step: captured bytes against parameter sizes added up by hand."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

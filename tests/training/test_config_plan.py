@@ -1,7 +1,5 @@
 """A step of a model from its config: wrappers, optimisers, pipelines, memory."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """A test of a mean whose values are correlated: parts by hand, Student's t by scipy."""
 
-from __future__ import annotations
-
 import pytest
 from scipy import stats
 

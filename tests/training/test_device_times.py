@@ -2,8 +2,6 @@
 made up here; tests/test_cuda.py has real ones.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

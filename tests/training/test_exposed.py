@@ -1,7 +1,5 @@
 """How much of a step waits for communication: by hand, and of functional collectives on ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import time

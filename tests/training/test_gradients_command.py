@@ -1,7 +1,5 @@
 """``torchcoll gradients`` for a model of the current folder."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

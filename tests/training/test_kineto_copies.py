@@ -1,7 +1,5 @@
 """FSDP2's copies in traces of torch.profiler."""
 
-from __future__ import annotations
-
 from torchcoll.parts.training.kineto_events import find_copies, read_events
 
 

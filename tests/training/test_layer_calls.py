@@ -1,7 +1,5 @@
 """Planned calls of tensor, sequence and pipeline parallelism against captures on gloo."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import torch

@@ -1,7 +1,5 @@
 """Layouts: how they are written, which ranks are in which group, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

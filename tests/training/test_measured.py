@@ -1,7 +1,5 @@
 """A plan beside measured steps: captures whose decomposition is known by hand, and real ones."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

@@ -2,8 +2,6 @@
 against what autograd keeps of real layers.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

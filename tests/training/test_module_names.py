@@ -1,7 +1,5 @@
 """Whose parameters the captured calls move: by name in the real model, on real ranks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """capture(on_hang="dump"): the last calls of a rank survive its death, and say what it was in."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

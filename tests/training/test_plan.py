@@ -1,7 +1,5 @@
 """Plans of trainings: on a machine of exact figures, worked out by hand."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

@@ -1,7 +1,5 @@
 """What is planned on meta is what a capture of the real training sees, call by call."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """How long a replayed call takes, on a device that is not there (see test_devices.py)."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The times of ranks in a step, their clocks, and the trace for Perfetto: worked out by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """One step on one rank: computation, and calls of groups beside it. Times added up by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchcoll.parts.training.step_program import (

@@ -1,7 +1,5 @@
 """``torchcoll trace``: recognition of files, several files, bad input."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Two captures side by side: figures that can be computed in the head."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

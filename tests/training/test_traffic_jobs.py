@@ -1,7 +1,5 @@
 """Files of one job in a folder are one traffic; those of several jobs are told apart."""
 
-from __future__ import annotations
-
 import json
 import pickle
 

@@ -1,7 +1,5 @@
 """Traffic as ``show`` prints them: by hand, see tests/sent.py."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """What a training sends, as rows: by hand, see tests/sent.py."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

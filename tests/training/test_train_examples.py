@@ -2,8 +2,6 @@
 prints is looked at where the commands run, in test_readme.py.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

@@ -1,7 +1,5 @@
 """``try_buckets`` on real gloo ranks, its results on times made by hand."""
 
-from __future__ import annotations
-
 import importlib
 import json
 
