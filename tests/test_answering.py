@@ -246,7 +246,8 @@ def test_a_missing_file_is_named_with_the_nearest_one(tmp_path, capsys, monkeypa
     assert main(["own1.jsonll"]) == 3
     assert (
         capsys.readouterr().err
-        == "torchcoll: error: own1.jsonll: no such file. Did you mean own1.jsonl?\n"
+        == "torchcoll: error: file: got own1.jsonll, expected a file that exists. "
+        "Did you mean own1.jsonl?\n"
     )
     assert main(["own1.jsonl", "no/such.xml"]) == 3
     assert "no/such.xml" in capsys.readouterr().err

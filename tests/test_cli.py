@@ -228,14 +228,14 @@ def test_version_and_help(capsys):
         (
             "show fail.jsonl",
             3,
-            "fail.jsonl: no such file. Did you mean file.jsonl?",
+            "file: got fail.jsonl, expected a file that exists. Did you mean file.jsonl?",
         ),
         (
             "show DIRR/file.jsonl",
             3,
-            "DIRR/file.jsonl: no such file",
+            "file: got DIRR/file.jsonl, expected a file that exists",
         ),
-        ("show a", 3, "a: no such file"),
+        ("show a", 3, "file: got a, expected a file that exists"),
         (
             "again azure-nd-h100-v6",
             3,
@@ -251,7 +251,7 @@ def test_version_and_help(capsys):
             "argument --format: expected one argument. See torchcoll show --help.",
         ),
         ("show FILE --metric gbps", 2, error_text("metric", "gbps", "one of time, algbw, busbw")),
-        ("show absent.jsonl", 3, "absent.jsonl: no such file"),
+        ("show absent.jsonl", 3, "file: got absent.jsonl, expected a file that exists"),
         ("show DIR", 3, error_text("folder", "DIR", "a folder with result files")),
         (
             f"show {ROOT}/pyproject.toml",

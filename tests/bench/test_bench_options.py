@@ -173,7 +173,7 @@ BAD_ON_RANKS = [
         error_text("output", "/dev/null/x", "a file that can be written ("),
     ),
     ("--output /dev/null", 2, error_text("output", "/dev/null", "a file that does not exist. ")),
-    ("--resume absent.jsonl", 3, "absent.jsonl: no such file"),
+    ("--resume absent.jsonl", 3, "file: got absent.jsonl, expected a file that exists"),
     ("--sizes 1KB", 2, error_text("sizes", "1KB", "")),
     ("--bogus", 2, "unrecognized arguments: --bogus. "),
 ]

@@ -105,7 +105,7 @@ def test_dry_run(launch, tmp_path):
         (
             "FILE.gz",
             3,
-            "FILE.gz: no such file. Did you mean FILE?",
+            "file: got FILE.gz, expected a file that exists. Did you mean FILE?",
         ),
     ],
 )

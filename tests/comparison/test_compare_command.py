@@ -504,7 +504,7 @@ def test_what_only_one_side_has_is_in_the_answer(folder, capsys):
         ("before above", 3, error_text("folder", "above",
             "a folder with result files. Below it are above/one/gpu (1 file), above/two (2 "
             "files): name what is meant, or 'above/**/*' for all.")),
-        ("before nowhere", 3, "nowhere: no such file"),
+        ("before nowhere", 3, "file: got nowhere, expected a file that exists"),
         ("before after --threshold 2", 2, error_text("threshold", "2",
             "a share above 0 and below 1, such as 2% or 0.02")),
         ("before after --fail-on faster", 2, error_text("fail-on", "faster",

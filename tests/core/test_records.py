@@ -443,7 +443,7 @@ def test_empty(tmp_path):
 
 def test_missing_and_folder(tmp_path):
     path = tmp_path / "none.jsonl"
-    assert refusal(path) == f"{path}: no such file"
+    assert refusal(path) == f"file: got {path}, expected a file that exists"
     path = tmp_path / "folder.gz"
     path.mkdir()
     assert refusal(path).startswith(error_text("folder", path, "a folder with result files"))

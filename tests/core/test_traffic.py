@@ -233,7 +233,7 @@ def test_is_traffic_says_no(tmp_path, text):
 
 
 def test_a_missing_file(tmp_path):
-    with pytest.raises(UnreadableError, match="/x: no such file"):
+    with pytest.raises(UnreadableError, match="/x, expected a file that exists"):
         Traffic.load(tmp_path / "x")
 
 

@@ -210,7 +210,7 @@ def test_files_that_are_no_log(log, tmp_path, capsys):
     expected = "lines of NCCL, RCCL or oneCCL. A run with --library-log writes such a log."
     assert out.err.splitlines() == [
         f"torchcoll: skipped: {error_text('log', 'b.txt', expected)}",
-        "torchcoll: skipped: none.log: no such file",
+        "torchcoll: skipped: file: got none.log, expected a file that exists",
     ]
     assert "NCCL 2.27.5" in out.out  # the other is shown
     assert main(["log", log, "--format", "xml"]) == 2

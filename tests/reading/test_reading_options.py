@@ -84,7 +84,9 @@ def test_files_of_several_that_cannot_be_read(reader, capsys):
     code, out, err = answer("run-2.jsonl bad.json missing.jsonl run-3.jsonl")
     assert (code, out) == (1, expected)
     bad, missing = [line for line in err.splitlines() if line.startswith("torchcoll: skipped: ")]
-    assert got("bad.json") in bad and "missing.jsonl: no such file" in missing
+    assert (
+        got("bad.json") in bad and "file: got missing.jsonl, expected a file that exists" in missing
+    )
 
 
 def test_a_log_without_its_command_line_does_not_stop_the_others(capsys):
@@ -101,7 +103,10 @@ def test_a_log_without_its_command_line_does_not_stop_the_others(capsys):
 
 def test_no_file_that_can_be_read(capsys):
     assert main(["show", "missing.jsonl", "other.jsonl"]) == 3
-    expected = [f"{name}: no such file" for name in ("missing.jsonl", "other.jsonl")]
+    expected = [
+        f"file: got {name}, expected a file that exists"
+        for name in ("missing.jsonl", "other.jsonl")
+    ]
     assert capsys.readouterr().err.splitlines() == [f"torchcoll: error: {e}" for e in expected]
 
 

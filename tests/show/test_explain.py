@@ -66,7 +66,7 @@ def test_the_largest_case_unless_one_is_named(folder, capsys):
             "one of the file's: all_reduce 64M, broadcast 1M")),
         ("a.jsonl --format json --explain", 2,
             error_text("format", "json", "table with --explain")),
-        ("b.jsonl --explain", 3, "b.jsonl: no such file"),
+        ("b.jsonl --explain", 3, "file: got b.jsonl, expected a file that exists"),
     ],
 )  # fmt: skip
 def test_errors(folder, capsys, words, code, text):

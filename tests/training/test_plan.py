@@ -411,7 +411,7 @@ def test_layouts_are_compared(capsys):
         ("gpt2 --ranks 4 --mfu 0.4", error_text("mfu", "0.4", "a machine whose GPU is known")),
         (
             "nix/config.json --ranks 4",
-            error_text("config", "nix/config.json", "a file"),
+            error_text("file", "nix/config.json", "a file"),
         ),
     ],
 )

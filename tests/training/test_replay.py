@@ -422,7 +422,7 @@ def test_a_file_that_was_cut_is_named_as_the_cause(jobs, tmp_path):
 def test_no_such_file(jobs, tmp_path):
     job = jobs(tmp_path, console("nothing.jsonl", "-J", "out.jsonl"), 2)
     assert job.codes() == [3, 3]
-    assert errors(job) == ["torchcoll: error: nothing.jsonl: no such file"]
+    assert errors(job) == ["torchcoll: error: file: got nothing.jsonl, expected a file that exists"]
     assert not (tmp_path / "out.jsonl").exists()
 
 

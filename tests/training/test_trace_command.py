@@ -165,7 +165,7 @@ def test_other_files_are_one_line_and_exit_3(tmp_path, capsys, content, expected
 def test_missing_files_and_empty_folders(tmp_path, capsys):
     assert error(capsys, tmp_path / "no.json") == (
         3,
-        f"{tmp_path / 'no.json'}: no such file",
+        f"file: got {tmp_path / 'no.json'}, expected a file that exists",
     )
     (tmp_path / "README").write_text("nothing")
     assert error(capsys, tmp_path) == (

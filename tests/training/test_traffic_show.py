@@ -186,7 +186,7 @@ def test_the_command_refuses_what_is_for_runs(tmp_path, capsys):
     assert main(["check", str(path)]) == 3
     assert got("traffic alone") in capsys.readouterr().err
     assert main(["show", str(path), str(tmp_path / "other.jsonl")]) == 3
-    assert "result file: got" in capsys.readouterr().err
+    assert "error: file: got" in capsys.readouterr().err
 
 
 def test_a_cut_file_is_shown_and_said_to_be(tmp_path, capsys):

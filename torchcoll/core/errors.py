@@ -185,7 +185,7 @@ class UnreadableError(TorchcollError):
 def missing_file(path: object) -> UnreadableError:
     """The error for a file that does not exist. It names the most similar file of the folder."""
     name = cut_text(one_line(path).strip() or "an empty name", _LONGEST_VALUE)
-    return UnreadableError(f"{name}: no such file", action=nearest_file(path))
+    return UnreadableError("file", name, "a file that exists", action=nearest_file(path))
 
 
 class DiskFullError(TorchcollError):
