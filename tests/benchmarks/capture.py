@@ -117,6 +117,15 @@ def join(rank: int, port: int) -> None:
     dist.init_process_group("gloo", store=tcp_store(rank, 2, port), rank=rank, world_size=2)
 
 
+def leave() -> None:
+    """Waits for the other rank; the process ends with its group.
+
+    Here destroy_process_group can hang: a DDP that is freed after it joins the worker of gloo under
+    the GIL, and that worker may wait for the GIL (torch 2.13).
+    """
+    dist.barrier()
+
+
 def compare(rank: int, port: int, name: str) -> dict[str, list[tuple[float, float]]]:
     join(rank, port)
     plain = training(name)
@@ -136,7 +145,7 @@ def compare(rank: int, port: int, name: str) -> dict[str, list[tuple[float, floa
             for arm in rng.sample((0, 1), 2):
                 medians[arm] = block(*arms[arm])
             found[row].append((medians[0], medians[1]))
-    dist.destroy_process_group()
+    leave()
     return found
 
 
@@ -180,7 +189,7 @@ def compare_fsdp(rank: int, port: int) -> tuple[dict[str, Any], int]:
                 walls, cpus = zip(*times[1:], strict=True)
                 medians[arm] = statistics.median(walls), statistics.median(cpus)
             rows[row].append(medians)
-    dist.destroy_process_group()
+    leave()
     return rows, calls
 
 
@@ -216,7 +225,7 @@ def compare_on_hang(rank: int, port: int, folder: str) -> dict[str, list[tuple[f
             for side in rng.sample((0, 1), 2):
                 medians[side] = block(step, rows[row][side])
             times[row].append((medians[0], medians[1]))
-    dist.destroy_process_group()
+    leave()
     return times
 
 
@@ -286,7 +295,7 @@ def compare_every(rank: int, port: int, pairs: int) -> dict[str, Blocks]:
             for arm in rng.sample((0, 1), 2):
                 times[arm] = whole_block(step, arms[arm])
             found[row].append((times[0], times[1]))
-    dist.destroy_process_group()
+    leave()
     return found
 
 
