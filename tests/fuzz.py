@@ -240,7 +240,7 @@ READERS = {
     "plain table": Reader(_importer("plain"), ("plain.md", "rccl.csv")),
     "Kineto": Reader(_read_traffic, ("kineto.json",), "rank0.json"),
     "Flight Recorder": Reader(_read_traffic, ("flight_recorder.json",), "rank0.json"),
-    "Flight Recorder pickle": Reader(_read_traffic, (), "rank0.pickle", _pickled(0, 1, 2, 3, 4)),
+    "Flight Recorder pickle": Reader(_read_traffic, (), "rank0.pickle", _pickled(2, 3, 4)),
     "dumps of several jobs": Reader(_dumps, ("flight_recorder.json",), "rank0.json"),
     "recorder evidence": Reader(
         _evidence(call_evidence), ("flight_recorder.json",), "rank0.json", _pickled(2)

@@ -43,9 +43,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _listed() -> Iterator[tuple[str, Listed, bool]]:
-    """Yield (name, command with the full name of its module, whether a launcher starts it on every
-    rank): those of the kernel, then those of the parts.
-    """
+    """Yield (name, command with its full module, whether it runs on every rank), parts last."""
     for package, part in itertools.chain([("torchcoll", Part(KERNEL))], parts()):
         for name, entry in part.commands.items():
             full = entry._replace(module=f"{package}.{entry.module}")
@@ -83,10 +81,7 @@ KERNEL = {
 
 
 class Formatter(argparse.HelpFormatter):
-    """argparse's HelpFormatter, except that it does not wrap examples or groups of commands.
-
-    The commands are listed only in their groups, not in argparse's own list.
-    """
+    """A HelpFormatter that wraps no examples, and lists commands only in their groups."""
 
     def _iter_indented_subactions(
         self, action: argparse.Action
@@ -201,10 +196,7 @@ def _parser(chosen: Iterable[str], available: Mapping[str, Listed]) -> _Parser:
 
 
 def _parse(argv: Sequence[str], entry: Listed | None) -> argparse.Namespace:
-    """Parse the command line. Raises UsageError for what is not valid.
-
-    entry: the command that is the first word; None if that is another.
-    """
+    """Parse for the command of the first word (None: another). Raises UsageError."""
     if entry is None and (not argv or argv[0] == "-" or not argv[0].startswith("-")):
         return _answer_without_command(argv)
     first = argv[0]
@@ -234,9 +226,7 @@ def _answer_without_command(argv: Sequence[str]) -> argparse.Namespace:
 
 @contextlib.contextmanager
 def _ending_in_order() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the command as an exception, so that no copy of a file is left in
-    TMPDIR. A signal that is ignored, as by nohup, stays so.
-    """
+    """SIGTERM and SIGHUP end the command as an exception, for temporary files; not if ignored."""
 
     def end(number: int, _: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.file import SCHEMA, Writer, load_own, records_of, save
-from torchcoll.core.jsonl import lines_of, rename_old_keys
+from torchcoll.core.jsonl import lines_of
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import CaseResult, Choice, Run, Verification
 from torchcoll.core.spec import Spec
@@ -116,57 +116,6 @@ def test_files_of_before_have_no_stamps_and_no_ramp_up_calls(tmp_path):
     for result in run.results:
         assert (result.start_ns, result.start_wall_us, result.spent_ns) == (None, None, {})
         assert not (result.batch_start_ns or result.batch_start_wall_us or result.ramp_up_ns)
-
-
-def without_reuse(path, run):
-    """The file of a version that did not tell how buffers are reused."""
-    lines = [json.loads(line) for line in text_of(run).splitlines()]
-    for line in lines:
-        if "case" in line:
-            del line["case"]["buffer_reuse"]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("header", "reuse"), [({}, "same"), ({"source": {"tool": "nccl-tests"}}, "unknown")]
-)
-def test_files_of_before_do_not_tell_how_buffers_were_reused(tmp_path, header, reuse):
-    """What we measured had one way; how the tool did from which a file was imported is not known.
-    And so it stays when the file is written again.
-    """
-    run = a_run()
-    run.header |= header
-    run.in_flight, run.end = CASES[2], None
-    run.results.pop()
-    again = load(without_reuse(tmp_path / "old.jsonl", run))
-    save(again, tmp_path / "new.jsonl")
-    for one in (again, load(tmp_path / "new.jsonl")):
-        assert [r.case.buffer_reuse for r in one.results] == [reuse] * 2
-        assert one.in_flight.buffer_reuse == reuse
-
-
-def test_what_a_file_of_before_had_failed_is_made_up_for(tmp_path):
-    """--resume with a version that tells how buffers are reused: it is the same case."""
-    run, again = a_run(), a_run()
-    run.results[2] = CaseResult(CASES[2], "failed", 2, "out of memory")
-    again.results = [result(CASES[2])]
-    path = without_reuse(tmp_path / "run.jsonl", run)
-    save(again, tmp_path / "run.jsonl.2")
-    found = load(path)
-    assert [(r.case, r.status) for r in found.results] == [
-        (CASES[0], "ok"),
-        (CASES[1], "wrong"),
-        (CASES[2], "ok"),
-    ]
-    assert (found.lost, found.complete) == (0, True)
-    # ... also where another one was measured again, and is new to nobody.
-    again.results = [result(CASES[1]), result(CASES[2])]
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(line for line in lines if '"failed"' not in line))
-    (tmp_path / "run.jsonl.2").unlink()
-    save(again, tmp_path / "run.jsonl.2")
-    assert (len(load(path).results), load(path).lost) == (3, 0)
 
 
 def test_a_truncated_run_stays_truncated_when_saved_again(tmp_path):
@@ -680,33 +629,24 @@ def test_lines_are_those_of_the_file_wherever_its_pieces_end(tmp_path, packed, l
         assert [text.split(":")[1] for text in problems] == [str(number) for number in long]
 
 
-def test_keys_of_earlier_versions_are_read_by_their_present_names():
-    header = {
-        "record": "header",
-        "spec": {"beside": "external:udp", "labels": {"launch": "3", "beside": "external:udp"}},
-        "source": {"launch": "2"},
-    }
-    rename_old_keys(header)
-    assert header == {
-        "record": "header",
-        "spec": {
-            "concurrent": "background:udp",
-            "labels": {"run": "3", "concurrent": "background:udp"},
-        },
-        "source": {"run": "2"},
-    }
-    case = {"settled": 4, "lead_ns": [[9]], "spent_ns": {"lead": 9}, "beside": {"work": "copy:64K"}}
-    rename_old_keys(case)
-    assert case == {
-        "steady_after": 4,
-        "ramp_up_ns": [[9]],
-        "spent_ns": {"ramp_up": 9},
-        "concurrent": {"work": "copy:64K"},
-    }
-    of_a_matrix = {"record": "launch", "cell": "ring", "launch": 1}
-    rename_old_keys(of_a_matrix)
-    assert of_a_matrix == {"record": "run", "cell": "ring", "run": 1}
-    # The count of runs, at the top of a plan and in the limits of a versus.
-    plan = {"spec": {"launches": 6, "versus": {"launches": 6}}}
-    rename_old_keys(plan)
-    assert plan == {"spec": {"runs": 6, "versus": {"runs": 6}}}
+def test_what_had_failed_is_made_up_for_by_resume(tmp_path):
+    run, again = a_run(), a_run()
+    run.results[2] = CaseResult(CASES[2], "failed", 2, "out of memory")
+    again.results = [result(CASES[2])]
+    path = tmp_path / "run.jsonl"
+    save(run, path)
+    save(again, tmp_path / "run.jsonl.2")
+    found = load(path)
+    assert [(r.case, r.status) for r in found.results] == [
+        (CASES[0], "ok"),
+        (CASES[1], "wrong"),
+        (CASES[2], "ok"),
+    ]
+    assert (found.lost, found.complete) == (0, True)
+    # ... also where another one was measured again, and is new to nobody.
+    again.results = [result(CASES[1]), result(CASES[2])]
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if '"failed"' not in line))
+    (tmp_path / "run.jsonl.2").unlink()
+    save(again, tmp_path / "run.jsonl.2")
+    assert (len(load(path).results), load(path).lost) == (3, 0)

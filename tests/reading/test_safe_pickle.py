@@ -27,7 +27,7 @@ VALUE = {
 }
 
 
-@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("protocol", range(2, 6))
 def test_plain_values(protocol):
     data = pickle.dumps(VALUE, protocol)
     assert is_pickle(data)
@@ -43,14 +43,10 @@ def test_sets_and_bytes(protocol):
     assert read_pickle(pickle.dumps(value, protocol), "x") == value
 
 
-def test_numbers_as_text_of_protocol_0():
-    assert read_pickle(b"(lp0\nI01\naI00\naI7\naL12L\naF2.5\na.", "x") == [True, False, 7, 12, 2.5]
-
-
-def test_pop_dup_and_lists_of_a_mark():
-    assert read_pickle(b"(K\x01K\x022l(K\x031.", "x") == [1, 2, 2]
-    assert read_pickle(b"(K\x01K\x02d.", "x") == {1: 2}
-    assert read_pickle(b"K\x01(0.", "x") == 1  # POP on a mark takes the mark
+def test_protocols_0_and_1_are_no_pickles_here():
+    """torch writes protocol 2, and Python's default is 4 or 5."""
+    for protocol in (0, 1):
+        assert not is_pickle(pickle.dumps(VALUE, protocol))
 
 
 class Reduced:
@@ -76,7 +72,7 @@ def refusal(data: bytes) -> str:
     return str(caught.value).removeprefix("pickle dump: got ")
 
 
-@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("protocol", range(2, 6))
 @pytest.mark.parametrize(
     ("value", "named"),
     [
@@ -107,7 +103,7 @@ def test_what_is_no_plain_value_is_refused_by_name(value, named, protocol):
     [
         (b"cos\nsystem\n(S'false'\ntR.", "os.system"),
         (b"(S'false'\nios\nsystem\n.", "STRING"),
-        (b"(Vfalse\nios\nsystem\n.", "os.system"),
+        (b"(ios\nsystem\n.", "os.system"),
         (b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93.", "builtins.eval"),
         (b"\x80\x04K\x01K\x02\x93.", "STACK_GLOBAL"),
         (b"cos\n", "GLOBAL"),
@@ -131,13 +127,11 @@ def test_instructions(data, named):
     [
         (b"\xff.", "byte 255 is no instruction"),
         (b"j\x09\0\0\0.", "value 9 is used before it was made"),
-        (b"g-1\n.", "an index that is none"),
         (b"}]K\x01s.", "a key that is a list"),
         (b"})K\x01s.", "a key that is a tuple"),
         (b"}\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\x01K\x01s.", "a key of more than 64 bits"),
         (b"}K\x01a.", "dict in place of list"),
         (b"}(K\x01u.", "a key without a value"),
-        (b"I12x\n.", "invalid literal"),
         (b"X\x01\0\0\0\xff.", "can't decode"),
     ],
 )
@@ -145,7 +139,7 @@ def test_damage(data, why):
     assert why in refusal(data)
 
 
-@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("protocol", range(2, 6))
 def test_every_cut(protocol):
     data = pickle.dumps(VALUE, protocol)
     for end in range(len(data)):
@@ -177,7 +171,7 @@ def test_marks_in_marks_are_refused_before_their_end():
 
 def test_the_stack_is_guarded_by_its_marks():
     """An item before a mark belongs to somebody else."""
-    for data in (b"](a.", b"K\x01(.", b"K\x01(\x85.", b"K\x01(q\0.", b"0.", b".", b"t.", b"(2."):
+    for data in (b"](a.", b"K\x01(.", b"K\x01(\x85.", b"K\x01(q\0.", b".", b"t."):
         assert refusal(data).startswith("a damaged pickle")
 
 
@@ -192,10 +186,6 @@ HUGE = struct.pack("<Q", 1 << 40)
         (b"\x8d" + HUGE + b"x.", "cut off"),
         (b"\x8b\xff\xff\xff\x7f.", "a number of 2147483647 bytes"),
         (b"\x8b\xff\xff\xff\xff.", "a number of 4294967295 bytes"),
-        (b"I" + b"9" * 10_000 + b"\n.", "a number of 10000 characters"),
-        (b"F" + b"9" * 10_000 + b"\n.", "a number of 10000 characters"),
-        (b"g" + b"9" * 10_000 + b"\n.", "an index that is none"),
-        (b"K\x01p" + str(2**61 - 1).encode() + b"\n.", "an index that is none"),
         (b"]q\0h\0a.", "contains itself"),
         (b"]q\0h\0\x85a.", "contains itself"),
         (b"]" * 1_000 + b"a" * 999 + b".", "more than 100 levels"),
@@ -230,7 +220,7 @@ def test_lists_that_double():
     assert read_pickle(pickle.dumps(ordinary, 2), "x") == ordinary
 
 
-@pytest.mark.parametrize("piece", [b"}", b"I1234\n", b"h\0"])
+@pytest.mark.parametrize("piece", [b"}", b"J\x00\x10\x00\x00", b"h\0"])
 def test_memory_is_limited(monkeypatch, piece):
     """The estimate of the memory is at least what Python takes; the limit is 1 GB, here 2 MB."""
     monkeypatch.setattr(bounds, "_HELD_BYTES", 2_000_000)

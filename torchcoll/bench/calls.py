@@ -83,9 +83,7 @@ def kernel_call(local: Rank, case: Case, buffers: Buffers, group: Any) -> Call:
 def functional_call(
     local: Rank, sizing: SizedCase, index: int, buffers: Buffers, group: Any
 ) -> Call:
-    """The call of a case through functional collectives or DTensor, which sets
-    ``buffers.returned``. If the installed torch refuses it, the first call is refused.
-    """
+    """A call that sets ``buffers.returned``. If torch refuses it, the first call is refused."""
     case = sizing.case
     group = group or local.dist.distributed_c10d._get_default_group()
     functional = importlib.import_module("torch.distributed._functional_collectives")

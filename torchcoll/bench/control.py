@@ -486,9 +486,7 @@ def wait_for_peers(
 
 
 def dead_ranks(pids: Mapping[int, int]) -> list[int]:
-    """The ranks that have ended, of these on this host (rank -> process), or were sent SIGKILL: a
-    process may stay in the driver of its GPU for seconds.
-    """
+    """The ranks of this host (rank -> process) that have ended, or were sent SIGKILL."""
     return [rank for rank, pid in pids.items() if not _lives(pid)]
 
 

@@ -107,10 +107,7 @@ class Culprit:
         return self.symptom or ECHO
 
     def text(self, doing: str, names: Names, seen: str = "") -> str:
-        """The message of a rank that was in step ``doing``.
-
-        seen: what the processes of lost ranks do; each clause ends with ``; ``.
-        """
+        """The message of a rank in step ``doing``. seen: what lost processes do, or ''."""
         if self.why in (Why.DAMAGED, Why.MISTAKE):
             return self.story(names)
         symptom, more = self.symptom or ECHO, ""

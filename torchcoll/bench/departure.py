@@ -465,10 +465,7 @@ def readable(descriptor: int, limit_s: float) -> bool:
 
 
 def store_gone(store: Any, this_rank: str, server: str, silent: bool) -> tuple[bool, str]:
-    """(whether the store is gone, why this rank cannot ask it), by one more connection.
-
-    silent: the store did not answer, and no connection broke.
-    """
+    """(whether the store is gone, why this rank cannot ask it). silent: no connection broke."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     try:

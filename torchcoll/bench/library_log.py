@@ -58,11 +58,7 @@ class LibraryLog:
         self._recorder: Recorder | None = None  # rank 0's
 
     def ask_for(self, entries: Sequence[BackendEntry]) -> None:
-        """Set the variables, before the library's first call.
-
-        Raises UnavailableError if no backend writes a log, and UsageError for other values of the
-        user's.
-        """
+        """Set the variables before the first call. Raises UnavailableError and UsageError."""
         families = {entry.name: entry.family for entry in entries}
         self._libraries = {name: library for name, library in families.items() if library}
         if not self._libraries:

@@ -41,10 +41,7 @@ _PATIENCE_S = 2.0
 
 
 def reporter(format: str = "table", quiet: bool = False, verbose: bool = False) -> Reporter:
-    """The reporter for ``--format``. quiet: only results; verbose: what measuring costs too.
-
-    Raises UsageError for an unknown format.
-    """
+    """The reporter for ``--format``. Raises UsageError for an unknown format."""
     choice(format, "format", FORMATS)
     out = Destination()
     kind = _Rows if format == "table" else _AtEnd

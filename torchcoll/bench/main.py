@@ -38,10 +38,7 @@ def main(
     *,
     action: Action | None = None,
 ) -> None:
-    """Measure and exit with the exit code of the run. collective: None for the suite.
-
-    action: called in place of measuring a collective.
-    """
+    """Measure (None: the suite), or call ``action``, and exit with the exit code of the run."""
     arguments = list(sys.argv[1:] if argv is None else argv)
 
     def act(launch: Launch) -> int:

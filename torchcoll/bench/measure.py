@@ -404,9 +404,7 @@ class _Measurement:
         return None
 
     def _check(self) -> NotRun | None:
-        """Verify one more call on fresh data, two if one call cannot show an error; why not if some
-        rank could not check. A soak checks a tenth of the calls.
-        """
+        """Verify fresh calls, one or two, of a soak a tenth; why not if some rank could not."""
         local, sizing, calls, samples = self.local, self.sizing, self.calls, self.samples
         checks = self.sweep.spec.check and self.communicator.backend.communicates
         checks = checks and sizing.size_bytes > 0

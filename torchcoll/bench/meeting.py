@@ -101,9 +101,7 @@ def _allow_connections(ranks: int) -> None:
 
 
 def _within(timeout_s: float, connect: Callable[[], Any]) -> Any:
-    """The result of ``connect``. Raises RuntimeError after ``timeout_s``: torch's client waits for
-    ever if another program listens.
-    """
+    """The result of ``connect``. Raises RuntimeError after ``timeout_s``, as torch may not."""
     results: list[Any] = []
 
     def ask() -> None:
@@ -286,10 +284,7 @@ def _launcher_process() -> int | None:
 
 
 def expand_hosts(text: str, what: str = "host list") -> list[str]:
-    """The hosts of a Slurm list such as ``node[01-03,07],gpu5``, in order.
-
-    Raises UsageError for what is no such list.
-    """
+    """The hosts of a Slurm list ``node[01-03,07],gpu5``, in order. Raises UsageError."""
     hosts: list[str] = []
     pieces = re.findall(r"(?:[^,\[\]\s]|\[[^\]]*\])+", text)
     if ",".join(pieces) != text.strip() or not pieces:

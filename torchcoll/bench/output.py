@@ -136,9 +136,7 @@ class Output:
         self.path, self._writer = open_default(what, backend, self._ranks)
 
     def _look_after(self) -> None:
-        """If somebody has removed, moved or truncated the file: write all again, there or in a new
-        folder, or else go on for the table.
-        """
+        """Write all again if somebody removed, moved or truncated the file; else show the table."""
         if self._nowhere or not (self._writer and self.path) or self._writer.there():
             return
         self.lost = f"result file {self.path}: removed, moved or truncated while measuring"

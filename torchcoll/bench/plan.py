@@ -81,10 +81,7 @@ def odd_ranks(answers: Sequence[str]) -> list[int]:
 def arguments_differ(
     control: Control, hellos: Sequence[Mapping[str, str]], spec: Spec
 ) -> UsageError:
-    """The error of ranks that were started with different arguments. Collective.
-
-    hellos: ``asked`` and ``argv`` of every rank, on rank 0.
-    """
+    """The error of ranks with different arguments, from the hellos on rank 0. Collective."""
     specs: list[dict[str, list[str]]] = []
     if control.decide(not any(hello["argv"] for hello in hellos)):
         fields = spec.to_json()
@@ -176,9 +173,7 @@ def lacks_memory(needs: Mapping[int, int], answers: Sequence[Mapping[str, Any]])
 
 
 def case_limit_s(spec: Spec) -> float | None:
-    """Upper bound of the cold and steady calls of a case while no call takes longer than
-    ``slow_call_s``; None where calls are counted, not timed.
-    """
+    """Most seconds of a case while no call takes over ``slow_call_s``; None if calls count."""
     if spec.iters or spec.warmup or spec.cold > COLD_CALLS:
         return None
     return COLD_LIMIT_S + (0 if spec.iters == 0 else PATIENCE * spec.max_time_s)

@@ -26,10 +26,7 @@ MEANINGLESS = "several ranks share one GPU, so bandwidth and time mean nothing"
 def begin(
     in_group: bool, hosts: Sequence[str], backend: str, kind: str, rank: int
 ) -> Callable[[], None]:
-    """``rehearse`` for this rank, where the run is one that can be. Raises UsageError.
-
-    in_group: the program has a process group of its own. hosts: that of each rank.
-    """
+    """``rehearse`` where the run can be one: one host, no group before. Raises UsageError."""
     if in_group:
         raise UsageError("rehearse", "inside a process group", "a run of its own")
     if len({*hosts}) > 1:
@@ -38,9 +35,7 @@ def begin(
 
 
 def rehearse(backend: str, kind: str, rank: int) -> Callable[[], None]:
-    """Set NCCL's variables for several ranks on one GPU, before its first call; what is returned
-    puts them back. Raises UnavailableError for other backends and devices.
-    """
+    """Set NCCL's variables for ranks on one GPU; returns the undo. Raises UnavailableError."""
     if not backend_of(backend).shares_device or kind != "cuda":
         able = " or ".join(e.name for e in BACKENDS.values() if e.shares_device)
         raise UnavailableError("rehearse", f"{backend} on {kind}", f"{able} on cuda")

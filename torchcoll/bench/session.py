@@ -60,10 +60,7 @@ class Rank:
         return self.torch.distributed
 
     def abort(self, text: str, code: ExitCode | None = None) -> NoReturn:
-        """End the run because of an error that this rank alone has met. Other ranks report too.
-
-        code: the exit code of a user's mistake, whose text is printed as it is.
-        """
+        """End the run for an error of this rank alone. code: of a user's mistake."""
         self.departure.abort(text, code=code)
 
 
@@ -419,9 +416,7 @@ class Session:
     def _open_device(
         self, spec: Spec
     ) -> tuple[tuple[backends.BackendEntry, ...], Device, Cards, str | None]:
-        """(backends, this rank's device, on rank 0 the card of each rank, this rank's card). Raises
-        the error of any rank on all ranks.
-        """
+        """(backends, device, cards of all ranks on rank 0, own card), or the error of any rank."""
         meeting = self._meeting
         torch, control = meeting.torch, meeting.control
         refusal, card, identity = None, None, None
@@ -456,10 +451,7 @@ class Session:
         return entries, device, cards, card
 
     def _watch_host(self, card: str | None) -> dict[str, Any] | None:
-        """The state of this host before the run, on its first rank; None on other ranks.
-
-        card: the device of this rank. Collective.
-        """
+        """The state of this host before the run, on its first rank; else None. Collective."""
         control, state = self.local.control, None
         here = [*control.pids]
         cards = control.share(card, here)

@@ -144,9 +144,7 @@ class Sweep:
         return results
 
     def agree_on_case(self, sizing: SizedCase) -> NotRun | None:
-        """None to run the case, or why not; rank 0 decides for all. Raises UsageError if the ranks
-        are about to run different ones.
-        """
+        """None to run the case, or why not, by rank 0. Raises UsageError if the ranks differ."""
         control = self.local.control
         seen = fingerprint([sizing.case.to_json(), sizing.count, self._weights])
         answers = control.gather({"case": seen, **environment.free_memory(self.local.device)})
@@ -185,10 +183,7 @@ class Sweep:
         steady: Sequence[list[dict[str, list[int]]]] = (),
         **facts: Any,
     ) -> list[CaseResult]:
-        """Gather every rank's samples; on rank 0 the CaseResult of each sub-group.
-
-        steady: [batch][rank][clock], gathered already. facts: see results_of.
-        """
+        """Gather samples; on rank 0 the results. steady: [batch][rank][clock]. See results_of."""
         local = self.local
         local.progress.step(f"{sizing.case.describe()}: samples to rank 0")
         self.gathered = local.control.gather(samples)

@@ -80,10 +80,7 @@ def allocate(
 
 
 class Pattern:
-    """A periodic pattern: element i of a buffer is ``values[(shift + i) mod period]``.
-
-    ``row(shift)`` is a whole number of periods that begins at ``shift``.
-    """
+    """Periodic: element i is ``values[(shift + i) mod period]``; ``row``: whole periods."""
 
     def __init__(self, torch: Any, values: Any, dtype: Any, device: Any) -> None:
         self.period = len(values)
@@ -402,9 +399,7 @@ class Checker:
         self._fill(self._first)
 
     def prepare(self, turn: int = FIRST_TURN) -> None:
-        """Fresh input, other than that of the calls before, and poison where the output is
-        expected, except where the input is the output (a broadcast's root).
-        """
+        """Fresh input, and poison where output is expected, but for a root's own buffer."""
         recv = self._buffers.recv
         self._turn, self._now, self._expected = turn, self._input(turn), None
         self._fill(self._now)

@@ -171,9 +171,7 @@ class StackSampler:
             now.states[state] += 1
 
     def stated(self, within_s: float) -> dict[str, Any]:
-        """place, text, how and s of the present stall, or of a longer one that ended less than
-        ``within_s`` ago; {} without a sample.
-        """
+        """place, text, how and s of the present stall, or a longer recent one; {} without."""
         if not self._now.looks:
             self.look()
         sample = self._now
@@ -197,9 +195,7 @@ class StackSampler:
 
 
 def place_of(frame: Any) -> tuple[str, str] | None:
-    """(kind of place, description) of the innermost frame that says where a thread is; None if this
-    thread is about to end this rank.
-    """
+    """(kind, description) of the innermost frame that says where a thread is; None: leaving."""
     while frame:
         module = str(frame.f_globals.get("__name__", ""))
         root, _, rest = module.partition(".")
@@ -264,10 +260,7 @@ def _given(entry: dict[str, Any]) -> str:
 
 
 class Pauses:
-    """How long this process stood still, and how late its threads wake up.
-
-    start_up_s: how long no thread had looked before.
-    """
+    """How long this process stood still (``start_up_s`` before), and how late threads wake."""
 
     def __init__(self, start_up_s: float) -> None:
         self._began = self._looked = time.monotonic()
@@ -301,9 +294,7 @@ class Pauses:
         return max(self._late_s, default=0.0)
 
     def stated(self, patience_s: float) -> dict[str, Any]:
-        """``still_s`` for the status of this rank, if this process stood still for longer than the
-        other ranks wait.
-        """
+        """``still_s`` for the status, if this process stood still longer than others wait."""
         self.look()
         return {} if self._longest_s < patience_s else {"still_s": round(self._longest_s)}
 

@@ -148,9 +148,7 @@ class Answer:
 
     @property
     def lines(self) -> list[str]:
-        """What is printed: the sentence with as many details as fit into two lines of 100
-        characters, each further detail, and the next step.
-        """
+        """The sentence with as many details as fit into two lines, the others, the next step."""
         first, details = self.headline, list(self.details)
         while details and len(first) + len(details[0]) + 2 <= _MOST:
             first += f"; {details.pop(0)}"
@@ -163,9 +161,7 @@ class Answer:
         return f"{sentence}. Next: {self.next_step}" if self.next_step else sentence
 
     def with_sentence(self, text: str, alone: bool = False) -> Answer:
-        """The same answer with another sentence, for a display that shortens it. alone: without
-        details and next step.
-        """
+        """The same answer with another sentence. alone: without details and next step."""
         answer = replace(self, details=(), next_step="") if alone else self
         return replace(answer, subject=text, verb="", scope="", certainty="", before="")
 

@@ -355,10 +355,7 @@ def minor_version(version: str) -> str:
 
 
 def bindings_advice(entry: BackendEntry, error: str, version: str | None, torch: str) -> str:
-    """What to do if the module of a backend cannot be imported, or registers nothing.
-
-    error: of the import. version: of the module, or None. torch: version of torch.
-    """
+    """What to do if the module of a backend cannot be imported (error), or registers nothing."""
     advice = []
     if missing := re.search(r"(\S+): cannot open shared object file", error):
         advice.append(f"Source oneCCL's setvars.sh, so that the loader finds {missing[1]}.")

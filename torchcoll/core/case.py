@@ -248,10 +248,7 @@ _T = TypeVar("_T")
 
 
 def with_settings(cls: type[_T]) -> type[_T]:
-    """Add the settings that a class does not write itself, before ``dataclass`` reads its fields.
-
-    A class writes those that code reads from it, so that checkers and editors know them.
-    """
+    """Add the settings that a class does not write itself for checkers and editors, as fields."""
     for setting in SETTINGS:
         if setting.name not in cls.__annotations__:
             cls.__annotations__[setting.name] = setting.kind.__name__

@@ -62,8 +62,6 @@ class Segment:
 Call = Callable[[], object]
 
 SENT, RECEIVED, BOTH = "sent", "received", "both"
-
-
 # Each bus factor as a formula, and its reason.
 _TWICE = (
     "2 (n - 1) / n",

@@ -8,9 +8,7 @@ from typing import NamedTuple
 
 
 class Listed(NamedTuple):
-    """A sub-command in ``torchcoll --help``: its line, the heading above it, and the module of its
-    package whose ``COMMANDS`` has it.
-    """
+    """A sub-command in ``torchcoll --help``: its line, heading, and module with ``COMMANDS``."""
 
     help: str
     group: str

@@ -110,19 +110,14 @@ def nearest_names(
 def did_you_mean(
     value: object, choices: Iterable[str], least: float = 0.6, most: int = 1, before: str = ""
 ) -> str:
-    """``Did you mean all_reduce?``, or '' if no name is similar (see ``nearest_names``).
-
-    before: is written before each name.
-    """
+    """``Did you mean all_reduce?``, or '' if no name is similar. before: stands before names."""
     *names, last = [before + name for name in nearest_names(value, choices, least, most)] or [""]
     first = f"{', '.join(names)} or " if names else ""
     return f"Did you mean {first}{last}?" if last else ""
 
 
 def nearest_option(message: str, options: Collection[str], help: str) -> str:
-    """The next action for arguments that argparse refuses: the three options most similar to an
-    unknown one, and the help that lists the options.
-    """
+    """The next action for refused arguments: the most similar options, and the help."""
     arguments = message.partition("unrecognized arguments: ")[2].split()
     # Without the dashes, which would make all options similar.
     names = [name[2:] for name in options if name.startswith("--")]
@@ -237,9 +232,7 @@ def call(path: str, name: str) -> None:
 
 
 def printable(text: str) -> str:
-    """Replace characters that a terminal would obey by blanks: ESC, BEL, C1, bidi marks and line
-    ends; and surrogates, which cannot be encoded.
-    """
+    """Replace what a terminal would obey (ESC, bidi marks, line ends) and surrogates by blanks."""
     for path, name in _called.items():
         text = text.replace(path, name)
     return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)

@@ -88,10 +88,7 @@ class Writer:
             raise refused from None
 
     def write(self, record: str, data: dict[str, Any], durable: bool = False) -> None:
-        """Write one line in one write. ``durable``: it is on disk when this returns.
-
-        Raises DiskFullError if the disk refuses it; later records are then silently dropped.
-        """
+        """Write one line; ``durable``: on disk when this returns. Raises DiskFullError, once."""
         try:
             self.append([(record, data)], durable)
         except OSError as error:
@@ -208,10 +205,7 @@ def records_of(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def save(run: Run, path: str | os.PathLike[str]) -> None:
-    """Write ``run`` to a new file, and its continuations to FILE.2, ... next to it.
-
-    Raises UsageError if one exists or cannot be written.
-    """
+    """Write ``run`` and its continuations (FILE.2, ...) to new files. Raises UsageError."""
     if not isinstance(run, Run):
         action = "traffic.save(PATH) writes a Traffic." if hasattr(run, "calls") else ""
         action = "torchcoll.run returns it on rank 0 alone." if run is None else action
@@ -249,9 +243,7 @@ def truncated_text(run: Run) -> str:
 
 
 def is_ours(path: str | os.PathLike[str]) -> bool:
-    """Whether the first line is that of a file of torchcoll, also of a damaged one. True for a path
-    without a file; False for ``-``.
-    """
+    """Whether a file, also a damaged one, is torchcoll's. True without a file; False for ``-``."""
     if not os.path.isfile(path):
         return os.fspath(path) != "-"
     first = _first_line(path, 1 << 16)
@@ -420,17 +412,11 @@ def _machine(run: Run, data: dict[str, Any]) -> None:
     run.machine.append(data)
 
 
-def _stated(run: Run, case: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a case; without ``buffer_reuse`` an old file used the same buffers."""
-    return {"buffer_reuse": "unknown" if run.source else "same", **case}
-
-
 def _started(run: Run, data: dict[str, Any]) -> None:
-    run.in_flight = case_from_json(_stated(run, data["case"]))
+    run.in_flight = case_from_json(data["case"])
 
 
 def _case(run: Run, data: dict[str, Any], line: bytes) -> None:
-    data["case"] = _stated(run, data["case"])
     run.results.append(CaseResult.from_json(data, large=len(line) > _MANY_BYTES))
     run.in_flight = None
 

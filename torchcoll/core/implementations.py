@@ -186,10 +186,7 @@ def refusal(case: Case) -> str:
 
 
 def lacking(torch: Any, case: Case, index: int | None) -> str:
-    """What this torch or this device lacks to run the case; '' if nothing is known to be missing.
-
-    index: the index of this rank's device.
-    """
+    """What this torch, or the device of this index, lacks to run the case; '' if nothing known."""
     kernel = kernel_of(case)
     if kernel is None:
         return ""

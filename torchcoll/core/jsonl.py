@@ -211,43 +211,7 @@ def _without_check_sum(data: Any) -> dict[str, Any]:
         raise TypeError("no object")
     data.pop("line", None)
     data.pop("crc", None)
-    rename_old_keys(data)
     return data
-
-
-_OLD_COLD_WARNING = re.compile(r"cold calls did not settle within (\d+), as rank 0 saw them")
-# Keys of earlier versions -> their present names.
-_RENAMED = {
-    "beside": "concurrent",
-    "lead_ns": "ramp_up_ns",
-    "lead": "ramp_up",
-    "settled": "steady_after",
-    "launch": "run",
-    "launches": "runs",
-}
-
-
-def rename_old_keys(data: dict[str, Any]) -> None:
-    """Rename the keys of a record of an earlier version, in place, and the prefix ``external:``."""
-    nested = ("labels", "limits", "source", "spec", "spent_ns", "versus")
-    for name in nested:
-        if isinstance(data.get(name), dict):
-            rename_old_keys(data[name])
-    for old, new in _RENAMED.items():
-        if old in data:
-            data[new] = data.pop(old)
-    if data.get("record") == "launch":
-        data["record"] = "run"
-    if isinstance(warnings := data.get("warnings"), list):
-        data["warnings"] = [
-            _OLD_COLD_WARNING.sub(r"rank 0 saw no steady state in the first \1 calls", text)
-            if isinstance(text, str)
-            else text
-            for text in warnings
-        ]
-    work = data.get("concurrent")
-    if isinstance(work, str) and work.startswith("external:"):
-        data["concurrent"] = "background:" + work.removeprefix("external:")
 
 
 def _two_in_one(what: str, path: Path, number: int) -> UnreadableError:
@@ -256,10 +220,7 @@ def _two_in_one(what: str, path: Path, number: int) -> UnreadableError:
 
 
 def _check_schema(header: dict[str, Any], schema: str, path: Path) -> None:
-    """Refuse other major schemas: for ``torchcoll/2``, 2.4 is accepted and 3 is not.
-
-    Raises UnreadableError, or one of UNUSABLE if the line is not a header of this kind.
-    """
+    """Refuse other major schemas (UnreadableError), and what is no such header (UNUSABLE)."""
     family, _, version = schema.partition("/")
     recorded = header["schema"]
     if header["record"] != "header" or not recorded.startswith(f"{family}/"):
@@ -297,8 +258,6 @@ def parse_line(line: bytes) -> Any:
 _TAIL = re.compile(rb',"line":([1-9]\d{0,14}),"crc":"([0-9a-f]{8})"}\s*$')
 _LONGEST_TAIL = 64  # bytes at the end that are searched: a line may be megabytes long
 _HEADER = re.compile(rb'\{\s*"record"\s*:\s*"header"')  # other programs write blanks
-
-
 # Shared by all lines: json.dumps would create an encoder for each.
 _encoded = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 

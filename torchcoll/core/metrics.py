@@ -60,10 +60,7 @@ def check_metrics(text: str | os.PathLike[str]) -> Path:
 
 
 def write_metrics(path: Path, metrics: Sequence[Metric]) -> None:
-    """Replace the file in one step, so that a reader has the earlier figures or these.
-
-    Raises OSError.
-    """
+    """Replace the file in one step, for readers at any time. Raises OSError."""
     replace_file(path, metrics_text(metrics).encode(errors="backslashreplace"))
 
 
@@ -135,9 +132,7 @@ def _label(setting: Setting, case: Case) -> object:
 
 
 def unique_labels(several: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """Add ``repeat`` 2, 3, ... to equal label sets: Prometheus takes neither of two series with the
-    same labels.
-    """
+    """Add ``repeat`` 2, 3, ... to equal label sets, which Prometheus refuses."""
     counts: Counter[tuple[tuple[str, str], ...]] = Counter()
     unique = []
     for labels in several:

@@ -36,13 +36,9 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-
-
 # Errors of a disk that takes no more: full, over a quota or a file's limit, or broken.
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 MAKE_ROOM = "Make room, then run the same command again."
-
-
 # Characters of the 255 bytes that a name may have.
 _LONGEST = 60
 _PACKED_BYTES = 1 << 16  # of a compressed file, that are read at once
@@ -63,9 +59,7 @@ def signals_held() -> Iterator[None]:
 def not_written(
     what: str, path: object, error: OSError, expected: str = "a file that can be written"
 ) -> TorchcollError:
-    """The error for a file that cannot be written: DiskFullError if the disk refuses it, otherwise
-    UsageError. what: the option that names the path.
-    """
+    """DiskFullError if the disk refuses it, else UsageError. what: the option with the path."""
     if error.errno in DISK_REFUSES:
         return DiskFullError(what, path, f"room for it on the disk ({error.strerror})", MAKE_ROOM)
     return UsageError(what, path, f"{expected} ({error.strerror})")
@@ -98,10 +92,7 @@ def open_to_write(
 
 
 def open_to_read(path: str | os.PathLike[str]) -> BufferedReader:
-    """``open`` for reading bytes of a regular file, or of a descriptor; links are followed.
-
-    Raises OSError; NotRegularError for a FIFO, a socket and a device.
-    """
+    """``open`` of a regular file, or a descriptor. Raises OSError; NotRegularError for a FIFO."""
     if is_descriptor(path):
         return open(path, "rb")
     try:
@@ -115,9 +106,7 @@ def open_to_read(path: str | os.PathLike[str]) -> BufferedReader:
 
 
 def common_folder(paths: Iterable[str | os.PathLike[str]]) -> str:
-    """The deepest folder that all paths are in; '' if there is none: no paths, absolute and
-    relative ones, or several drives.
-    """
+    """The deepest folder that all paths are in; '' if there is none."""
     try:
         return os.path.commonpath([os.fspath(path) for path in paths])
     except ValueError:
@@ -212,9 +201,7 @@ def move(source: Path, target: Path, folder: Path) -> None:
 def _opened_parent(
     path: Path, folder: str | os.PathLike[str] | None
 ) -> Iterator[tuple[int | None, str]]:
-    """(descriptor of the folder that ``path`` is in, its name there); without folders below
-    ``folder`` on the way, (None, the path).
-    """
+    """(descriptor of the folder of ``path``, name there), or (None, path) right in ``folder``."""
     below = path.relative_to(folder).parts if folder is not None else ()
     if len(below) < 2:
         yield None, os.fspath(path)

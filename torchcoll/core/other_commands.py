@@ -14,7 +14,7 @@ _BEGIN = 1 << 16  # bytes that are looked at
 # A profiler's trace (Kineto), or a dump of the Flight Recorder, as JSON or as a pickle.
 TRACE = re.compile(
     rb'\A\s*\{[^\0]*?"(?:traceEvents|pg_config|pg_status|collective_seq_id)"\s*:'
-    rb"|\A(?:\x80|\(dp|\}q)[\s\S]*?pg_(?:config|status)"
+    rb"|\A\x80[\s\S]*?pg_(?:config|status)"
 )
 # In the order in which they are tried: a log may hold the output of a benchmark, and `show` reads
 # it then.
@@ -69,9 +69,7 @@ _WITHOUT_COLLECTIVES = (
 
 
 def without_collectives(begin: bytes) -> tuple[str, str]:
-    """('perftest, which ...', next action) for the output of a tool without collectives; ('', '')
-    for any other file.
-    """
+    """(tool, next action) for the output of a tool without collectives; else ('', '')."""
     for tool, pattern, action in _WITHOUT_COLLECTIVES:
         if pattern.search(begin):
             return tool, action
@@ -79,10 +77,7 @@ def without_collectives(begin: bytes) -> tuple[str, str]:
 
 
 def reading_command(begin: bytes, path: str, command: str) -> str:
-    """'torchcoll log x.log reads it.' for a file that begins so; '' if no other command reads it.
-
-    command: the command that was called.
-    """
+    """'torchcoll log x.log reads it.' for a file that begins so; '' if only ``command`` does."""
     names = [name for name, pattern in _READERS if pattern.search(begin)]
     if not names or names[0] == command:
         return ""
@@ -90,9 +85,7 @@ def reading_command(begin: bytes, path: str, command: str) -> str:
 
 
 def reading_commands(text: bytes) -> list[str]:
-    """The commands that read a file whose beginning and end are this text, without the others that
-    a part recognises.
-    """
+    """The commands of the kernel that read a file with this text at its beginning or end."""
     return [*dict.fromkeys(name for name, pattern in _READERS if pattern.search(text))]
 
 

@@ -56,9 +56,7 @@ class Part(NamedTuple):
 
 
 def parts() -> Iterator[tuple[str, Part]]:
-    """Yield (package, its part): the parts of torchcoll by name, then installed ones, which are
-    found by reading a file of each distribution.
-    """
+    """Yield (package, its part): the parts of torchcoll by name, then installed ones."""
     yield from _own_parts().items()
     yield from _installed_parts().items()
 
@@ -71,9 +69,7 @@ def _own_parts() -> dict[str, Part]:
 
 
 def _any_installed() -> bool:
-    """Whether a distribution has an entry point of the group, which spares most commands the import
-    of importlib.metadata: it takes as long as all else of --help.
-    """
+    """Whether any distribution has such an entry point; importlib.metadata would be slow."""
     patterns = (f"{glob.escape(folder)}/*-info/entry_points.txt" for folder in sys.path)
     for path in itertools.chain.from_iterable(map(glob.glob, patterns)):
         with contextlib.suppress(OSError, ValueError), open(path) as file:

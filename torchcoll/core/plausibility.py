@@ -157,10 +157,7 @@ _sweep_of = operator.attrgetter(*SWEEP)
 
 
 def summarise_run(run: Run, how: str = "max", clock: str | None = None) -> list[Row]:
-    """Compute the rows of all cases of a run, and mark impossible ones as ``implausible``.
-
-    how, clock: see ``summarise``.
-    """
+    """The rows of all cases of a run, impossible ones as ``implausible``. See ``summarise``."""
     with_library = zip(run.results, libraries_of(run), strict=True)
     rows = [summarise(result, how, clock, library) for result, library in with_library]
     doubts = doubts_of(run, rows if how == "max" and clock is None else None)
@@ -221,9 +218,7 @@ def doubts_of(run: Run, rows: Sequence[Row] | None = None) -> list[str]:
 
 @lru_cache(maxsize=256)  # the rows of a run have few different arguments
 def ceiling_gbps(collective: str, ranks: int, link_gbps: float, multicast: bool) -> float:
-    """The largest busbw in GB/s that links of ``link_gbps`` in one direction allow. With multicast
-    a switch reduces and copies, and the link limits algbw.
-    """
+    """The largest busbw that such links allow. With multicast the link limits algbw."""
     entry = COLLECTIVES[collective]
     reduced = multicast and entry.by_switch
     return link_gbps * (max(1.0, entry.bus_factor(ranks)) if reduced else 1.0)
@@ -304,10 +299,7 @@ def _beyond_links(row: Row, device: DeviceLimits | None) -> str:
 
 
 def _too_short(row: Row) -> str:
-    """Why the time of a row is too short for the launch of a kernel; '' if it is not.
-
-    A replayed graph and coalesced calls do not launch a kernel for each call.
-    """
+    """Why a time is too short for the launch of a kernel (no graph, no group); '' if not."""
     time = row.median_ns or 0.0
     alone = row.mode != "graph" and row.coalesce == 1 and not row.rehearsal
     if row.device in ("cpu", "unknown") or row.ranks < 2 or not alone or row.clock == "issue":
@@ -328,10 +320,7 @@ def _sweeps(timed: Sequence[tuple[int, Row]]) -> list[list[tuple[int, Row]]]:
 
 
 def _law(rows: Sequence[Row]) -> tuple[float, float] | None:
-    """Fit (latency in ns, algbw in GB/s) by least squares of the relative error, without numpy.
-
-    None if the time does not grow with the size.
-    """
+    """Least squares: (latency in ns, algbw in GB/s); None if the time does not grow."""
     ww = wv = vv = w1 = v1 = 0.0
     for row in rows:
         w, v = 1 / (row.median_ns or 1.0), row.size_bytes / (row.median_ns or 1.0)

@@ -111,9 +111,7 @@ def read_fields(cls: type[_Record], data: Mapping[str, Any]) -> _Record:
 
 
 def check_fields(record: Any) -> None:
-    """Raises TypeError or ValueError unless each field has a value of its annotated type. Only
-    stamps may be below 0.
-    """
+    """Raises TypeError or ValueError unless all values have their types. Stamps may be below 0."""
     cls: Any = type(record)
     for name, kind, optional, signed in _kinds_of(cls):
         value = getattr(record, name)

@@ -32,9 +32,7 @@ def host_names(members: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def hosts_of(run: Run) -> int:
-    """The number of hosts that the ranks name, or else of the label ``hosts``, which an imported
-    table may have; 0 if neither is known.
-    """
+    """How many hosts the ranks name, or else the label ``hosts``; 0 if neither is known."""
     label = run.labels.get("hosts", "")
     return len(host_names(run.members)) or (int(label) if is_hosts(label) else 0)
 

@@ -33,12 +33,11 @@ def may_skip() -> bool:
 
 
 def skip(refused: Sequence[UnreadableError], others: bool) -> None:
-    """Name the files that cannot be read, those with the same error in one line. Raises the last
-    error if there are no other files.
-    """
+    """Name the unreadable files, one line for each error. Raises the last one without others."""
     kinds: dict[str, list[UnreadableError]] = {}
     for error in refused:
-        kinds.setdefault(" ".join(_without_files(error)), []).append(error)
+        without_files = (token for token in str(error).split() if not _file_in(token))
+        kinds.setdefault(" ".join(without_files), []).append(error)
     errors = [_one_of(alike) for alike in kinds.values()]
     last = errors.pop() if errors and not others else None
     name = "skipped" if others else "error"
@@ -56,18 +55,12 @@ def _file_in(token: str) -> str:
     return path if os.path.isfile(path) else ""
 
 
-def _without_files(error: UnreadableError) -> list[str]:
-    return [token for token in str(error).split() if not _file_in(token)]
-
-
 def _one_of(alike: Sequence[UnreadableError]) -> UnreadableError:
     """The first of several errors that differ in the file alone, with the names of the others."""
     first, *further = alike
-    names = [
-        os.path.basename(next(filter(None, map(_file_in, str(error).split())), ""))
-        for error in further
-    ]
     if not further:
         return first
+    files = (next(filter(None, map(_file_in, str(error).split())), "") for error in further)
+    names = [os.path.basename(file) for file in files]
     of_others = f"The same of {counted(len(names), 'more file')}: {shorten(names, _ALIKE)}"
     return type(first)(f"{str(first).rstrip('.')}. {of_others}")

@@ -250,10 +250,7 @@ class Spec:
             raise UsageError("precision", self.precision, "a number below 1", "5 % is 0.05.")
 
     def size_list(self) -> tuple[int, ...]:
-        """The requested sizes, as nccl-tests has them for a whole factor and for a step.
-
-        Raises UsageError beyond 100000 sizes.
-        """
+        """The requested sizes, as nccl-tests has them. Raises UsageError beyond 100000."""
         if self.sizes:
             return self.sizes
         sizes: list[int] = []
@@ -275,9 +272,7 @@ class Spec:
         return _unique(sizes)
 
     def cases(self, ranks: int) -> tuple[Case, ...]:
-        """All cases in the order in which they run; equal sizes after division among ranks are kept
-        once. Raises UsageError for a root that is no rank.
-        """
+        """All cases in the order of running. Raises UsageError for a root that is no rank."""
         return tuple(sizing.case for sizing in self.sizings(ranks))
 
     def sizings(self, ranks: int) -> tuple[SizedCase, ...]:
@@ -290,7 +285,12 @@ class Spec:
             from torchcoll.core.splits import split_rules, split_weights
 
             weights = {rule: split_weights(rule, ranks) for rule in split_rules(self.splits)}
-            self._check_splits(weights)
+            others = [
+                n for n in self.collectives if has_splits(n) and COLLECTIVES[n].blocks != BOTH
+            ]
+            if others and len(weights) > 1:
+                what = f"{self.splits} of {others[0]}"
+                raise UsageError("splits", what, "pair: of all_to_all_v alone")
         by_key: dict[tuple[Any, ...], SizedCase] = {}
         for case in self._product():
             sizing = size_case(case, ranks, weights.get(case.splits or ""))
@@ -304,17 +304,8 @@ class Spec:
             random.Random(self.seed).shuffle(sizings)
         return tuple(sizings)
 
-    def _check_splits(self, weights: Mapping[str, Weights]) -> None:
-        """Raises UsageError if both directions of a rule are asked for of a one-way collective."""
-        others = [n for n in self.collectives if has_splits(n) and COLLECTIVES[n].blocks != BOTH]
-        if others and len(weights) > 1:
-            what = f"{self.splits} of {others[0]}"
-            raise UsageError("splits", what, "pair: of all_to_all_v alone")
-
     def subgroups(self, ranks: int) -> tuple[tuple[int, ...], ...]:
-        """The sub-groups of so many ranks; one of all ranks if the Spec has none. Raises UsageError
-        for a rule or concurrent work that does not fit the number of ranks.
-        """
+        """The sub-groups of so many ranks, at least one. Raises UsageError if they do not fit."""
         if self.concurrent_collective and ranks > 1:
             _, rule, _ = other_collective(str(self.concurrent)) or ("", "", None)
             if max(map(len, partition(rule, ranks))) == 1:

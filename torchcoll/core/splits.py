@@ -46,10 +46,6 @@ class Weights:
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:
         self.rows = rows
 
-    def transposed(self) -> Weights:
-        """Senders and receivers exchanged."""
-        return Weights(list(zip(*self.rows, strict=True)))
-
     @cached_property
     def sent(self) -> list[Mapping[int, int]]:
         """For each source: weight -> how often it occurs in the row."""
@@ -124,15 +120,6 @@ class Division:
             for histogram in histograms
         ]
 
-    @property
-    def matrix(self) -> tuple[tuple[int, ...], ...]:
-        """The elements [source][destination]."""
-        destinations = range(len(self.weights.rows[0]))
-        return tuple(
-            tuple(self.pair(source, destination) for destination in destinations)
-            for source in range(len(self.weights.rows))
-        )
-
 
 def split_rules(splits: str) -> tuple[str, ...]:
     """The rules of the cases that ``splits`` asks for: two for a pair, otherwise itself."""
@@ -143,7 +130,8 @@ def split_rules(splits: str) -> tuple[str, ...]:
 def split_weights(splits: str, ranks: int) -> Weights:
     """Read the text of a rule for so many ranks. Raises UsageError."""
     if splits.startswith(COMBINE):
-        return split_weights(splits.removeprefix(COMBINE), ranks).transposed()
+        rows = split_weights(splits.removeprefix(COMBINE), ranks).rows
+        return Weights(list(zip(*rows, strict=True)))
     if splits == "balanced" or splits.startswith(("zipf:", "hot:")):
         return _pattern(splits, ranks)
     if splits.startswith("seed:"):

@@ -69,9 +69,7 @@ def _mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
 
 
 def relative_half_width(values: Sequence[float]) -> float:
-    """Half-width of the 95 % t interval of the mean of ``values``, over their median. For 2 values
-    or more, all above 0.
-    """
+    """Half-width of the 95 % t interval of the mean, over the median, of values above 0."""
     return _mean_and_half_width(values)[1] / median(values)
 
 
@@ -440,9 +438,7 @@ def nothing_sent(rows: Sequence[Row]) -> str:
 
 
 def library_of(case: Case, environment: Mapping[str, Any]) -> str | None:
-    """What communicates in a case: the backend's library, or torch's symmetric memory; None if it
-    is unknown. environment: of the run.
-    """
+    """What communicates in a case: its library, or torch's symmetric memory; None: unknown."""
     if case.implementation in IMPLEMENTATIONS:
         return f"symmetric memory of torch {environment.get('torch') or ''}".rstrip()
     name: str | None = (environment.get("libraries") or {}).get(case.backend)

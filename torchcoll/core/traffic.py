@@ -340,12 +340,9 @@ def _summed(notes: Iterable[str]) -> list[str]:
 
 
 _COUNT = re.compile(r"\d+(?= (?:calls|reductions)\b)")
-
-
 _OF_ONE = "Join the files of one capture."
 # Fields of Traffic that have an entry for each rank or module: ``join`` unites them.
 _UNITED = ("calls", "steps", "computing", "apart", "copies", "clocks", "parameters")
-
 
 # The file is JSON Lines, one record a line: header; group; parameters; step (spans_ns of the marked
 # steps of a rank, and its clock); computing, apart and copies (spans_ns); call (the fields of

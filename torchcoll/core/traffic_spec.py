@@ -123,10 +123,7 @@ _EACH = "Measure each in a run of its own."
 
 
 def _choose(traffic: Traffic, groups: str | None) -> tuple[tuple[int, ...], ...]:
-    """The partition of the world on which to measure; () for one group of all ranks.
-
-    Raises UsageError.
-    """
+    """The partition to measure on; () for one group of all ranks. Raises UsageError."""
     whole = tuple(range(traffic.ranks))
     used = {traffic.members(call) for call in _calls(traffic) if not call.point_to_point}
     choices: list[tuple[tuple[int, ...], ...]] = [()] if whole in used else []

@@ -53,10 +53,7 @@ def two_modes(times_ns: Sequence[float]) -> Modes | None:
 
 
 def parted(ordered: Sequence[float], least: int) -> int | None:
-    """The number of values in the lower of two groups by Otsu's criterion; None for one group.
-
-    ordered: ascending values. least: the least number of values in a group.
-    """
+    """The size of the lower of two groups (Otsu's criterion), at least ``least``; None for one."""
     n = len(ordered)
     mean = sum(ordered) / n
     total = sum((x - mean) ** 2 for x in ordered)

@@ -27,10 +27,7 @@ _SIZE_SET = "a number of bytes with an optional K, M, G or T (binary), such as 8
 
 
 def parse_size(text: str | int, what: str = "size") -> int:
-    """Parse a size in bytes such as ``8``, ``1K``, ``25M`` or ``1.5G``.
-
-    Raises UsageError for anything else, for a fraction of a byte and above 2**63 - 1.
-    """
+    """Parse bytes: ``8``, ``1K``, ``1.5G``. Raises UsageError, also for a fraction of a byte."""
     if isinstance(text, int) and not isinstance(text, bool):
         value = Fraction(text)
     else:
@@ -62,9 +59,7 @@ MOST_RANKS = 1 << 24
 
 
 def parse_ranks(text: str) -> list[int]:
-    """Parse numbers of ranks, at least 2: ``64``, ``8,12`` or ``8..4096`` (doubling, including the
-    last). Returns them in ascending order. Raises UsageError.
-    """
+    """Ascending ranks from ``64``, ``8,12`` or ``8..4096`` (doubling). Raises UsageError."""
 
     def number(text: str) -> int:
         if not _COUNT.fullmatch(text) or not 2 <= int(text) <= MOST_RANKS:
@@ -205,9 +200,7 @@ def format_bandwidth(gbps: float | None) -> str:
 
 
 def format_ratio(ratio: float | None) -> str:
-    """Format a ratio with three decimals and at least three significant digits, never with an
-    exponent: 0.00571, 1.040, 123.5, 29000. None is ``-``.
-    """
+    """Three decimals or three digits, never an exponent: 0.00571, 1.040, 29000. None is ``-``."""
     if ratio is None:
         return "-"
     if ratio < 1e-9:
@@ -253,9 +246,7 @@ _TWICE = 1.995  # shown as 2.0x
 
 
 def format_difference(ratio: float) -> str:
-    """Format how far two times are from each other: ``8.0 %``, or ``24x`` if one is at least twice
-    the other. ratio: one time divided by the other.
-    """
+    """How far two times with this ratio are apart: ``8.0 %``, or ``24x`` from twice on."""
     factor = max(ratio, 1 / ratio)
     if factor >= _TWICE:
         return format_factor(factor)
@@ -264,10 +255,7 @@ def format_difference(ratio: float) -> str:
 
 
 def format_change(ratio: float, longer: str = "slower", shorter: str = "faster") -> str:
-    """Format a change of a time for a sentence: ``8.0 % slower``, ``24x slower``, ``3.0 % faster``.
-
-    ratio: the time divided by the earlier or usual one. 25 % faster is 1.25 times the speed.
-    """
+    """A change of a time by this ratio: ``8.0 % slower``, ``24x slower``, ``3.0 % faster``."""
     return f"{format_difference(ratio)} {longer if ratio > 1 else shorter}"
 
 

@@ -54,9 +54,7 @@ def names_secret(name: str) -> bool:
 
 
 def is_secret_setting(name: str, value: str) -> bool:
-    """Whether the value is a secret, by its name and, where that says little, by what it is:
-    ``pin=on`` and ``tokens=4096`` stay.
-    """
+    """Whether a value is a secret, by its name and form: ``pin=on``, ``tokens=4096`` stay."""
     if value.lower() in _FLAGS:
         return False
     if names_secret(name):

@@ -36,9 +36,8 @@ class Dump:
 
         nvlinks: links of a GPU. to_switch: whether they go to switches. devices: names of GPUs.
         """
-        specs = [device for name in devices if (device := device_named(name))]
-        link_speeds = {device.ring_gbps for device in specs}
-        return self.links in {(nvlinks, to_switch, gbps) for gbps in link_speeds}
+        specs = filter(None, map(device_named, devices))
+        return self.links in {(nvlinks, to_switch, device.ring_gbps) for device in specs}
 
 
 def read_dump(path: str) -> tuple[Dump, list[str]]:
@@ -106,23 +105,20 @@ def _gpu(gpu: topology.Gpu) -> Row:
 
 
 def _place(device: topology.TopologyDevice) -> Row:
-    speed, width = device.node.text("link_speed"), device.node.whole_number("link_width")
-    device_gbps, narrowest = speeds.pci_gbps(device.node), speeds.narrowest_pci_gbps(device)
     return {
         "host": device.cpu.host if device.cpu else None,
         "numa": device.cpu.numa if device.cpu else None,
-        "pci_speed": speed.removesuffix(" PCIe") or None,
-        "pci_width": width or None,
-        "pci_gbps": device_gbps,
-        "pci_to_cpu_gbps": narrowest,
+        "pci_speed": device.node.text("link_speed").removesuffix(" PCIe") or None,
+        "pci_width": device.node.whole_number("link_width") or None,
+        "pci_gbps": speeds.pci_gbps(device.node),
+        "pci_to_cpu_gbps": speeds.narrowest_pci_gbps(device),
     }
 
 
 def _ends(gpu: topology.Gpu) -> str | None:
     """All links of a GPU and where they end: ``12 to 6 NVSwitches``, ``1 each to GPU 1 2``."""
     texts = []
-    switches = [link for link in gpu.links if link.to == "switch"]
-    if switches:
+    if switches := [link for link in gpu.links if link.to == "switch"]:
         label = f"{len(switches)} NVSwitches" if len(switches) > 1 else "NVSwitch"
         texts.append(f"{sum(link.count for link in switches)} to {label}")
     for kind in dict.fromkeys(link.kind for link in gpu.links):
@@ -139,8 +135,7 @@ def _ends(gpu: topology.Gpu) -> str | None:
         elif link.to == "cpu":
             speed = f" x {link.mbps} MB/s" if link.mbps else ""
             texts.append(f"{link.count}{speed} {'C2C ' if link.kind == 'c2c' else ''}to the CPU")
-    away = [link for link in gpu.links if link.to == "gpu" and link.peer is None]
-    if away:
+    if away := [link for link in gpu.links if link.to == "gpu" and link.peer is None]:
         texts.append(f"{sum(link.count for link in away)} to GPUs that are not in the file")
     return ", ".join(texts) or None
 
@@ -165,13 +160,8 @@ def _links(topo: topology.Topology) -> tuple[int, bool, float] | None:
     distinct = set()
     for gpu in topo.described_gpus:
         outward = speeds.outward(gpu)
-        distinct.add(
-            (
-                sum(link.count for link in outward),
-                bool(outward) and all(link.to == "switch" for link in outward),
-                speeds.sum_gbps(gpu),
-            )
-        )
+        to_switch = bool(outward) and all(link.to == "switch" for link in outward)
+        distinct.add((sum(link.count for link in outward), to_switch, speeds.sum_gbps(gpu)))
     count, switch, gbps = distinct.pop()
     return (count, switch, gbps) if not distinct and gbps is not None else None
 

@@ -69,10 +69,7 @@ def _by_number(entry: os.DirEntry[str]) -> tuple[int, str]:
 
 
 def read_log(path: str) -> tuple[LogReader, list[str]]:
-    """Read a log (also .gz): (the reader that has it, what was wrong with the file).
-
-    Raises UnreadableError for a file that cannot be read or has no line of NCCL, RCCL or oneCCL.
-    """
+    """(reader that has a log, problems of the file). Raises UnreadableError for any other file."""
     problems: list[str] = []
     reader = _reader(path)
     reader.read(lines_of(Path(path), problems, "log", MOST_TEXT))
@@ -85,20 +82,15 @@ def _reader(path: str) -> LogReader:
             return nccl.NcclLogReader(path)
         if _ONECCL.search(line):
             return oneccl.OneCclLogReader(path)
-    raise UnreadableError(
-        "log",
-        path,
-        "lines of NCCL, RCCL or oneCCL",
-        reading_command(begin_of(path), path, "log") or WRITES,
-    )
+    action = reading_command(begin_of(path), path, "log") or WRITES
+    raise UnreadableError("log", path, "lines of NCCL, RCCL or oneCCL", action)
 
 
 def group_jobs(readers: Sequence[LogReader]) -> list[Job]:
     """Group the processes in these files into jobs, for each library."""
-    return [
-        *nccl_jobs.jobs([reader for reader in readers if isinstance(reader, nccl.NcclLogReader)]),
-        *oneccl.jobs([reader for reader in readers if isinstance(reader, oneccl.OneCclLogReader)]),
-    ]
+    of_nccl = [reader for reader in readers if isinstance(reader, nccl.NcclLogReader)]
+    of_oneccl = [reader for reader in readers if isinstance(reader, oneccl.OneCclLogReader)]
+    return [*nccl_jobs.jobs(of_nccl), *oneccl.jobs(of_oneccl)]
 
 
 Row = dict[str, Any]
@@ -130,8 +122,7 @@ def job_log(job: Job) -> JobLog:
     log = _nccl_log(job) if isinstance(job, NcclJob) else _oneccl_log(job)
     log.facts = masked_texts({k: v for k, v in log.facts.items() if v not in (None, "", [])})
     log.tables = {table: masked_texts(rows) for table, rows in log.tables.items() if rows}
-    warnings = log.warnings
-    log.warnings = Counter()
+    warnings, log.warnings = log.warnings, Counter()
     for text, count in warnings.items():
         log.warnings[masked(text)] += count
     return log
@@ -185,13 +176,8 @@ def _nccl_log(job: NcclJob) -> JobLog:
     for process in processes:
         for name, value in process.variables.items():
             variables.setdefault(name, {})[value] = None
-    named = {name: _several_values(name, values) for name, values in sorted(variables.items())}
+    named = {n: _values(kept_value(n, v) for v in of_n) for n, of_n in sorted(variables.items())}
     return JobLog(facts, named, tables, job.warnings, job.files)
-
-
-def _several_values(name: str, values: Iterable[str]) -> str:
-    """The values of a variable as they may be shown."""
-    return _values(kept_value(name, value) for value in values)
 
 
 def _values(texts: Iterable[str]) -> str:
@@ -261,7 +247,7 @@ def _oneccl_log(job: oneccl.OneCclJob) -> JobLog:
             changed.setdefault(name, ({}, default))[0][value] = None
     # A rank's local number and the number of local ranks are not settings.
     variables = {
-        name: f"{_several_values(name, values)} (default {default})"
+        name: f"{_values(kept_value(name, value) for value in values)} (default {default})"
         for name, (values, default) in sorted(changed.items())
         if name not in ("CCL_LOCAL_RANK", "CCL_LOCAL_SIZE")
     }
@@ -310,7 +296,7 @@ def logs_answer(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> Answer | None:
     if not jobs:
         return Answer(one_line("; ".join(problems)), "doubt") if problems else None
     if len(jobs) == 1:
-        answer = _job_answer(jobs[0])
+        answer = job_answer(jobs[0])
         before = "".join(f"{one_line(problem)}; " for problem in problems)
         level = "doubt" if problems else answer.level
         return replace(answer, level=level, before=before + answer.before)
@@ -329,12 +315,8 @@ def logs_answer(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> Answer | None:
     return Answer(one_line("; ".join(texts)), "doubt" if problems or troubles else "")
 
 
-def job_text(job: JobLog) -> str:
-    """What one job did, in a sentence, where there are several."""
-    return _job_answer(job).headline
-
-
-def _job_answer(job: JobLog) -> Answer:
+def job_answer(job: JobLog) -> Answer:
+    """What one job did."""
     library = f"{job.facts['library']} {_version(job)}".rstrip()
     chosen, troubles, paths, size = _chosen(job), _troubles(job), _paths(job), _size_text(job)
     details = _forced(job)
@@ -344,7 +326,7 @@ def _job_answer(job: JobLog) -> Answer:
     else:
         text = f"{library} with {size}" if size else library
         text += f" over {paths}" if paths else ""
-    harmless = sum(map(_is_harmless, job.warnings))
+    harmless = sum(warning.startswith(_HARMLESS) for warning in job.warnings)
     details += [units.counted(harmless, "harmless warning")] if harmless else []
     before = "".join(f"{one_line(text)}; " for text in troubles)
     is_bare = not (chosen or troubles or paths) and job.facts["library"] != "oneCCL"
@@ -413,10 +395,9 @@ def _chosen(job: JobLog) -> str:
 
 
 def _from_to(row: dict[str, Any], first: bool, last: bool) -> str:
-    low, high = row["low"], row["high"]
+    low, high, what = row["low"], row["high"], " elements"
     if row["unit"] != "elements":
-        low, high = units.format_size(low), units.format_size(high)
-    what = " elements" if row["unit"] == "elements" else ""
+        low, high, what = units.format_size(low), units.format_size(high), ""
     if first:
         return f"to {high}{what}"
     if last:
@@ -431,36 +412,29 @@ def _forced(job: JobLog) -> list[str]:
     texts = []
     for name, text in named:
         value = os.path.basename(text)  # of a path its end tells what it is
-        match = _OFF.fullmatch(name)
-        if match and value == "1":
+        if (match := _OFF.fullmatch(name)) and value == "1":
             texts.append(f"{match[1]} is switched off by {name}=1")
         else:
-            texts.append(f"{name}={value}" if name not in FORCING else f"{name}={value} is forced")
+            texts.append(f"{name}={value}{' is forced' if name in FORCING else ''}")
     return units.shorten_list(texts, _MOST_SETTINGS, "{} more settings")
-
-
-def _is_harmless(warning: str) -> bool:
-    return warning.startswith(_HARMLESS)
 
 
 def _troubles(job: JobLog) -> list[str]:
     """Crashes; otherwise the warnings that are more than a normal choice."""
     if job.crashes:
         return [f"crashed: {units.shorten(job.crashes, _MOST_CRASHES)}"]
-    texts = [text for text, _ in job.warnings.most_common() if not _is_harmless(text)]
-    if not texts:
-        return []
+    texts = [text for text, _ in job.warnings.most_common() if not text.startswith(_HARMLESS)]
     number = units.counted(len(texts), "warning")
-    return [f"{number} of the library: {units.shorten(texts, 1, ', and {} more')}"]
+    shown = units.shorten(texts, 1, ", and {} more")
+    return [f"{number} of the library: {shown}"] if texts else []
 
 
 def _dump_problems(dumps: Sequence[Dump]) -> list[str]:
     problems = []
     for dump in dumps:
-        odd = dump.facts.get("odd_links") or []
         problems += [
             f"GPU {row['gpu']} has {units.counted(row['links'], 'link')}, most have {row['usual']}"
-            for row in odd
+            for row in dump.facts.get("odd_links") or []
         ]
         problems += [f"{dump.file} is cut off"] if dump.facts.get("cut") else []
     return problems

@@ -15,11 +15,7 @@ FORCING = (*NCCL_CHOICES, *ALGORITHMS)
 
 
 class Forcing(NamedTuple):
-    """One forced combination of a preset of ``torchcoll matrix``.
-
-    collectives: torch's collectives that it applies to.
-    variables: environment variables that force it.
-    """
+    """A forced combination of a preset of ``torchcoll matrix``, and torch's collectives for it."""
 
     name: str
     collectives: tuple[str, ...]
@@ -36,8 +32,8 @@ _ALL = frozenset().union(*_NAMES_BY_PREFIX.values())
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[tuple[str, str | None]]:
-    """List the NCCL_*, TORCH_NCCL_* and CCL_* variables that no known library version reads, as
-    (name, nearest known name or None).
+    """(name, nearest known name or None) of the NCCL_*, TORCH_NCCL_* and CCL_* variables that no
+    known library version reads.
 
     A newer library may read them, so this is only a reason to check the spelling. Names that begin
     as in ``nccl.OPEN`` belong to plug-ins and are skipped. The list of TORCH_NCCL_* is less
@@ -76,10 +72,7 @@ def names_file(name: str, value: str) -> bool:
 
 
 def _nearest(name: str, prefix: str) -> str | None:
-    """The nearest known name, or None.
-
-    Compared without the prefix, which would make all names similar.
-    """
+    """The nearest known name, without the prefix, which would make all names similar; or None."""
     if name.upper() in _ALL:
         return name.upper()
     stem = name.upper()[len(prefix) :]

@@ -116,13 +116,9 @@ def _scope_text(reach: Reach, like: bool = False) -> str:
 
 def _limits_grid(reach: Reach, limits: Sequence[AlgorithmLimit]) -> Grid:
     listed = [limit for limit in limits if limit.gbps is not None]
-    numbers = {
-        (limit.algorithm, limit.collectives): f"[{number}]"
-        for number, limit in enumerate(listed, 1)
-    }
 
     def mark(limit: AlgorithmLimit) -> str:
-        return numbers[limit.algorithm, limit.collectives]
+        return f"[{1 + listed.index(limit)}]"
 
     below = [
         f"{mark(limit)} {limit.algorithm} of {' '.join(limit.collectives)}: "
@@ -142,12 +138,12 @@ def _limits_grid(reach: Reach, limits: Sequence[AlgorithmLimit]) -> Grid:
     def gbps(tuned: bool) -> Callable[[AlgorithmLimit], str]:
         return lambda limit: format_bandwidth(limit.gbps if limit.tuned is tuned else None)
 
+    def of(limit: AlgorithmLimit) -> str:
+        return shorten(limit.collectives, 1 if len(limit.collectives) > 2 else 2)
+
     columns: list[tuple[Head, Callable[[AlgorithmLimit], str]]] = [
         (Head("algorithm", left=True), lambda limit: limit.algorithm),
-        (
-            Head("of", left=True),
-            lambda limit: shorten(limit.collectives, 1 if len(limit.collectives) > 2 else 2),
-        ),
+        (Head("of", left=True), of),
         (Head("at most", "GB/s"), gbps(False)),
         (Head(f"{reach.library} expects", "GB/s"), gbps(True)),
         (Head("how", left=True), mark),

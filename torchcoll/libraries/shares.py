@@ -45,11 +45,7 @@ class Machine:
 
 
 def read_machine(paths: Sequence[str]) -> Machine:
-    """Read topology files, one for each host.
-
-    Raises UnreadableError for a file that is not such XML, and UsageError for a topology without
-    GPUs.
-    """
+    """Read a topology of each host. Raises UnreadableError, and UsageError without GPUs."""
     machine = Machine()
     for path in paths:
         root, problems = read_tree(path)
@@ -81,10 +77,7 @@ class RowLimit:
 
 
 def load_limits(paths: Sequence[str]) -> Callable[[Run, Sequence[Row]], list[RowLimit]]:
-    """Read these files and return a function (run, rows) -> limits of the rows.
-
-    Raises as ``read_machine``.
-    """
+    """Returns a function (run, rows) -> limits of the rows. Raises as ``read_machine``."""
     machine = read_machine(paths)
     return lambda run, rows: row_limits(machine, run, rows)
 
@@ -95,8 +88,8 @@ def row_limits(machine: Machine, run: Run, rows: Sequence[Row]) -> list[RowLimit
     file_count = len(machine.hosts)
     files = ", ".join(host.file for host in machine.hosts)
     if hosts and file_count > 1 and file_count != hosts:
-        actual, expected = f"{file_count} hosts ({files})", f"1, or {hosts} as the run has"
-        raise UsageError("topology", actual, expected)
+        expected = f"1, or {hosts} as the run has"
+        raise UsageError("topology", f"{file_count} hosts ({files})", expected)
     device, link_gbps = device_of(run), machine.reach(max(hosts, 1)).gpu_gbps
     if device and link_gbps and machine.reach(1).switched and link_gbps > _SLACK * device.ring_gbps:
         actual = f"GPUs with {link_gbps:g} GB/s of links in {files}"
@@ -146,15 +139,12 @@ def _share(row: Row, limits: Sequence[ceilings.AlgorithmLimit], reach: ceilings.
     if not usable:
         return RowLimit(reason="no limit is known for it")
     best = max(usable, key=lambda candidate: candidate.gbps or 0.0)
-    used = _used(row, usable)
-
-    def share(candidate: ceilings.AlgorithmLimit | None) -> float | None:
-        if candidate is None or not candidate.gbps:
-            return None
-        return (row.busbw_gbps or 0.0) / candidate.gbps
-
+    used, busbw = _used(row, usable), row.busbw_gbps or 0.0
+    used_share, best_share = (
+        busbw / limit.gbps if limit and limit.gbps else None for limit in (used, best)
+    )
     reason = "" if used else "the algorithm that ran is unknown: no log of the library with it"
-    return RowLimit(used, best, share(used), share(best), reason)
+    return RowLimit(used, best, used_share, best_share, reason)
 
 
 def _direct(row: Row, reach: ceilings.Reach) -> ceilings.AlgorithmLimit | None:
@@ -210,10 +200,7 @@ _REDUCED = "AllReduce"
 
 
 def time_ns(cell: Tuned, size_bytes: int, ranks: int, nodes: int, channels: int) -> float:
-    """The time that NCCL expects with the algorithm and protocol of ``cell``, in ns.
-
-    size_bytes: all bytes of all ranks, as the model counts them (nccl-tests' size).
-    """
+    """The ns that NCCL expects of a cell for ``size_bytes`` in all (nccl-tests' size)."""
     latency, gbps = cell.latency_us, cell.algbw_gbps
     log_size = int(math.log2(size_bytes >> 6)) if size_bytes >> 6 else -1
     factors = _TREE.get(cell.protocol, "").split()
@@ -233,8 +220,9 @@ class TuningTables:
         readers = [read_log(path)[0] for path in list_log_files(map(str, paths))]
         jobs = [job for job in group_jobs(readers) if isinstance(job, NcclJob)]
         self._of: dict[int, NcclCommunicator] = {}
-        for group in (group for job in jobs for group in job.communicators if group.tuning):
-            self._of.setdefault(group.nranks or 0, group)
+        for group in (group for job in jobs for group in job.communicators):
+            if group.tuning:
+                self._of.setdefault(group.nranks or 0, group)
         if not self._of:
             action = "Its rank 0 writes one: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,TUNING."
             names = ", ".join(map(str, paths))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from torchcoll.core import units
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_bandwidth, plural, shorten
-from torchcoll.libraries.job_logs import job_text, logs_answer
+from torchcoll.libraries.job_logs import job_answer, logs_answer
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head, make_grid
 
@@ -61,11 +61,13 @@ def titled_logs(
 ) -> list[tuple[str, list[Grid]]]:
     """(title, tables) for each dump and job."""
     shown = len(jobs) + len(dumps)
-    titled = [(one_line(d.file) if shown > 1 else "", dump_grids(d)) for d in dumps]
+    titled = [(one_line(d.file) if shown > 1 else "", _topology_grids(d)) for d in dumps]
     names = _job_names(jobs) if shown > 1 else [""] * len(jobs)
     titled += [(name, _grids(job)) for name, job in zip(names, jobs, strict=True)]
-    if len(jobs) > 1:
-        titled.insert(0, ("", [_jobs_grid(jobs)]))
+    if len(jobs) > 1:  # a line for each: what it chose, and what was forced
+        pairs = zip(_job_names(jobs, short=True), jobs, strict=True)
+        lines = [f"{name}: {job_answer(job).headline}" for name, job in pairs]
+        titled.insert(0, ("", [Grid([], [], above=lines)]))
     lines = [text for row in files for text in _file_lines(row)]
     footer = Grid([], [], below=lines, answer=logs_answer(jobs, dumps))
     if not titled:
@@ -97,19 +99,14 @@ def _document(
 
 def _rows(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> list[LogRow]:
     """The rows of all tables, for csv. ``table`` names the table that a row belongs to."""
-    rows: list[LogRow] = [
-        {"file": dump.file, "table": name, **row}
-        for dump in dumps
-        for name, table_rows in dump.tables.items()
+    sources: list[tuple[LogRow, Dump | JobLog]] = [({"file": dump.file}, dump) for dump in dumps]
+    sources += [({"job": number}, job) for number, job in enumerate(jobs)]
+    return [
+        {**source, "table": name, **row}
+        for source, content in sources
+        for name, table_rows in content.tables.items()
         for row in table_rows
     ]
-    rows += [
-        {"job": number, "table": name, **row}
-        for number, job in enumerate(jobs)
-        for name, table_rows in job.tables.items()
-        for row in table_rows
-    ]
-    return rows
 
 
 def field_cell(key: str) -> Callable[[LogRow], str]:
@@ -139,20 +136,14 @@ def _order(row: LogRow) -> str:
 
 
 def _sizes(row: LogRow) -> str:
-    low, high = row["low"], row["high"]
-    if row.get("unit") == "elements":
-        texts = [str(low), str(high)]
-    else:
-        texts = [units.format_size(low), "max" if high is None else units.format_size(high)]
-    return texts[0] if texts[0] == texts[1] else f"{texts[0]} to {texts[1]}"
+    write = str if row.get("unit") == "elements" else units.format_size
+    texts = ("max" if size is None else write(size) for size in (row["low"], row["high"]))
+    return " to ".join(dict.fromkeys(texts))
 
 
 def _member_channels(row: LogRow) -> str:
-    channels = row["channels"]
-    if not channels:
-        return "-"
-    low, high = channels[0], channels[-1]
-    return str(low) if low == high else f"{low} to {high}"
+    channels = row["channels"] or ["-"]
+    return " to ".join(map(str, dict.fromkeys((channels[0], channels[-1]))))
 
 
 _COLUMNS: dict[str, list[tuple[Head, Cell]]] = {
@@ -225,13 +216,10 @@ def _grids(job: JobLog) -> list[Grid]:
         cells = [[cell(row) for _, cell in columns] for row in rows]
         grids.append(Grid([head for head, _ in columns], cells, below=_notes(name, rows)))
     worst = job.warnings.most_common(_MOST_WARNINGS)
-    texts = [f"{one_line(t)}{f' ({n} times)' if n > 1 else ''}" for t, n in worst]
-    more = len(job.warnings) - len(texts)
-    if texts:
-        below = [f"warning: {text}" for text in texts]
-        below += [f"{more} more {plural(more, 'warning')}"] if more else []
-        grids.append(Grid([], [], below=below))
-    return grids
+    below = [f"warning: {one_line(t)}{f' ({n} times)' if n > 1 else ''}" for t, n in worst]
+    more = len(job.warnings) - len(below)
+    below += [f"{more} more {plural(more, 'warning')}"] if more else []
+    return [*grids, Grid([], [], below=below)] if below else grids
 
 
 def _notes(name: str, rows: Sequence[LogRow]) -> list[str]:
@@ -256,13 +244,13 @@ def _about_job(job: JobLog) -> list[str]:
     processes, threads = facts.pop("processes", None), facts.pop("threads", None)
     counts = []
     if processes:
-        counts.append(f"{processes} {units.plural(processes, 'process', 'processes')}")
-    counts += [units.counted(threads, "thread")] if threads else []
+        counts.append(f"{processes} {plural(processes, 'process', 'processes')}")
+    counts += [counted(threads, "thread")] if threads else []
     if hosts:
         names = " ".join(units.shorten_middle(hosts, 4, first=1))
-        counts[0] += f" on {units.counted(len(hosts), 'host')} ({names})"
+        counts[0] += f" on {counted(len(hosts), 'host')} ({names})"
     if ranks := facts.pop("ranks", None):
-        counts.append(units.counted(ranks, "rank"))
+        counts.append(counted(ranks, "rank"))
     lines = [f"{first}: {', '.join(counts)}"]
     if facts:
         lines.append("; ".join(f"{name.replace('_', ' ')} {v}" for name, v in facts.items()))
@@ -274,18 +262,9 @@ def _about_job(job: JobLog) -> list[str]:
 
 
 def _job_names(jobs: Sequence[JobLog], short: bool = False) -> list[str]:
-    """The files of each job; if a file has several jobs, which of them it is.
-
-    short: without folders.
-    """
-    files = [
-        " ".join(
-            units.shorten_middle(
-                [os.path.basename(file) if short else file for file in job.files], 3, first=1
-            )
-        )
-        for job in jobs
-    ]
+    """The files of each job (short: without folders), and which job of a file it is."""
+    paths = [[os.path.basename(f) if short else f for f in job.files] for job in jobs]
+    files = [" ".join(units.shorten_middle(of_job, 3, first=1)) for of_job in paths]
     seen: Counter[str] = Counter()
     names = []
     for name in files:
@@ -293,12 +272,6 @@ def _job_names(jobs: Sequence[JobLog], short: bool = False) -> list[str]:
         which = f", job {seen[name]} of {files.count(name)}" if files.count(name) > 1 else ""
         names.append(one_line(f"{name}{which}"))
     return names
-
-
-def _jobs_grid(jobs: Sequence[JobLog]) -> Grid:
-    """A line for each job: what it chose, and what was forced."""
-    pairs = zip(_job_names(jobs, short=True), jobs, strict=True)
-    return Grid([], [], above=[f"{name}: {job_text(job)}" for name, job in pairs])
 
 
 _KIND_LABELS = {
@@ -313,10 +286,8 @@ _KIND_LABELS = {
 def _file_lines(row: LogRow) -> list[str]:
     counts = [f"{row[kind]} {text}" for kind, text in _KIND_LABELS.items() if row[kind]]
     name = one_line(row["file"])
-    lines = [f"{name}: {row['lines']} lines: {', '.join(counts)}"]
-    return lines + [
-        f"{name}:{example['line']}: {one_line(example['text'])}" for example in row["examples"]
-    ]
+    examples = [f"{name}:{each['line']}: {one_line(each['text'])}" for each in row["examples"]]
+    return [f"{name}: {row['lines']} lines: {', '.join(counts)}", *examples]
 
 
 _MOST = 64  # GPUs in a cell; json has all
@@ -327,11 +298,6 @@ _PATHS = {
     "SYS": "from CPU to CPU",
 }
 _ASSUMED_SPEED = "GB/s: one direction, as {0} reckons (topo.h, topo.cc), below the rate of the wire"
-
-
-def dump_grids(dump: Dump) -> list[Grid]:
-    """The grids of one file: first its summary, then its tables."""
-    return [Grid([], [], above=_about_topology(dump)), *_topology_grids(dump)]
 
 
 def _about_topology(dump: Dump) -> list[str]:
@@ -384,15 +350,18 @@ def _topology_grids(dump: Dump) -> list[Grid]:
     several = dump.facts["hosts"] > 1
     host = [(Head("host", repeat=True), field_cell("host"))] if several else []
     gpus, nics, cpus = (tables.get(name, []) for name in ("gpus", "nics", "cpus"))
+    paths = {row["path"] for row in nics}
+    legend = ", ".join(f"{name} {text}" for name, text in _PATHS.items() if name in paths)
     reckoned = any(row["links_gbps"] or row["pci_gbps"] for row in gpus)
     return [
+        Grid([], [], above=_about_topology(dump)),
         make_grid(
             [
                 (Head("GPU", left=True, repeat=True), field_cell("gpu")),
                 (Head("rank"), field_cell("rank")),
                 *host,
                 (Head("generation", left=True, drop=4), field_cell("generation")),
-                (Head("gdr", left=True, drop=5), _yes("gdr")),
+                (Head("gdr", left=True, drop=5), _gdr),
                 (Head("NUMA", drop=3), field_cell("numa")),
                 (Head("PCI", "link", left=True, drop=6), _pci),
                 (Head("PCI", "GB/s", drop=1), _gbps("pci_gbps")),
@@ -410,7 +379,7 @@ def _topology_grids(dump: Dump) -> list[Grid]:
                 (Head("dev", drop=4), field_cell("dev")),
                 *host,
                 (Head("Gbit/s"), lambda row: "-" if row["gbits"] is None else f"{row['gbits']:g}"),
-                (Head("gdr", left=True, drop=2), _yes("gdr")),
+                (Head("gdr", left=True, drop=2), _gdr),
                 (Head("NUMA", drop=3), field_cell("numa")),
                 (Head("PCI", "link", left=True, drop=6), _pci),
                 (Head("PCI", "GB/s", drop=1), _gbps("pci_gbps")),
@@ -419,7 +388,7 @@ def _topology_grids(dump: Dump) -> list[Grid]:
                 (Head("path", left=True), field_cell("path")),
             ],
             nics,
-            below=_legend({row["path"] for row in nics}),
+            below=[legend] if legend else [],
         ),
         make_grid(
             [
@@ -446,8 +415,8 @@ def _to_cpu(row: LogRow) -> str:
     return "-" if device_gbps == narrowest else format_bandwidth(narrowest)
 
 
-def _yes(key: str) -> Callable[[LogRow], str]:
-    return lambda row: "-" if row[key] is None else ("yes" if row[key] else "no")
+def _gdr(row: LogRow) -> str:
+    return "-" if row["gdr"] is None else ("yes" if row["gdr"] else "no")
 
 
 def _gbps(key: str) -> Callable[[LogRow], str]:
@@ -455,12 +424,6 @@ def _gbps(key: str) -> Callable[[LogRow], str]:
 
 
 def _list(key: str) -> Callable[[LogRow], str]:
-    def cell(row: LogRow) -> str:
-        return one_line(shorten([*map(str, row[key] or ())], _MOST, " ...", between=" ")) or "-"
-
-    return cell
-
-
-def _legend(types: set[str | None]) -> list[str]:
-    entries = [f"{name} {text}" for name, text in _PATHS.items() if name in types]
-    return [", ".join(entries)] if entries else []
+    return lambda row: (
+        one_line(shorten([*map(str, row[key] or ())], _MOST, " ...", between=" ")) or "-"
+    )

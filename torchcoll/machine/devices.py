@@ -130,9 +130,7 @@ class Cpu:
 
 
 class Accelerator:
-    """A GPU, where calls are queued: timed by the device's events, or by the host's clock with a
-    synchronise before and after each call.
-    """
+    """A GPU, whose calls are queued: timed by events, or by the host with synchronisation."""
 
     def __init__(
         self, torch: Any, kind: str, index: int, now: Callable[[], int] = time.perf_counter_ns
@@ -226,9 +224,7 @@ class Accelerator:
         clocks["device"] += times[leads:]
 
     def blocking(self, call: Call, calls: int, clocks: Clocks, leads: int, lead: list[int]) -> None:
-        """Time ``calls`` calls on the host and the issue clock, each of which begins when the one
-        before is complete on this rank.
-        """
+        """Time calls on host and issue clock, each begun when the one before is complete here."""
         now, synchronize = self._now, self.synchronize
         host, issue = clocks["host"].append, clocks["issue"].append
         synchronize()
@@ -332,9 +328,7 @@ def nothing() -> None:
 
 
 def cost_of_measuring(device: Device, align: Call | None) -> dict[str, int]:
-    """Median costs in ns: of the timing loop around a no-op (``cost_timed_loop``), of ``align``
-    (``cost_barrier``), and of a pair of events (``cost_event``).
-    """
+    """Median costs in ns of a timing loop around nothing, of ``align``, and of two events."""
     costs: dict[str, list[int]] = {"cost_timed_loop": [], "cost_barrier": []}
     cpu = Cpu()
     cpu.synchronized(nothing, nothing, COST_CALLS, {"host": costs["cost_timed_loop"]})

@@ -304,11 +304,7 @@ def versions(facts: Facts) -> dict[str, str | None]:
 
 
 def rank_map(facts: Facts) -> list[dict[str, Any]]:
-    """rank, local_rank and device of the ranks of this host.
-
-    torchrun numbers the ranks of a host consecutively. With other launchers the list has only the
-    rank of this process.
-    """
+    """Ranks of this host and their devices; of launchers without torchrun's order this rank."""
     launch = facts.launch
     if launch.launcher in ("none", "ambiguous"):
         return []

@@ -156,9 +156,7 @@ class Facts:
 
     @property
     def affinities(self) -> list[set[int]]:
-        """The CPUs of each rank of this host; empty sets where they are not known. torchrun does
-        not pin ranks, so all its ranks have the CPUs of this process.
-        """
+        """The CPUs of each rank of this host; empty if unknown. torchrun pins no ranks."""
         local_cpus, launch = set(self.cpu.get("affinity", ())), self.launch
         others = local_cpus if launch.launcher in ("torchrun", BY_HAND) else set[int]()
         ranks = range(launch.local_ranks)

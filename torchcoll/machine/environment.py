@@ -69,9 +69,7 @@ def environment(torch: Any, entries: Sequence[BackendEntry]) -> dict[str, Any]:
 
 
 def library_version(torch: Any, entry: BackendEntry) -> str:
-    """Name and version of the library that communicates: ``NCCL 2.28.9``, ``RCCL 2.22.3``,
-    ``gloo of torch 2.13.0+cpu``, ``oneCCL 2021.14.0, bindings 2.8.0``.
-    """
+    """The library with its version: ``NCCL 2.28.9``, ``oneCCL 2021.14.0, bindings 2.8.0``."""
     if entry.family == NCCL:
         version = ".".join(map(str, torch.cuda.nccl.version()))
         return f"{'RCCL' if torch.version.hip else 'NCCL'} {version}"

@@ -69,9 +69,7 @@ class Watch:
         return self._before
 
     def states(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The records before and after the run. The ``cpu`` of the one after also has who used the
-        cores (``state.shares``). Needs an earlier call of ``before``.
-        """
+        """The records before and after the run, the last with ``state.shares``."""
         assert self._first is not None
         last = host_state.sample(self._proc)
         state = self._look("after")

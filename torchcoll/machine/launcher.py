@@ -131,9 +131,7 @@ class ContradictionOnAllRanks(UsageError):
 
 
 def likely_rank() -> int:
-    """The likely rank of a process whose variables contradict each other, to print the error once.
-    RANK is read last: it may be left over from a script.
-    """
+    """The likely rank if variables contradict each other. RANK is last: scripts leave it over."""
     first, *remaining = _LAUNCHERS.values()
     names = [name for variables in (*remaining, first) for name in variables[0]]
     texts = (os.environ.get(name, "") for name in names)
@@ -141,9 +139,7 @@ def likely_rank() -> int:
 
 
 def _is_outer(srun: Launch, inner: list[Launch]) -> bool:
-    """Whether srun only started the launcher of this rank: it has fewer processes than ranks, or
-    one process per node and as many by chance.
-    """
+    """Whether srun only started the launcher of this rank, by its number of processes."""
     if srun.ranks < max(launch.ranks for launch in inner):
         return True
     below = [launch for launch in inner if launch.launcher in ("Open MPI", "MPI", "Flux")]

@@ -272,10 +272,7 @@ def interface_problem(pattern: bool, value: str, addressed: Mapping[str, bool]) 
 
 
 def matching(value: str, names: Sequence[str]) -> list[str]:
-    """The interfaces that NCCL selects from ``names`` (NCCL's docs/userguide/source/env.rst).
-
-    ``eth`` is a prefix, ``=eth0`` an exact name, and ``^docker`` excludes; lists have commas.
-    """
+    """What NCCL selects from ``names``: ``eth`` (prefix), ``=eth0`` (exact), ``^docker`` (not)."""
     exclude = value.startswith("^")
     pattern = value.removeprefix("^")
     exact = pattern.startswith("=")

@@ -169,10 +169,7 @@ class LoadEnded(Exception):
 def under_load(
     argv: Sequence[str], environ: Mapping[str, str], mark: str, log: IO[bytes]
 ) -> Iterator[Callable[[], None]]:
-    """Keep a load running during the block. Yields a function that raises LoadEnded if it ended.
-
-    Raises LoadEnded if the load cannot start, or ends too early.
-    """
+    """Run a load during the block; yields a check. Both raise LoadEnded if it did not last."""
     began = time.monotonic()
     try:
         process = _started(argv, environ, mark, log)

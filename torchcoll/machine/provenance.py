@@ -112,10 +112,7 @@ def _version(path: str, torch: Any, is_own_process: bool, thorough: bool) -> str
 
 
 def _version_in(path: str) -> str | None:
-    """The version in a path: ``/opt/intel/oneapi/ccl/2021.14/lib``, ``libnccl.so.2.30.7``.
-
-    The number after .so of other libraries, also of oneCCL, is that of the interface.
-    """
+    """The version in a path; of other libraries the number after .so is that of the interface."""
     folder, name = os.path.split(path)
     if name.startswith("libccl"):
         years = re.findall(r"[/-](20\d\d\.\d+(?:\.\d+)*)(?=[/_-]|$)", folder)
@@ -160,18 +157,14 @@ _WITH_ONECCL = ("libccl.", "liboneccl_bindings")
 
 
 def oneccl_version(maps: str = "/proc/self/maps") -> str | None:
-    """``2021.14.0``: the version of the oneCCL that this process has mapped; None if it has none,
-    or its version cannot be read.
-    """
+    """``2021.14.0``: the version of the oneCCL that is mapped; None if unknown."""
     paths = [p for p in _mapped_paths(maps) if os.path.basename(p).startswith(_WITH_ONECCL)]
     versions = (_oneccl_version(path) or _version_in(os.path.realpath(path)) for path in paths)
     return next(filter(None, versions), None)
 
 
 def _oneccl_version(path: str) -> str | None:
-    """The version in a text like ``Gold-2022.2.0`` in the file; takes 5 ms for 7 MB, 40 ms for 230
-    MB.
-    """
+    """The version in ``Gold-2022.2.0`` in the file; takes 5 ms for 7 MB."""
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as m:
             position = m.find(b"Gold-20")

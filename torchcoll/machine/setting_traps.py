@@ -100,10 +100,7 @@ def _workers_lack_cores(settings: Settings) -> bool:
 
 
 def hiding_variable(environ: Mapping[str, str], gpu_build: str) -> str | None:
-    """The variable that hides every GPU; None if none does.
-
-    CUDA reads the list up to the first index that does not exist, so -1 hides all GPUs.
-    """
+    """The variable that hides every GPU, as -1 does; None if none does."""
     for name in VISIBLE_GPUS[: 3 if gpu_build == "hip" else 1]:
         value = environ.get(name)
         if value is not None and (not value.strip() or value.strip().startswith(("-1", "NoDev"))):

@@ -112,9 +112,7 @@ def _wrapped(text: str, first: str, subsequent: str, width: int | None) -> Itera
 
 
 def _marked(mark: str, texts: Sequence[str], indent: int, width: int | None) -> Iterator[Line]:
-    """Lines like ``  no   cuda  reason``, with further texts below the reason. Only the mark has a
-    style.
-    """
+    """Lines like ``  no   cuda  reason``, further texts below. Only the mark has a style."""
     first = f"  {mark}".ljust(indent)
     for number, text in enumerate(filter(None, texts)):
         lead = first if number == 0 else " " * indent

@@ -401,10 +401,7 @@ _ROUNDED = 0.05  # published figures are rounded, and each is a separate mean
 def contradiction(
     name: str, printed_gbps: float | None, expected_gbps: float | None, basis: str, step: float
 ) -> str:
-    """A text if a bandwidth contradicts the one computed from ``basis``; '' if they agree.
-
-    step: half a unit in the last place of the printed figure, in GB/s.
-    """
+    """A text if a bandwidth contradicts the one from ``basis``; else ''. step: of rounding."""
     if not printed_gbps or not expected_gbps:
         return ""
     if abs(printed_gbps - expected_gbps) <= _ROUNDED * expected_gbps + step:

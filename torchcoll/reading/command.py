@@ -25,19 +25,14 @@ TABLES = ("csv", "json", "parquet")  # formats with a row for each case
 
 
 def parse_columns(text: str | None) -> dict[str, str]:
-    """Parse ``size=Size,algbw=Algbw (GB/s)`` as a dictionary. A comma in a name is ``\\,``.
-
-    Raises UsageError for a pair without ``=`` or without a name.
-    """
+    """``size=Size,algbw=Algbw (GB/s)`` as a dict; ``\\,`` is a comma. Raises UsageError."""
     columns: dict[str, str] = {}
-    for pair in (text or "").replace("\\,", "\0").split(","):
+    for pair in filter(str.strip, (text or "").replace("\\,", "\0").split(",")):
         key, equals, name = pair.replace("\0", ",").partition("=")
-        if pair.strip():
-            if not equals or not name.strip():
-                raise errors.UsageError(
-                    "map", pair, "KEY=COLUMN pairs with commas, such as size=Size"
-                )
-            columns[key.strip()] = name.strip()
+        if not equals or not name.strip():
+            expected = "KEY=COLUMN pairs with commas, such as size=Size"
+            raise errors.UsageError("map", pair, expected)
+        columns[key.strip()] = name.strip()
     return columns
 
 
@@ -51,7 +46,7 @@ def parse_labels(texts: Sequence[str]) -> dict[str, str]:
 
 
 def report_lines(path: str, imported: Imported) -> Iterator[str]:
-    """A line about the whole file, one for each reason of a refusal, and one for each warning."""
+    """A line about the whole file, and for each reason of a refusal and each warning."""
     present = imported.rows + len(imported.refused)
     cases = sum(len(run.results) for run in imported.runs)
     runs = f" in {len(imported.runs)} runs" if len(imported.runs) > 1 else ""
@@ -66,18 +61,14 @@ def report_lines(path: str, imported: Imported) -> Iterator[str]:
 
 
 def write(runs: Sequence[Run], path: str) -> list[Path]:
-    """Write the runs to ``run.jsonl``, ``run-2.jsonl``, ... and return the files.
-
-    Raises UsageError before writing anything if one of the files exists.
-    """
+    """Write runs to ``run.jsonl``, ``run-2.jsonl``, ... Raises UsageError if one exists."""
     first = Path(path)
     further = range(2, len(runs) + 1)
     paths = [first, *(first.with_name(f"{first.stem}-{n}{first.suffix}") for n in further)]
     for each in paths:
         if os.path.lexists(each):
-            raise errors.UsageError(
-                "output", each, "a file that does not exist", "Name another file or remove it."
-            )
+            action = "Name another file or remove it."
+            raise errors.UsageError("output", each, "a file that does not exist", action)
     for run, each in zip(runs, paths, strict=True):
         save(run, each)
     return paths
@@ -145,6 +136,8 @@ def check_output(options: argparse.Namespace) -> str:
 
 
 def run_convert(options: argparse.Namespace) -> errors.ExitCode:
+    from torchcoll.report.destination import Destination
+    from torchcoll.report.grid import print_answer
     from torchcoll.stats.filters import keep_cases
 
     ending = check_output(options)
@@ -152,7 +145,10 @@ def run_convert(options: argparse.Namespace) -> errors.ExitCode:
     lines: list[str] = []
     runs, refused = _runs_of(options, lines)
     if not options.output and runs:
-        _print_total(runs)
+        cases = counted(sum(len(run.results) for run in runs), "case")
+        text = f"{cases} in {counted(len(runs), 'run')}"
+        print_answer(Answer(text, next_step="-o RUN.jsonl or ROWS.csv writes them"), Destination())
+        print()
     aside = not runs or options.output == "-"
     for line in lines:
         print(errors.one_line(line), file=sys.stderr if aside else None)
@@ -170,24 +166,13 @@ def run_convert(options: argparse.Namespace) -> errors.ExitCode:
     return errors.ExitCode.OK
 
 
-def _print_total(runs: Sequence[Run]) -> None:
-    from torchcoll.report.destination import Destination
-    from torchcoll.report.grid import print_answer
-
-    cases = counted(sum(len(run.results) for run in runs), "case")
-    text = f"{cases} in {counted(len(runs), 'run')}"
-    print_answer(Answer(text, next_step="-o RUN.jsonl or ROWS.csv writes them"), Destination())
-    print()
-
-
 def _is_result_file(path: str) -> bool:
-    read = from_stdin(path)
-    return os.path.isfile(read) and is_ours(os.fspath(read))
+    return os.path.isfile(read := from_stdin(path)) and is_ours(read)
 
 
 def _check_own(paths: Sequence[str], options: argparse.Namespace) -> None:
     """Raises UsageError for options of other tools' output with result files alone."""
-    for name in (
+    for name in [
         "importer",
         "map",
         "ranks",
@@ -196,7 +181,7 @@ def _check_own(paths: Sequence[str], options: argparse.Namespace) -> None:
         "backend",
         "statistic",
         "label",
-    ):
+    ]:
         if value := getattr(options, name):
             what = "from" if name == "importer" else name
             raise errors.UsageError(what, value, f"none with {paths[0]}: a result file has its own")
@@ -205,9 +190,7 @@ def _check_own(paths: Sequence[str], options: argparse.Namespace) -> None:
 def _runs_of(
     options: argparse.Namespace, lines: list[str]
 ) -> tuple[list[Run], list[errors.UnreadableError]]:
-    """The runs of all files, and the errors of those that cannot be read. lines: what was read of
-    each file is added.
-    """
+    """(runs of all files, errors). lines: gets what was read of each file."""
     from torchcoll.reading.base import ImportOptions
     from torchcoll.reading.inputs import expand, load_all
     from torchcoll.reading.registry import import_file, nothing_read
@@ -259,16 +242,12 @@ def _write_rows(runs: Sequence[Run], ending: str, options: argparse.Namespace) -
     from torchcoll.questions.show.show import show
     from torchcoll.report.destination import write_file
 
-    content: str | bytes
-    if ending == "parquet":
-        file = io.BytesIO()
-        write_parquet(runs, file, options.columns)
-        content = file.getvalue()
+    table = io.BytesIO() if ending == "parquet" else io.StringIO()
+    if isinstance(table, io.BytesIO):
+        write_parquet(runs, table, options.columns)
     else:
-        text = io.StringIO()
-        show(*runs, format=ending, columns=options.columns, file=text)
-        content = text.getvalue()
-    write_file(options.output, content, "output", options.force)
+        show(*runs, format=ending, columns=options.columns, file=table)
+    write_file(options.output, table.getvalue(), "output", options.force)
 
 
 COMMANDS = {

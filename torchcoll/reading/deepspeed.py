@@ -86,10 +86,7 @@ class _DeepSpeedReader(TableReader):
     def case(
         self, size_bytes: int, time_us: float, busbw: str, time: str, figures: dict[str, Any]
     ) -> CaseResult | str:
-        """The result for a size of DeepSpeed's, or why there is none.
-
-        busbw, time: as they are printed; the heading has the unit of busbw, or there is none.
-        """
+        """The result for a size of DeepSpeed's, or why there is none. busbw, time: as printed."""
         row = self.measured(
             {"size": str(size_bytes), "time": repr(time_us)}, self.title, self.ranks
         )

@@ -92,17 +92,14 @@ def load_one(
     """Load one file, as ``load`` does."""
     read = os.fspath(from_stdin(path))
     if is_ours(read):
-        for name, value in (("collective", collective), ("ranks", ranks)):
-            if value is not None:
-                raise UsageError(name, value, f"none with {path}: a result file has its own")
+        check_import_options([], collective, ranks, f"none with {path}: a result file has its own")
         return _unnamed(load_own(read))
     runs = _imported(read, collective, ranks)
     if len(runs) > 1:
-        hint = (
-            f"torchcoll convert {shlex.quote(os.fspath(path))} -o RUN.jsonl writes a file of each"
-        )
-        action = f"{hint}; compare, show, ... take all."
-        raise UnreadableError("file", f"{len(runs)} runs in {path}", "a file of one run", action)
+        name = shlex.quote(os.fspath(path))
+        action = f"torchcoll convert {name} -o RUN.jsonl writes a file of each; compare, show, ..."
+        text = f"{len(runs)} runs in {path}"
+        raise UnreadableError("file", text, "a file of one run", f"{action} take all.")
     return runs[0]
 
 
@@ -225,13 +222,18 @@ def select_cases(runs: Sequence[Run], label: str) -> list[Run]:
     return kept
 
 
-def check_import_options(runs: Iterable[Run], collective: str | None, ranks: int | None) -> None:
+def check_import_options(
+    runs: Iterable[Run],
+    collective: str | None,
+    ranks: int | None,
+    expected: str = "output of another tool: a result file has its own",
+) -> None:
     """Raise UsageError if collective or ranks is given and no run comes from another tool."""
     options = [("collective", collective), ("ranks", ranks)]
     name, value = next(((n, v) for n, v in options if v is not None), ("", None))
     # A run that was imported and saved has a path: it is a result file now.
     if name and not any(run.source and run.path is None for run in runs):
-        raise UsageError(name, value, "output of another tool: a result file has its own")
+        raise UsageError(name, value, expected)
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
@@ -338,18 +340,15 @@ def read_material(
         kinds: set[str] = set()
         if os.path.isdir(path):
             material.folders.append(path)
-            for file in _results_and_logs_in(path):
-                try:
-                    kinds.add(_read_file(file, material, results, collective, ranks))
-                except UnreadableError as error:
+        for file in _results_and_logs_in(path) if os.path.isdir(path) else map(str, expand(path)):
+            try:
+                kinds.add(_read_file(file, material, results, collective, ranks))
+            except UnreadableError as error:
+                if os.path.isdir(path):
                     material.notes.append(f"skipped: {error}")
-        else:
-            for file in map(str, expand(path)):
-                try:
-                    kinds.add(_read_file(file, material, results, collective, ranks))
-                except UnreadableError as error:
-                    if not may_skip():
-                        raise
+                elif not may_skip():
+                    raise
+                else:
                     refused.append(error)
         for kind in sorted(kinds):
             material.arguments.setdefault(kind, []).append(argument)
@@ -361,10 +360,9 @@ def read_material(
         captures.setdefault(Path(traffic.path or "").parent, []).append(traffic)
     material.traffic = []
     for folder, captured in captures.items():
-        try:
-            material.traffic += [join_folder(captured, folder)] if len(captured) > 1 else captured
-        except UsageError:
-            material.traffic += captured
+        with contextlib.suppress(UsageError):
+            captured = [join_folder(captured, folder)] if len(captured) > 1 else captured
+        material.traffic += captured
 
     skip(refused, bool(results or material.arguments))
     material.runs += load_all(_resolved(results, collective, ranks))
@@ -450,10 +448,7 @@ def _without_documents(paths: list[Path]) -> list[Path]:
 
 
 def split_label(argument: str) -> tuple[str, str]:
-    """Split ``label=PATH`` into (label, path), and a plain path into ("", path).
-
-    The label may be ``NAME=VALUE``. Raises UsageError if label or path is empty.
-    """
+    """(label, path) of ``label=PATH`` or ``N=V=PATH``; label '' without. Raises UsageError."""
     label, equals, path = argument.partition("=")
     if not equals or os.path.exists(argument) or glob.glob(argument):
         return "", argument
@@ -520,15 +515,15 @@ def _no_files(folder: Path) -> UnreadableError:
             break
         if count := len(_result_files(Path(name))):
             subfolders.append(f"{name} ({counted(count, 'file')})")
-    names = shorten(subfolders, 4)
-    action = f"Below it are {names}: name what is meant, or '{folder}/**/*' for all."
-    return UnreadableError(
-        "folder", folder, "a folder with result files", action if subfolders else ""
+    action = (
+        f"Below it are {shorten(subfolders, 4)}: name what is meant, or '{folder}/**/*' for all."
     )
+    action = action if subfolders else ""
+    return UnreadableError("folder", folder, "a folder with result files", action)
 
 
 def _unnamed(run: Run) -> Run:
-    """Remove the path of the temporary file of ``from_stdin``, which the user cannot open."""
+    """Remove the path of a copy of stdin, which the user cannot open."""
     if run.path and is_stdin(run.path):
         run.problems = [text.replace(str(run.path), STDIN) for text in run.problems]
         run.path = None

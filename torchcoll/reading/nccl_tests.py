@@ -245,8 +245,8 @@ def fitting_collectives(
         several = entry.parts(2) != 1
         n = next((n for n in (ranks, inferred) if n and _fits(entry, n, sent, low, high)), 0)
         # With many ranks busbw / algbw shows that it is an all_reduce, but not how many ranks.
-        factors = entry.bus_factor(2), entry.bus_factor(_MOST)
-        if not n and (several or ranks or inferred or factors[0] > high or factors[1] < low):
+        least, most = entry.bus_factor(2), entry.bus_factor(_MOST)
+        if not n and (several or ranks or inferred or least > high or most < low):
             continue
         how = [f"busbw / algbw is {largest.busbw / largest.algbw:.4g}"]
         if several:
@@ -329,12 +329,11 @@ def _result(row: NcclTestsRow, block: Block, run: NcclTestsRun) -> CaseResult:
         run.over_ranks,
         "issue" if run.cpu_time else "host",
         run.calls,
-        None,
-        block.min_ns,
-        block.max_ns,
-        block.p99_ns,
-        block.algbw,
-        block.busbw,
+        min_ns=block.min_ns,
+        max_ns=block.max_ns,
+        p99_ns=block.p99_ns,
+        algbw_gbps=block.algbw,
+        busbw_gbps=block.busbw,
     )
     result = make_result(
         run.collective,
@@ -412,9 +411,7 @@ _FORCED = re.compile(r"(?:NCCL_)?(ALGO|PROTO) ?[=:] ?(\w+)[ ,;]*")
 
 
 def title_labels(title: str) -> dict[str, str]:
-    """The labels of a table: ``NCCL_ALGO`` and ``NCCL_PROTO`` if its title says only these, as
-    ``ALGO=Ring`` does; else ``table``.
-    """
+    """``NCCL_ALGO`` and ``NCCL_PROTO`` if a title names only these, else ``table``."""
     forced = {f"NCCL_{name}": value for name, value in _FORCED.findall(title)}
     return forced if forced and not _FORCED.sub("", title) else {"table": title}
 
@@ -458,9 +455,8 @@ def version_text(code: object) -> str:
     value = whole(code)
     if value is None:
         return str(code)
-    if value >= 10000:
-        return f"{value // 10000}.{value // 100 % 100}.{value % 100}"
-    return f"{value // 1000}.{value // 100 % 10}.{value % 100}"
+    base = 10000 if value >= 10000 else 1000
+    return f"{value // base}.{value % base // 100}.{value % 100}"
 
 
 INTERLEAVED = (
@@ -504,10 +500,8 @@ class Messages:
     @property
     def versions(self) -> dict[str, str]:
         """``nccl`` or ``rccl`` -> its version, by the first process that logged it."""
-        processes = reversed(self._reader.processes)
-        return {
-            process.library.lower(): process.version for process in processes if process.version
-        }
+        processes = [process for process in self._reader.processes if process.version]
+        return {process.library.lower(): process.version for process in reversed(processes)}
 
     def expectation(self, results: Iterable[CaseResult]) -> str:
         """How many times as long as NCCL expected the calls took, by size; '' if not known."""
@@ -523,10 +517,8 @@ class Messages:
         last = max(factors)
         smaller = [f"{format_size(n)} {factors[n]:.2g}x" for n in sorted(factors) if n != last]
         more = f" ({', '.join(smaller[-_MOST_FACTORS:])})" if smaller else ""
-        return (
-            f"at {format_size(last)} a call took {factors[last]:.2g} times as long as NCCL "
-            f"expected{more}"
-        )
+        long = f"{factors[last]:.2g} times as long as NCCL expected"
+        return f"at {format_size(last)} a call took {long}{more}"
 
     def choose(self, results: Iterable[CaseResult]) -> None:
         """Set ``choices`` of each result to what the library chose for its size."""

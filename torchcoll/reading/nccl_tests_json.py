@@ -217,10 +217,7 @@ def _per_iteration(block: nccl_tests.Block, data: object, cold: bool) -> None:
 def _keep_slowest(
     rows: Sequence[nccl_tests.NcclTestsRow], ranks: int, imported: base.Imported
 ) -> None:
-    """Keep the samples of the slowest process, where those of processes are not those of ranks.
-
-    The maximum over processes for each call would count one stall several times.
-    """
+    """Keep the slowest process if samples are not of ranks: a stall counts once."""
     blocks = [b for row in rows for b in row.blocks if b.samples and len(b.samples) != ranks]
     if not blocks or not ranks:
         return

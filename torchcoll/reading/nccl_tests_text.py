@@ -70,9 +70,8 @@ HALVES = "rows with the figures out of place alone: nccl-tests printed none in p
 def sniff(head: Sequence[str]) -> bool:
     rows, parser = [], RowParser((), ())
     for text in head:
-        if _START.search(text) or _SETTINGS.search(text):
-            return True
-        if _HEADING.match(text) and "busbw" in text:
+        heading = _HEADING.match(text) and "busbw" in text
+        if heading or _START.search(text) or _SETTINGS.search(text):
             return True
         if _ROW.match(text) and len(text.split()) in range(11, 24):
             rows.append(text)
@@ -126,14 +125,11 @@ def read(lines: Iterable[base.Line], options: base.ImportOptions) -> base.Import
     for line, text in itertools.chain(first, lines):
         reader.line(line, text)
     reader.end()
-    outputs = [
-        output for output in reader.outputs if output.rows or output.settings or output.started
-    ]
+    outputs = [each for each in reader.outputs if each.rows or each.settings or each.started]
     crowd = [output for output in outputs if output.zeros or output.settings]
     if _interleaved(crowd):
         number = max(2, len(crowd), sum(output.zeros for output in crowd))
-        lines_of_rows = [row.line for output in outputs for row in output.rows]
-        for line in lines_of_rows or [0]:
+        for line in [row.line for output in outputs for row in output.rows] or [0]:
             imported.refuse(line, nccl_tests.INTERLEAVED.format(n=number))
         return imported
     tables = sum(bool(output.rows) for output in outputs)
@@ -411,7 +407,7 @@ class _TextReader:
                 "device": f"cuda:{match[4]}",
                 "device_name": match[6].strip(),
             }
-            if match[5] and ":" in match[5]:
+            if ":" in (match[5] or ""):
                 output.members[rank]["pci"] = match[5]
 
 
@@ -434,8 +430,7 @@ def _make_run(
         return None
     listed = max(output.members, default=-1) + 1
     name = imported.choose("collective", options.collective, output.collective)
-    if name is None:
-        name = _unnamed(output, options, options.ranks or listed, imported)
+    name = name or _unnamed(output, options, options.ranks or listed, imported)
     if name is None:
         return None
     run = nccl_tests.NcclTestsRun(name, cpu_time="cputime" in output.names)
@@ -481,12 +476,11 @@ def _make_run(
     if variables := output.messages.variables | set_variables:
         environment["variables"] = variables
     members = [output.members[r] for r in sorted(output.members)]
-    complete = len(members) == run.ranks
-    if not complete:
-        hosts = list(dict.fromkeys(m["host"] for m in members))
-        environment |= {"host": hosts[0]} if len(hosts) == 1 else {}
-        names = list(dict.fromkeys(m["device_name"] for m in members if m["device_name"]))
-        environment |= {"device_name": names[0]} if len(names) == 1 else {}
+    if len(members) != run.ranks:
+        hosts = {m["host"] for m in members}
+        environment |= {"host": hosts.pop()} if len(hosts) == 1 else {}
+        names = {m["device_name"] for m in members} - {""}
+        environment |= {"device_name": names.pop()} if len(names) == 1 else {}
         members = []
     excerpt = not (output.ended or output.started or output.settings or output.members)
     if output.pasted and not output.ended:
@@ -516,12 +510,9 @@ def _unnamed(
 ) -> str | None:
     """The collective of a table that no line of nccl-tests names; None if its rows are refused."""
     fits = nccl_tests.fitting_collectives(output.rows, ranks, "#wrong" in output.names)
-    titles = (
-        (f"line {line}", base.collective_of_title(text)) for line, text in reversed(output.above)
-    )
+    titles = [(f"line {n}", base.collective_of_title(text)) for n, text in reversed(output.above)]
     named = [*titles, ("the name of the file", base.collective_in(options.file))]
     origin, name = next((source for source in named if source[1]), ("", None))
-    why = ""
     if name and (name in fits or not fits):
         imported.warn(f"collective {name}: taken from {origin}")
         return name

@@ -347,10 +347,7 @@ class _PlainTableReader(TableReader):
         return "mean" if _MEAN.search(plain) else "median" if _MEDIAN.search(plain) else "unknown"
 
     def figure(self, key: str, text: str, pointed: bool) -> float | None:
-        """A cell in ns or GB/s, by its own unit or that of its heading. Raises ValueError.
-
-        pointed: whether the row has decimal points, so that commas group thousands.
-        """
+        """A cell in ns or GB/s, by its unit or the heading's. Raises ValueError."""
         if text.lower() in _NONE:
             return None
         unit_of = time_unit if key in ("time", "min", "max") else bandwidth_unit

@@ -21,17 +21,16 @@ from typing import Any
 from torchcoll.core.bounds import MOST_DEPTH, ByteBudget
 from torchcoll.core.errors import UnreadableError
 
-_LONGEST_NUMBER = 400  # characters, or bytes of a binary one
+_LONGEST_NUMBER = 400  # bytes
 _INT64 = 1 << 63
-_MOST_VALUES = 1 << 32  # that can be used again: what LONG_BINPUT can count
 _ITEM_BYTES, _PAIR_ITEM_BYTES = 16, 60  # memory of an item of a list, of a key or value
 # The instructions that are carried out, by the memory in bytes of each, without its content.
 _SAFE = {
-    16: "MARK STOP PROTO FRAME POP POP_MARK DUP NONE NEWTRUE NEWFALSE BININT1 EMPTY_TUPLE APPEND "
-    "APPENDS SETITEM SETITEMS ADDITEMS GET BINGET LONG_BINGET",
-    80: "INT LONG FLOAT BININT BININT2 BINFLOAT LONG1 LONG4 UNICODE SHORT_BINUNICODE BINUNICODE "
-    "BINUNICODE8 SHORT_BINBYTES BINBYTES BINBYTES8 PUT BINPUT LONG_BINPUT MEMOIZE",
-    136: "EMPTY_LIST LIST TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT DICT EMPTY_SET",
+    16: "MARK STOP PROTO FRAME NONE NEWTRUE NEWFALSE BININT1 EMPTY_TUPLE APPEND APPENDS SETITEM "
+    "SETITEMS ADDITEMS BINGET LONG_BINGET",
+    80: "BININT BININT2 BINFLOAT LONG1 LONG4 SHORT_BINUNICODE BINUNICODE BINUNICODE8 "
+    "SHORT_BINBYTES BINBYTES BINBYTES8 BINPUT LONG_BINPUT MEMOIZE",
+    136: "EMPTY_LIST TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT EMPTY_SET",
 }
 _NAMES = {ord(code.code): code.name for code in pickletools.opcodes}
 _COSTS = {
@@ -42,14 +41,12 @@ _UNCOUNTED = 1 << 20  # bytes that are not yet added to the budget
 # byte of the file.
 _ITEMS, _ITEMS_PER_BYTE = 1_000_000, 16
 _TEXT_BYTES, _TEXT_PER_BYTE = 64 << 20, 200
-# How a pickle of a dict begins, of protocols 2 and later, 0 and 1.
-_BEGINS = (b"\x80", b"(dp", b"}q")
 _CONTAINERS = frozenset((list, tuple, dict, set))
 
 
 def is_pickle(begin: bytes) -> bool:
-    """Whether a file with this beginning can be the pickle of a dict."""
-    return begin.startswith(_BEGINS)
+    """Whether a file begins as a pickle of protocol 2 or later, which torch and its users write."""
+    return begin.startswith(b"\x80")
 
 
 def read_pickle(
@@ -149,15 +146,11 @@ class _PlainReader(pickle._Unpickler):
             self.held += 4 * size
         return piece
 
-    def readline(self) -> bytes:
+    def text(self) -> str:
         line = self.file.readline()
         if not line.endswith(b"\n"):
             raise IndexError
-        self.held += 4 * len(line)
-        return line
-
-    def text(self) -> str:
-        return self.readline()[:-1].decode("utf-8", "replace")
+        return line[:-1].decode("utf-8", "replace")
 
     def pop_mark(self) -> list[Any]:
         items, self.stack = self.stack, self.metastack.pop()
@@ -192,41 +185,11 @@ class _PlainReader(pickle._Unpickler):
         self.stack = []
         self.append = self.stack.append
 
-    def load_int(self) -> None:
-        """A number in a line of text; ``I00`` and ``I01`` are truth values."""
-        text = self._number_text()
-        truth = text in ("00", "01")
-        self.append(text == "01" if truth else int(text.removesuffix("L")))
-
-    load_long = load_int
-
-    def load_float(self) -> None:
-        self.append(float(self._number_text().removesuffix("L")))
-
-    def _number_text(self) -> str:
-        text = self.text()
-        if len(text) > _LONGEST_NUMBER:
-            raise ValueError(f"a number of {len(text)} characters")
-        return text
-
     def load_long4(self) -> None:
         length = int.from_bytes(self.read(4), "little")
         if length > _LONGEST_NUMBER:
             raise ValueError(f"a number of {length} bytes")
         self.append(int.from_bytes(self.read(length), "little", signed=True))
-
-    def _text_index(self) -> int:
-        text = self.text()
-        index = int(text) if len(text) <= _LONGEST_NUMBER else -1
-        if not 0 <= index < _MOST_VALUES:
-            raise ValueError("an index that is none")
-        return index
-
-    def load_get(self) -> None:
-        self.append(self.memo[self._text_index()])
-
-    def load_put(self) -> None:
-        self.memo[self._text_index()] = self.stack[-1]
 
     def load_append(self) -> None:
         value = self.stack.pop()
@@ -235,11 +198,6 @@ class _PlainReader(pickle._Unpickler):
     def load_appends(self) -> None:
         items = self.pop_mark()
         self.top(list).extend(items)
-
-    def load_dict(self) -> None:
-        items, value = self.pop_mark(), dict[Any, Any]()
-        self.set_pairs(value, items)
-        self.append(value)
 
     def load_setitem(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()

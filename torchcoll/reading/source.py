@@ -54,10 +54,7 @@ class Source:
         return b"\0" in self.start or odd > len(self.start) // 10
 
     def windows(self) -> Iterator[list[str]]:
-        """Yield lists of lines without libraries' messages, for sniffing.
-
-        The first line of the format may come after megabytes of messages.
-        """
+        """Yield lists of lines without the messages of libraries, for sniffing."""
         window: list[str] = []
         for lines in self._cleaned():
             for text in lines:

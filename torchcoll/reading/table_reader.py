@@ -229,10 +229,7 @@ def _no_figure(column: str, record: Mapping[str, str]) -> str:
 
 
 def check_busbw(result: CaseResult, printed_gbps: float | None, step: float) -> None:
-    """Warn if the bus bandwidth that a row prints does not follow from its size, time and ranks.
-
-    step: half a unit in the last place of the printed figure, in GB/s.
-    """
+    """Warn if a printed bus bandwidth does not follow from size, time and ranks, by ``step``."""
     case, time = result.case, result.reported.time_ns if result.reported else None
     expected = busbw_gbps(case.collective, result.size_bytes, result.ranks, time or 0.0)
     basis = "size, time and ranks"

@@ -259,10 +259,7 @@ def is_message(text: str) -> bool:
 
 
 def log_hosts(lines: Iterable[str]) -> set[str]:
-    """The names of hosts that begin messages of NCCL in these lines.
-
-    If no line is whole, a name is what is common to the ends of what is before one process.
-    """
+    """The hosts that begin NCCL's messages here; of cut lines the common end of the names."""
     whole: set[str] = set()
     cut: dict[str, list[str]] = {}
     for line in lines:

@@ -62,9 +62,7 @@ class Target:
 
 
 def make_target(threshold: float, tested: int, decided: int = 0, looks: bool = False) -> Target:
-    """The target of one case of ``tested``. decided: how many differ already; Holm tests the next
-    one at LEVEL / (tested - decided).
-    """
+    """The target of one of ``tested`` cases, ``decided`` of which differ already (Holm)."""
     return Target(threshold, LEVEL / max(tested - decided, 1), looks)
 
 

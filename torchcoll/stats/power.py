@@ -35,9 +35,7 @@ def detectable_change(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Returns the p values adjusted for their number (S. Holm, Scandinavian Journal of Statistics 6
-    (1979) 65). It holds for dependent cases too.
-    """
+    """The p values adjusted for their number (S. Holm 1979); for dependent cases too."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted, highest = [0.0] * len(p_values), 0.0
     for rank, i in enumerate(order):

@@ -59,13 +59,11 @@ def parse_call(message: str) -> LoggedCall | None:
     """
     if match := _NAMED.search(message):
         function, size_bytes, algorithm, protocol, low, high = match.groups()
-        names = canonical(algorithm), canonical(protocol)
-        if names[0] not in ALGORITHMS or names[1] not in PROTOCOLS:
+        chosen = canonical(algorithm) or "", canonical(protocol) or ""
+        if chosen[0] not in ALGORITHMS or chosen[1] not in PROTOCOLS:
             return None
         channels = int(high) - int(low) + 1
-        return LoggedCall(
-            function, int(size_bytes), str(names[0]), str(names[1]), channels, PER_RANK
-        )
+        return LoggedCall(function, int(size_bytes), *chosen, channels, PER_RANK)
     if match := _NUMBERED.search(message):
         function, size_bytes, algorithm, protocol = match.groups()
         if int(algorithm) >= len(ALGORITHMS) or int(protocol) >= len(PROTOCOLS):
@@ -104,11 +102,9 @@ def choices_of(result: CaseResult, calls: Iterable[LoggedCall]) -> list[Choice]:
     if function is None or result.ranks < 2 or not result.size_bytes:
         return []
     for call in calls:
-        if call.function not in (function, ""):
-            continue
-        if not call.function and call.size <= _BARRIER_BYTES:
-            continue
-        if call.size == logged_bytes(case.collective, result.size_bytes, result.ranks, call.basis):
+        barrier = not call.function and call.size <= _BARRIER_BYTES
+        size = logged_bytes(case.collective, result.size_bytes, result.ranks, call.basis)
+        if call.function in (function, "") and not barrier and call.size == size:
             choices[Choice(call.algorithm, call.protocol, call.channels)] = None
     return list(choices)
 

@@ -123,9 +123,8 @@ def algorithm_limits(reach: Reach) -> list[AlgorithmLimit]:
         return _within(reach)
     if reach.nics_gbps is not None and reach.gpus:
         return _between(reach, reach.nics_gbps)
-    text = "the file does not tell how fast the interfaces of a host are"
-    if not reach.gpus:
-        text = reach.links.source
+    unknown = "the file does not tell how fast the interfaces of a host are"
+    text = unknown if reach.gpus else reach.links.source
     reduced = (AlgorithmLimit(name, _REDUCED, None, text) for name in (TREE, NVLS_TREE, COLLNET))
     return [AlgorithmLimit(RING, _RINGS, None, text), *reduced]
 
@@ -133,9 +132,8 @@ def algorithm_limits(reach: Reach) -> list[AlgorithmLimit]:
 def _within(reach: Reach) -> list[AlgorithmLimit]:
     links, n = reach.links, reach.gpus
     if links.gbps is None or reach.gpu_gbps is None:
-        why = "the PCI links of the GPUs are not in the file"
-        if links.gbps is None:
-            why = links.source
+        no_pci = "the PCI links of the GPUs are not in the file"
+        why = links.source if links.gbps is None else no_pci
         names = ((RING, _RINGS), (TREE, _REDUCED), (NVLS, _REDUCED), (DIRECT, _DIRECT))
         limits = [AlgorithmLimit(name, collectives, None, why) for name, collectives in names]
     else:
@@ -168,23 +166,12 @@ def _nvls(reach: Reach, b: float) -> list[AlgorithmLimit]:
         why = "no NVSwitch joins the GPUs" if not reach.switched else "needs Hopper or newer"
         return [AlgorithmLimit(NVLS, _REDUCED, None, why)]
     source = "bytes counted; efficiency: nvlsEfficiency, NCCL tuning.cc"
+    gbps = efficiency * b
+    reduced = f"{efficiency:g} x {b:g} x 2 (n-1)/(n+1): each GPU sends S, and S/n for all"
+    shared = f"{efficiency:g} x {b:g} x (n-1)/n: S passes each GPU's links, its own part too"
     return [
-        AlgorithmLimit(
-            NVLS,
-            _REDUCED,
-            efficiency * b * 2 * (n - 1) / (n + 1),
-            f"{efficiency:g} x {b:g} x 2 (n-1)/(n+1): each GPU sends S, and S/n for all",
-            source,
-            tuned=True,
-        ),
-        AlgorithmLimit(
-            NVLS,
-            _SHARED,
-            efficiency * b * (n - 1) / n,
-            f"{efficiency:g} x {b:g} x (n-1)/n: S passes each GPU's links, its own part too",
-            source,
-            tuned=True,
-        ),
+        AlgorithmLimit(NVLS, _REDUCED, gbps * 2 * (n - 1) / (n + 1), reduced, source, True),
+        AlgorithmLimit(NVLS, _SHARED, gbps * (n - 1) / n, shared, source, True),
     ]
 
 

@@ -38,17 +38,11 @@ _WORDS = {
 }
 
 
-def missing(one_host: bool, nvls: bool | None, sharp: bool = True) -> dict[str, str]:
-    """Algorithm -> what it lacks, for each algorithm that cannot run.
-
-    nvls: whether NVSwitches within a host reduce; None where that is not known.
-    sharp: whether switches between hosts may reduce.
-    """
-    reasons = (
-        dict.fromkeys(("nvls", "nvlstree"), "no NVSwitch that reduces") if nvls is False else {}
-    )
-    if not sharp:
-        reasons |= dict.fromkeys(("collnetdirect", "collnetchain"), "no network with SHARP")
+def missing(one_host: bool, nvls: bool | None) -> dict[str, str]:
+    """Algorithm -> what it lacks. nvls: whether switches of a host reduce; None: unknown."""
+    reasons: dict[str, str] = {}
+    if nvls is False:
+        reasons |= dict.fromkeys(("nvls", "nvlstree"), "no NVSwitch that reduces")
     if one_host:
         several = ("nvlstree", "collnetdirect", "collnetchain", "pat")
         reasons |= {name: "one host" for name in several if name not in reasons}
@@ -75,10 +69,8 @@ def forcings(
             or (algorithm in _SOMEWHERE.get(function, ()) and protocol == "simple")
         )
         if supported:
-            function_names = [functions[name].lower() for name in supported]
-            values = (
-                _value(function_names if prefixed else [], value) for value in (algorithm, protocol)
-            )
+            of = [functions[name].lower() for name in supported] if prefixed else []
+            values = (_value(of, value) for value in (algorithm, protocol))
             settings = dict(zip(VARIABLES, values, strict=True))
             combinations.append(Forcing(f"{algorithm}-{protocol}", supported, settings))
     return combinations

@@ -200,9 +200,7 @@ class NcclLogReader(messages.MessageReader):
         return process, thread, host
 
     def _match_damaged(self, host: str, pid: int) -> messages.NcclProcess | None:
-        """The process with this id whose host's name a cut line has changed: `47node1` (after the
-        number of another line) and `de1` are node1. None where there is none.
-        """
+        """The process whose host a cut line has changed: `47node1` and `de1` are node1; or None."""
         for known_host in self._hosts_of.get(pid, ())[:_MOST_HOSTS]:
             longer, shorter = sorted((host, known_host), key=len, reverse=True)
             extra = longer.removesuffix(shorter)

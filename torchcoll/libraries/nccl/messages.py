@@ -181,9 +181,7 @@ _parse_call = lru_cache(maxsize=4096)(parse_call)  # equal lines are repeated fo
 
 
 class MessageReader:
-    """Reads messages of ``process`` and its current thread. A method returns False for a message
-    that is cut off, or of another kind.
-    """
+    """Reads messages of ``process``. A method returns False for one that is cut, or another."""
 
     def __init__(self, file: str = "") -> None:
         self.file = file
@@ -232,10 +230,7 @@ class MessageReader:
         return member
 
     def account(self, entries: int, text_bytes: int = 0) -> None:
-        """Account for the memory of so many entries of dictionaries or tables, and of text.
-
-        Raises UnreadableError where the file needs too much.
-        """
+        """Count memory of table entries and of text. Raises UnreadableError for too much."""
         self._budget.add_bytes(_ENTRY_BYTES * entries + text_bytes)
 
     def find_member(self, handle: str) -> Member | None:
@@ -245,7 +240,7 @@ class MessageReader:
     def begin_member(self, fields: dict[str, str], start: bool) -> Member:
         """The communicator of a new handle. start: its line is 'Init START'."""
         member = self._open.get((self.process, self._thread))
-        if start or member is None or member.handle:
+        if start or not member or member.handle:
             member = self._add_member()
         member.handle, member.started = fields["comm"], start
         self._by_handle[self.process, member.handle] = member
@@ -281,14 +276,14 @@ class MessageReader:
         match = re.search(r"rank (\d+) nranks (\d+) total \d", message)
         if not match:
             return False
-        rank, nranks = int(match[1]), int(match[2])
+        numbers = int(match[1]), int(match[2])
         member = self._open.get((self.process, self._thread)) or Member()
-        if (member.rank, member.nranks) != (rank, nranks):
+        if (member.rank, member.nranks) != numbers:
             recent = islice(reversed(self.process.members), _RECENT)
-            recent_member = next((m for m in recent if (m.rank, m.nranks) == (rank, nranks)), None)
+            recent_member = next((m for m in recent if (m.rank, m.nranks) == numbers), None)
             member = recent_member or self.begin_member({"comm": ""}, False)
-            member.rank, member.nranks = rank, nranks
-        member.timings = {name: float(value) for name, value in _PART.findall(message)}
+            member.rank, member.nranks = numbers
+        member.timings = _phases(message)
         self.account(len(member.timings))
         return "rest" in member.timings
 
@@ -296,8 +291,7 @@ class MessageReader:
         """Read ``Bootstrap timings total 0.12 (create 0.00, ..., delay 0.00)``."""
         if not message.startswith("Bootstrap timings"):
             return False
-        phases = {name: float(value) for name, value in _PART.findall(message)}
-        self.member().bootstrap = phases
+        self.member().bootstrap = phases = _phases(message)
         self.account(len(phases))
         return "delay" in phases
 
@@ -306,22 +300,17 @@ class MessageReader:
         if " via " in message:
             return self.read_connection(message)
         if match := _RING.search(message):
-            ranks = tuple(map(int, match[2].split()))
-            self.member().rings[int(match[1])] = ranks
+            self.member().rings[int(match[1])] = ranks = tuple(map(int, match[2].split()))
             self.account(1, 36 * len(ranks))
         return match is not None
 
     def read_connection(self, message: str) -> bool:
-        """Read ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``.
-
-        The transport is without numbers of devices: NET/IB/0/GDRDMA is NET/IB/GDRDMA.
-        """
+        """Read ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``."""
         if match := _CONNECTION.search(message):
-            kind = _NUMBERS.sub("", match[4])
+            kind = _NUMBERS.sub("", match[4])  # NET/IB/0/GDRDMA is NET/IB/GDRDMA
             self.process.transports[kind] += 1
             if match[3]:
-                pair = int(match[2]), int(match[3])
-                self.process.pairs.setdefault(kind, set()).add(pair)
+                self.process.pairs.setdefault(kind, set()).add((int(match[2]), int(match[3])))
         return match is not None
 
     def read_channel_counts(self, message: str) -> bool:
@@ -425,15 +414,13 @@ class MessageReader:
 
     def read_loaded_tuner(self, message: str) -> bool:
         """Read ``Successfully loaded external tuner plugin ...``."""
-        match = re.match(r"Successfully loaded external tuner plugin (\S+)", message)
-        if match and len(self.process.tuner) < LONGEST:
-            self.process.tuner = f"{self.process.tuner} {match[1]}".strip()
+        if match := re.match(r"Successfully loaded external tuner plugin (\S+)", message):
+            self.process.tuner = f"{self.process.tuner} {match[1]}".strip()[:LONGEST]
         return bool(match)
 
     def read_variable(self, message: str) -> bool:
         """Read ``NCCL_ALGO set by environment to Ring.``."""
-        match = _SET.search(message)
-        if match:
+        if match := _SET.search(message):
             number = match[2].rstrip(".")
             value = number if number.lstrip("-").isdecimal() else match[2]
             if self.process.variables.get(match[1]) != value:
@@ -473,6 +460,10 @@ def _update(member: Member, fields: dict[str, str]) -> None:
     if "color" in fields:
         number = _int(fields.get("splitCount") or fields.get("childCount"), 0)
         member.split = number or 0, _int(fields["color"], 0) or 0
+
+
+def _phases(message: str) -> dict[str, float]:
+    return {name: float(value) for name, value in _PART.findall(message)}
 
 
 def _int(text: str | None, otherwise: int | None) -> int | None:

@@ -47,12 +47,6 @@ def pci_gbps(node: Node) -> float | None:
     return width * lane / 8000 if lane and width else None
 
 
-def assumed_pci_gbps(node: Node) -> float:
-    """GB/s of a PCI device's own link, with NCCL's assumptions where the file lacks its speed."""
-    width, lane = _pci(node)
-    return (width or _ASSUMED_PCI[0]) * (lane or _ASSUMED_PCI[1]) / 8000
-
-
 def _pci(node: Node) -> tuple[int | None, int | None]:
     """(number of lanes, Mbit/s of one lane); None where the file lacks it."""
     match = _GT.match(node.text("link_speed"))
@@ -63,7 +57,7 @@ def _pci(node: Node) -> tuple[int | None, int | None]:
 
 def narrowest_pci_gbps(device: TopologyDevice) -> float | None:
     """GB/s of the narrowest link from the device up to its CPU; None where one is not known."""
-    chain = [device.node, *device.node.above()]
+    chain = (device.node, *device.node.above())
     return lowest([pci_gbps(node) for node in chain if node.tag == "pci"])
 
 
@@ -95,9 +89,9 @@ def network_gbps(nics: list[Nic], topo: Topology) -> float | None:
     for nic in nics:
         devices.setdefault(nic.node, []).append(nic)
     total = 0.0
+    if any(nic.speed_mbps is None for nic in nics):
+        return None
     for ports in devices.values():
-        if any(nic.speed_mbps is None for nic in ports):
-            return None
         gbps = wanted = sum(nic.speed_mbps or 0 for nic in ports) / 8000
         for node in (ports[0].node, *ports[0].node.above()):
             if joins.get(node):
@@ -194,7 +188,9 @@ def ring_ceiling(topo: Topology) -> Ceiling:
     speeds = [pci_gbps(gpu.node) for gpu in gpus]
     if any(gbps is None for gbps in speeds):
         source = f"no {what} joins the GPUs, and the file does not tell their PCI links"
-        assumed = min(assumed_pci_gbps(gpu.node) for gpu in gpus)
+        links = (_pci(gpu.node) for gpu in gpus)
+        usual_width, usual_lane = _ASSUMED_PCI
+        assumed = min((w or usual_width) * (lane or usual_lane) / 8000 for w, lane in links)
         return Ceiling(None, f"{source} ({topo.library} then takes {assumed:g} GB/s)")
     # A ring crosses every link that has some of its GPUs on one side and some on the other.
     below = _gpus_below(gpus)

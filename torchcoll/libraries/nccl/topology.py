@@ -173,9 +173,8 @@ def distance(first: TopologyDevice, second: TopologyDevice) -> str | None:
         return None
     if first.cpu is not second.cpu:
         return "SYS"
-    first_chain, second_chain = (
-        [n for n in d.node.above() if n.tag == "pci"] for d in (first, second)
-    )
+    chains = ([n for n in d.node.above() if n.tag == "pci"] for d in (first, second))
+    first_chain, second_chain = chains
     common = next((step for step, key in enumerate(first_chain) if key in second_chain), None)
     if common is None:
         return "PHB"
@@ -275,9 +274,7 @@ def _nics(node: Node, cpu: TopologyCpu | None) -> Iterator[Nic]:
         )
 
 
-_ACTION = (
-    "Give a file that NCCL wrote (NCCL_TOPO_DUMP_FILE=topo.xml); torchcoll show reads results."
-)
+_ACTION = "Give one that NCCL wrote (NCCL_TOPO_DUMP_FILE=topo.xml); torchcoll show reads results."
 _WHAT = "XML"
 _MOST_NODES = 100_000
 # expat's error codes for a text that ends early: no element, an open token, half a character, an
@@ -342,11 +339,11 @@ class _Builder:
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         self._depth += 1
         self._count += 1
-        if self._depth > MOST_DEPTH or self._count > _MOST_NODES:
-            expected = f"at most {_MOST_NODES} elements"
-            if self._depth > MOST_DEPTH:
-                expected = f"at most {MOST_DEPTH} elements in each other"
-            raise UnreadableError(f"XML {self._path}", "more", expected)
+        what = f"XML {self._path}", "more"
+        if self._depth > MOST_DEPTH:
+            raise UnreadableError(*what, f"at most {MOST_DEPTH} elements in each other")
+        if self._count > _MOST_NODES:
+            raise UnreadableError(*what, f"at most {_MOST_NODES} elements")
         node = Node(tag, attributes, self._open)
         if self._open is not None:
             self._open.children.append(node)
@@ -364,20 +361,13 @@ class _Builder:
 
 
 def is_dump(path: str) -> bool:
-    """Whether a file (also .gz) begins as these XML files do. A log may begin with another ``<``.
-
-    Raises UnreadableError for a file that cannot be read.
-    """
+    """Whether a file (also .gz) begins as these XML files do. Raises UnreadableError."""
     lines = (line for line in lines_of(Path(path), [], "log", MOST_TEXT) if line.strip())
     return bool(_BEGINS.match(next(lines, b"")))
 
 
 def read_tree(path: str) -> tuple[Node, list[str]]:
-    """Read a file: (its root, what was wrong with it, for example where it ends early).
-
-    Raises UnreadableError for a file that cannot be read, is not well formed, has a DTD, or has
-    another root.
-    """
+    """(root, problems) of a file. Raises UnreadableError for broken XML, a DTD or another root."""
     from defusedxml.common import DefusedXmlException
     from defusedxml.ElementTree import DefusedXMLParser, ParseError
 

@@ -51,10 +51,7 @@ _REFUSED = re.compile(r"unknown algorithm name '([^']*)'")  # algo_from_str of i
 
 
 def refused_value(text: str, environ: Mapping[str, str]) -> UsageError | None:
-    """The error to raise where oneCCL does not know the algorithm that a variable forces.
-
-    text: the error message of oneCCL. None if it is about something else.
-    """
+    """The error if this text of oneCCL says that it does not know a forced algorithm; or None."""
     match = _REFUSED.search(text)
     if not match:
         return None
@@ -74,20 +71,18 @@ def forcings(collectives: Sequence[str], device: str, mpi: bool) -> list[Forcing
         ``direct`` by another algorithm, so it is skipped.
     """
     known_collectives = [name for name in collectives if name in _ALGORITHMS]
-    names = dict.fromkeys(
-        choice for name in known_collectives for choice in _ALGORITHMS[name][1].split()
-    )
     left_out = {*(() if mpi else ("direct",)), *(() if device == "xpu" else ("topo",))}
+    able: dict[str, list[str]] = {}  # algorithm -> collectives
+    for name in known_collectives:
+        for algorithm in _ALGORITHMS[name][1].split():
+            if algorithm not in left_out:
+                able.setdefault(algorithm, []).append(name)
     combinations = []
-    for algorithm in names:
-        able = tuple(
-            name for name in known_collectives if algorithm in _ALGORITHMS[name][1].split()
-        )
-        settings = {variable: algorithm for name in able for variable in _ALGORITHMS[name][0]}
+    for algorithm, names in able.items():
+        settings = {variable: algorithm for name in names for variable in _ALGORITHMS[name][0]}
         if device == "xpu":
             settings[KERNELS] = "0"
-        if algorithm not in left_out:
-            combinations.append(Forcing(algorithm, able, settings))
+        combinations.append(Forcing(algorithm, tuple(names), settings))
     return combinations + (_thresholds(known_collectives) if device == "xpu" else [])
 
 
@@ -109,14 +104,7 @@ def _thresholds(collectives: Sequence[str]) -> list[Forcing]:
 
 
 def selection(spans: Iterable[tuple[str, int, int | None]]) -> str:
-    """The value of ``CCL_<COLLECTIVE>`` for spans (algorithm, low, high), ascending; high None is
-    max.
-
-    A single span is written as the name of its algorithm.
-    """
-    several = list(spans)
-    if len(several) == 1:
-        return several[0][0]
-    return ";".join(
-        f"{name}:{low}-{'max' if high is None else high}" for name, low, high in several
-    )
+    """The value of ``CCL_<COLLECTIVE>`` for ascending spans (algorithm, low, high or None)."""
+    ends = [(name, low, "max" if high is None else high) for name, low, high in spans]
+    several = [f"{name}:{low}-{high}" for name, low, high in ends]
+    return ";".join(several) if len(several) > 1 else ends[0][0]

@@ -253,13 +253,9 @@ def choices_of(result: CaseResult, calls: Iterable[LoggedCall]) -> list[Choice]:
     """
     functions = FUNCTIONS.get(result.case.collective, ())
     sizes = {result.count, result.count * result.ranks} - {0}
-    return list(
-        {
-            Choice(call.algorithm, call.protocol): None
-            for call in calls
-            if call.function in functions and call.size in sizes and result.ranks > 1
-        }
-    )
+    matching = [c for c in calls if c.function in functions and c.size in sizes]
+    choices = [Choice(call.algorithm, call.protocol) for call in matching if result.ranks > 1]
+    return list(dict.fromkeys(choices))
 
 
 @dataclass
@@ -275,9 +271,7 @@ class OneCclJob(LoggedJob):
 
     @property
     def whole(self) -> int | None:
-        """The number of processes. A thread that logs a rank stands for its process; the other
-        threads belong to one of those. None if there are only threads without a rank.
-        """
+        """The number of processes, threads with a rank included; None without any."""
         return sum(not p.thread or p.rank is not None for p in self.processes) or None
 
     @property
