@@ -72,6 +72,15 @@ class LedgerEntry:
         """The call on the lowest rank."""
         return self.joined.calls[min(self.joined.calls)]
 
+    def wait_for_last_ns(self, rank: int) -> int:
+        """Returns how long the rank waited for the one that came last; 0 if that is not known."""
+        return 0 if self.last in (None, rank) else self.waits_ns[rank]
+
+    @property
+    def caused_ns(self) -> int:
+        """How long all other ranks waited for the one that came last; 0 if that is not known."""
+        return sum(map(self.wait_for_last_ns, self.waits_ns))
+
 
 class Ledger:
     """The ledger of one Traffic.
