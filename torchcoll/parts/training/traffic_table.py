@@ -22,7 +22,7 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import format_ranges, plural
-from torchcoll.parts.training.intervals import Union, merged, uncovered
+from torchcoll.parts.training.intervals import Union
 from torchcoll.parts.training.ledger import (
     Column,
     Ledger,
@@ -190,11 +190,12 @@ class RankSteps:
         self.ledger, self.rank = ledger, rank
         self.marks = traffic.steps.get(rank, ())
         self.indices = ledger.steps.at[rank]
-        self.computing = merged(traffic.computing[rank]) if rank in traffic.computing else None
         spans = [call.span for call in traffic.calls[rank] if call.span]
-        talking = merged([*spans, *traffic.apart.get(rank, ())])
-        self.in_flight, self.computes = Union(talking), Union(self.computing or ())
-        self.alone = Union(uncovered(talking, self.computing or []))
+        spans += traffic.apart.get(rank, ())
+        computing = traffic.computing.get(rank, ())
+        self.records_computing = rank in traffic.computing
+        self.in_flight, self.computes = Union(spans), Union(computing)
+        self.busy = Union([*spans, *computing])
         self.steady = {step: self.times(step) for step in ledger.steps.steady}
 
     def calls(self, step: int) -> list[TrafficCall]:
@@ -202,7 +203,7 @@ class RankSteps:
 
     def times(self, step: int) -> RankTimes:
         """Returns the times of one step; what is exposed may lack the calls that are unknown."""
-        calls, computing, exposed = self.calls(step), None, None
+        calls, computing, idle = self.calls(step), None, None
         at = {self.rank: {step: self.indices.get(step, ())}}
         wait = self.ledger.slowest(at, step, self.ledger.wait_ns, partial=True)
         timed = all(call.span for call in calls)
@@ -210,8 +211,9 @@ class RankSteps:
             in_flight = self.in_flight.total if timed else None
             return RankTimes(self.rank, None, None, in_flight, None, None, wait)
         start, end = self.marks[step]
-        if self.computing is not None:
-            computing, exposed = (each.within(start, end) for each in (self.computes, self.alone))
+        if self.records_computing:
+            computing, busy = (each.within(start, end) for each in (self.computes, self.busy))
+            exposed, idle = busy - computing, end - start - busy
         else:
             traffic = self.ledger.traffic
             known = [
@@ -224,13 +226,13 @@ class RankSteps:
             computing,
             self.in_flight.within(start, end) if timed else None,
             exposed,
-            None if computing is None else end - start - computing - exposed,
+            idle,
             wait,
         )
 
     def unknown(self, step: int) -> int:
         """Returns how many calls of the step do not tell whether they are exposed."""
-        if self.computing is not None or step >= len(self.marks):
+        if self.records_computing or step >= len(self.marks):
             return 0
         return sum(call_exposed_ns(self.ledger.traffic, call) is None for call in self.calls(step))
 
