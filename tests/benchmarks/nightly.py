@@ -5,6 +5,7 @@
     python tests/benchmarks/nightly.py power [--fleets 20]
     python tests/benchmarks/nightly.py otava --otava-python PYTHON [--fleets 20] [--noise normal,t4]
     python tests/benchmarks/nightly.py year
+    python tests/benchmarks/nightly.py views [--fleets 17]
 
 Fleets of `tests/made_lives.py` are replayed night by night with the default threshold of 3 %, and
 what the model says after each night is compared with the truth.
@@ -15,6 +16,7 @@ what the model says after each night is compared with the truth.
     power     share of faults that are found within 7 nights, by nodes, nights and missing nights
     otava     the same series read by Apache Otava (apache-otava, in an environment of its own)
     year      time and memory of `torchcoll nightly` for a store of 365 nights of 1,000 nodes
+    views     contradictions between the views of a night (night_views.py)
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from made_fleet import made_summaries
 from made_lives import ALL, FIRST_NIGHT, KINDS, LARGE, Fault, Life, made_life, step
+from night_views import views
 
 from torchcoll.parts.fleet.address import parse_address
 from torchcoll.parts.fleet.fleet_model import FleetModel
@@ -219,7 +222,7 @@ def tallies_of(
 ) -> list[Counter[str]]:
     tallies = []
     for seed in range(options.fleets):
-        random = np.random.default_rng([options.seed, seed])
+        random = np.random.default_rng([options.seed, 5, KINDS.index(kind), seed])
         sizes = (options.nodes, options.nights, options.sigma, options.sigmas, options.quiet)
         life = made_life(kind, random, *sizes, noise=noise, missing=missing)
         tallies.append(judge(life, options.threshold))
@@ -438,6 +441,9 @@ def year(options: argparse.Namespace) -> None:
     )
 
 
+PARTS = {each.__name__: each for each in (lives, healthy, power, otava, year, views)}
+
+
 def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
@@ -446,7 +452,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("part", choices=("lives", "healthy", "power", "otava", "year"))
+    parser.add_argument("part", choices=PARTS)
     parser.add_argument("--fleets", type=int, default=100)
     parser.add_argument("--nodes", type=int, default=48)
     parser.add_argument("--nights", type=int, default=120)
@@ -465,7 +471,7 @@ def main() -> None:
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=None)
     options = parser.parse_args()
     print("$ python tests/benchmarks/nightly.py", " ".join(sys.argv[1:]))
-    globals()[options.part](options)
+    PARTS[options.part](options)
 
 
 if __name__ == "__main__":
