@@ -234,7 +234,7 @@ def nothing_found(
         limit = f"{noticed} would have been found"
     else:
         article, level, certainty = "a", "doubt", CANNOT_TELL
-        limit = f"no {what} can be excluded"
+        limit = f"a {what} of any size may be hidden"
         limit = f"only {noticed} or more would have been found" if noticed else limit
     return Answer(
         f"{article} {subject}",

@@ -304,9 +304,8 @@ def check_together(base: Side, new: Side) -> None:
         if copy or (run.path and os.path.realpath(run.path) in shared):
             raise UsageError(
                 new.name,
-                run.path,
-                f"files that are not in {base.name} too"
-                + (f" ({copy} is the same run)" if copy and copy != run.path else ""),
+                f"{run.path}, the same run as {copy or run.path}",
+                f"a run that is not in {base.name}",
                 "Two backends of one run: backend:gloo=PATH backend:ccl=PATH.",
             )
     rehearsals = base.rehearsals + new.rehearsals
