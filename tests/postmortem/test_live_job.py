@@ -134,7 +134,9 @@ def test_stacks_alone_name_the_call_in_which_the_others_hang(tmp_path, capsys):
     own = tmp_path / "stacks-rank1.txt"
     own.write_text(head.format(101) + "tokenize (train.py:7)\n    <module> (train.py:20)\n")
     assert main(["postmortem", str(tmp_path), "--format", "line"]) == 0
-    sentence = "rank 1 stayed in user code: train.py:7 tokenize; the other 2 ranks waited for it in "
+    sentence = (
+        "rank 1 stayed in user code: train.py:7 tokenize; the other 2 ranks waited for it in "
+    )
     assert capsys.readouterr().out.startswith(f"{sentence}all_reduce (likely)")
     own.unlink()
     (tmp_path / "state-rank1.log").write_text("rank 1: process 101 is in state T (stopped)\n")
