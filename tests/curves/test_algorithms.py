@@ -644,6 +644,27 @@ def test_of_one_run_of_each_the_fastest_is_named_and_none_is_called_the_best(cap
     assert "1K 99.00 us 89.10 us" in " ".join(out.split())
 
 
+def test_a_winner_that_changes_often_is_counted(capsys):
+    sizes = [K << number for number in range(6)]
+    runs = [
+        *cell("Ring", {size: 100_000 + 10_000 * (n % 2) for n, size in enumerate(sizes)}, RING, 1),
+        *cell("Tree", dict.fromkeys(sizes, 105_000), TREE, count=1),
+    ]
+    show_algorithms([algorithms(runs)])
+    out = capsys.readouterr().out
+    assert out.startswith("Ring is fastest at 3 of 6 sizes, Tree at 3 (1.05x at 32K); one run of")
+
+
+def test_sides_without_a_common_case_are_not_compared(capsys):
+    show_algorithms(
+        [algorithms([*cell("Ring", {K: 100_000}, RING, 1), *cell("Tree", {M: 90_000}, TREE, 1)])]
+    )
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "nothing to compare: no case was run with two of the algorithms (Ring, Tree)\nNext: give "
+    )
+
+
 def test_titles_of_pasted_tables_say_what_was_forced(tmp_path, capsys):
     """Tables of a thread, with a title each and without the last lines of nccl-tests."""
     heading = "# Collective test starting: all_reduce_perf\n"
