@@ -92,15 +92,15 @@ def algorithms_answer(result: Algorithms, titles: Sequence[str]) -> Answer:
         return Answer(text, "doubt", next_step=step)
     if few and results.isdisjoint(("beaten", "near-optimal")):
         runs = "one run" if min(few) == 1 else units.counted(min(few), "run")
-        texts.append(f"{runs} of each, and at least {FEWEST} are needed to be sure")
-        return Answer("; ".join(texts), "doubt", next_step=_MORE_RUNS)
+        text = f"Cannot tell which is fastest: {runs} of each, and at least {FEWEST} are needed"
+        return Answer(text, "doubt", details=tuple(texts), next_step=_MORE_RUNS)
     kinds = (("beaten", "bad"), ("inconclusive", "doubt"), ("near-optimal", "good"))
     return Answer("; ".join(texts), next((kind for name, kind in kinds if name in results), ""))
 
 
 def _fastest_text(table: Table) -> str:
     """The fastest right cell of each range of sizes, and its lead at the largest size, as measured:
-    ``tree is fastest at 1M, ring at 4M, nvls from 16M on (1.27x at 1G)``.
+    ``tree looks fastest at 1M, ring at 4M, nvls from 16M on (1.27x at 1G)``.
     """
     spans: list[tuple[str, list[int]]] = []
     lead = ""
@@ -117,7 +117,7 @@ def _fastest_text(table: Table) -> str:
         factor = (second.time_ns or 0.0) / (first.time_ns or 1.0)
         lead = f" ({factor:.2f}x at {units.format_size(size.size_bytes)})"
     texts = [
-        f"{name}{'' if number else ' is fastest'} {_span_text(sizes, number + 1 == len(spans))}"
+        f"{name}{'' if number else ' looks fastest'} {_span_text(sizes, number + 1 == len(spans))}"
         for number, (name, sizes) in enumerate(spans)
     ]
     if len(spans) > _MOST_SPANS:  # back and forth, which is noise more often than a rule
@@ -125,7 +125,7 @@ def _fastest_text(table: Table) -> str:
         for name, sizes in spans:
             counts[name] += len(sizes)
         (first, number), *others = counts.most_common()
-        texts = [f"{first} is fastest at {number} of {counts.total()} sizes"]
+        texts = [f"{first} looks fastest at {number} of {counts.total()} sizes"]
         texts += [f"{name} at {number}" for name, number in others]
     return ", ".join(texts) + lead
 
