@@ -148,9 +148,12 @@ class Answer:
 
     @property
     def lines(self) -> list[str]:
-        """The sentence with as many details as fit into two lines, the others, the next step."""
+        """The sentence with as many details as fit into two lines, the others, the next step.
+
+        A detail of several sentences has a line of its own.
+        """
         first, details = self.headline, list(self.details)
-        while details and len(first) + len(details[0]) + 2 <= _MOST:
+        while details and ". " not in details[0] and len(first) + len(details[0]) + 2 <= _MOST:
             first += f"; {details.pop(0)}"
         return [first, *details, *([f"Next: {self.next_step}"] if self.next_step else [])]
 
