@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import counted, format_ns
@@ -45,14 +45,14 @@ def traffic_charts(traffic: Traffic) -> list[chart.Chart]:
     for (name, times), colour in zip(parts, _PARTS, strict=True):
         if any(times):
             texts = [f"{name}: {format_ns(ns, 3)}" for ns in times]
-            bars.append(_bars(name, [chart.seconds(ns) for ns in times], texts, colour))
+            bars.append(chart.bars(name, [chart.seconds(ns) for ns in times], texts, colour))
     if not bars:
         return []
     names = [f"rank {rank.rank}" for rank in ranks]
     caption = ["the typical step: medians over the steps of the capture"]
     if len(ranks) < len(traffic.calls):
         caption.append(f"the first {len(ranks)} of {len(traffic.calls)} ranks")
-    return [_bar_chart(_TITLE, names, bars, _TIME, caption)]
+    return [chart.bar_chart(_TITLE, names, bars, _TIME, caption)]
 
 
 def arrivals_chart(arrivals: Arrivals) -> list[chart.Chart]:
@@ -69,52 +69,18 @@ def arrivals_chart(arrivals: Arrivals) -> list[chart.Chart]:
         for row in largest
     ]
     times = [chart.seconds(_waited_ns(arrivals, row)) for row in largest]
-    bars = [_bars("caused", times, texts, chart.PALETTE[1])]
+    bars = [chart.bars("caused", times, texts, chart.PALETTE[1])]
     axis = {**_TIME, "title": {"text": "waiting of each other rank, per step"}}
     caption = ["what the other ranks waited in the calls in which this rank was last"]
     if len(largest) < len(arrivals.ranks):
         caption.append(f"the {len(largest)} largest of {len(arrivals.ranks)} ranks")
-    return [_bar_chart(chart.plain(arrivals.answer.headline), names, bars, axis, caption)]
+    return [chart.bar_chart(chart.plain(arrivals.answer.headline), names, bars, axis, caption)]
 
 
 def _waited_ns(arrivals: Arrivals, row: RankArrival) -> float:
     """As in the answer: the median over steps; the mean if the rank is late in some of them."""
     typical_ns = None if row.when else arrivals.waited_ns.get(row.rank)
     return (typical_ns or row.caused_ns / max(row.steps, 1)) / max(row.others, 1)
-
-
-def _bars(
-    name: str, values: Sequence[float | None], texts: Sequence[str], colour: str
-) -> dict[str, Any]:
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": name,
-        "x": list(values),
-        "marker": {"color": colour},
-        "hovertemplate": "%{y}<br>%{text}<extra></extra>",
-        "textposition": "none",
-        "text": list(texts),
-    }
-
-
-def _bar_chart(
-    title: str,
-    names: Sequence[str],
-    bars: list[dict[str, Any]],
-    axis: dict[str, Any],
-    caption: list[str],
-) -> chart.Chart:
-    for trace in bars:
-        trace["y"] = names
-    layout = {
-        "xaxis": axis,
-        "yaxis": {"autorange": "reversed", "automargin": True},
-        "showlegend": len(bars) > 1,
-        "barmode": "stack",
-        "height": 160 + 28 * len(names),
-    }
-    return chart.Chart(title, bars, layout, caption=caption)
 
 
 def plan_charts(plan: Plan) -> list[chart.Chart]:
@@ -161,7 +127,9 @@ def _stacks(names: Sequence[str], steps: Sequence[PlannedStep]) -> list[chart.Ch
         for (name, values), colour in zip(parts, _PARTS, strict=False):
             texts = [f"{name}: {value / 1e9:.3g}" for value in values]
             if any(values):
-                bars.append(_bars(name, [chart.rounded(x / 1e9) for x in values], texts, colour))
+                bars.append(
+                    chart.bars(name, [chart.rounded(x / 1e9) for x in values], texts, colour)
+                )
         if bars:
-            charts.append(_bar_chart(title, names, bars, axis, []))
+            charts.append(chart.bar_chart(title, names, bars, axis, []))
     return charts
