@@ -209,3 +209,43 @@ def test_no_permission(stuck, capsys):
     (stuck / "rank0.log").chmod(0)
     skipped = answer(capsys, stuck, code=3)["left_out"]
     assert skipped[0]["file"] == "rank0.log"
+
+
+PUBLIC = Path(__file__).parent / "public"
+
+
+def test_a_page_of_a_dead_job_begins_with_why_it_ended(tmp_path, capsys):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    shutil.copy(PUBLIC / "cuda-802.log", logs)
+    (logs / "nccl.log").write_text("gpu7:1:1 [0] NCCL WARN Call to bind failed : Permission denied")
+    pytest.importorskip("matplotlib")
+    assert main(["report", str(logs), "-o", str(tmp_path / "page.md")]) == 0
+    why = "CUDA is not ready for ranks 0 and 2: system not yet initialized"
+    out, err = capsys.readouterr()
+    assert (out.partition(" (error")[0], err) == (why, "")
+    title, answer, section, *_ = (tmp_path / "page.md").read_text().split("\n\n")
+    assert (title, section) == ("# Why the job ended", "## Why the job ended")
+    assert answer.startswith(f"**{why}")
+    assert main([str(logs)]) == 0
+    answered = [line for line in capsys.readouterr().out.splitlines() if ": torchcoll " in line]
+    assert answered == [f"answered by: torchcoll postmortem {logs}", f"also: torchcoll log {logs}"]
+
+
+def test_a_page_of_one_log_of_a_dead_job(tmp_path, capsys):
+    """NCCL's own lines are not in it, so `log` does not read it."""
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "page.md"
+    assert main(["report", str(PUBLIC / "cuda-802.log"), "-o", str(page)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("CUDA is not ready for ranks 0 and 2: system not yet initialized")
+    assert err == ""
+
+
+def test_a_page_of_results_with_a_warning_of_the_library_is_about_the_results(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    results = STUCK.parents[1] / "results/gloo-2ranks/run.jsonl"
+    shutil.copy(results, tmp_path)
+    shutil.copy(PUBLIC / "cuda-802.log", tmp_path)
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "page.md")]) == 0
+    assert "CUDA is not ready" not in capsys.readouterr().out

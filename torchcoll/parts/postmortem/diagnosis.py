@@ -138,7 +138,7 @@ def call_name(call: CallSeen, group: GroupStanding | None) -> str:
     return f"{one_line(call.collective)} number {call.number} of group {name}"
 
 
-def _call_of(diagnosis: Diagnosis) -> str:
+def call_of(diagnosis: Diagnosis) -> str:
     """``all_reduce number 41 of group default``; '' if the evidence names no call."""
     text = diagnosis.collective or ("call" if diagnosis.number is not None else "")
     if not text:
@@ -207,7 +207,7 @@ def remedy_of(diagnosis: Diagnosis) -> str:
 def headline(diagnosis: Diagnosis, standings: Standings) -> str:
     """The answer in one sentence, with its certainty in parentheses."""
     job = diagnosis.job
-    call = _call_of(diagnosis)
+    call = call_of(diagnosis)
     if diagnosis.says:
         return diagnosis.says
     if diagnosis.kind == "none":

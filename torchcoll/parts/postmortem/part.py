@@ -9,5 +9,5 @@ PART = Part(
             "find what stopped or ended a job, from the files that it left", "training", "command"
         ),
     },
-    answers={"reads": "log_evidence:command_for"},
+    answers={"reads": "log_evidence:command_for", "jobs": "show:job_sections"},
 )

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TextIO
 
 from torchcoll.core.answer import Answer, short_names, worst_level
-from torchcoll.core.errors import one_line
+from torchcoll.core.errors import UnreadableError, one_line
 from torchcoll.core.opening import common_folder
+from torchcoll.core.other_commands import begin_of, reading_commands
 from torchcoll.core.units import counted, format_ranges, plural, shorten, shorten_list
+from torchcoll.parts.postmortem.diagnose import diagnose
 from torchcoll.parts.postmortem.diagnosis import Diagnosis, shortened
-from torchcoll.parts.postmortem.job_folder import FolderEvidence
+from torchcoll.parts.postmortem.job_folder import FolderEvidence, files_of, read_folder
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid
+from torchcoll.report.page import Section, TitledGrids
 
 SCHEMA = "torchcoll-postmortem/1"
 FORMATS = ("table", "markdown", "json", "line")
@@ -45,11 +49,16 @@ def show_postmortem(
     them the evidence of each job that left several files.
     """
     diagnoses = sorted(diagnoses, key=_urgency)
-    names = _names(diagnoses)
     if format == "line":
-        for name, diagnosis in zip(names, diagnoses, strict=True):
+        for name, diagnosis in zip(_names(diagnoses), diagnoses, strict=True):
             print(f"{name}: " * bool(name) + answer_of(diagnosis, folder).text, file=file)
         return
+    titled = _titled(folder, diagnoses)
+    print_forms(titled, [], _document(folder, diagnoses), format, file)
+
+
+def _titled(folder: FolderEvidence, diagnoses: list[Diagnosis]) -> list[tuple[str, list[Grid]]]:
+    names = _names(diagnoses)
     if len(diagnoses) == 1:
         titled = [("", [_grid(diagnoses[0], answer_of(diagnoses[0], folder))])]
     else:
@@ -64,8 +73,30 @@ def show_postmortem(
         titled[-1][1].append(Grid([], [], above=further))
     if folder.left_out:
         titled[-1][1].append(Grid([], [], above=_left_out(folder)))
-    document = _document(folder, diagnoses)
-    print_forms(titled, [], document, format, file)
+    return titled
+
+
+def job_sections(arguments: Sequence[str]) -> dict[str, Section]:
+    """The arguments without results whose files say why a job ended, with a section for each."""
+    sections = {}
+    for argument in arguments:
+        try:
+            paths = [path for _, path in files_of(argument, FolderEvidence(argument))]
+            if any("show" in reading_commands(begin_of(path)) for path in paths):
+                continue
+            folder = read_folder(argument)
+        except UnreadableError:
+            continue
+        diagnoses = sorted(map(diagnose, folder.jobs), key=_urgency)
+        if _urgency(diagnoses[0]) > 1:
+            continue
+        name = f"{one_line(argument)}: " if len(arguments) > 1 else ""
+        sections[argument] = Section(
+            f"{name}Why the {plural(len(diagnoses), 'job')} ended",
+            commands=[f"torchcoll postmortem {shlex.quote(argument)}"],
+            tables=[TitledGrids(title, grids) for title, grids in _titled(folder, diagnoses)],
+        )
+    return sections
 
 
 def _names(diagnoses: list[Diagnosis]) -> list[str]:
