@@ -4,7 +4,7 @@ import pytest
 from made_jobs import SECOND, START, call, calls_to, event, job
 
 from torchcoll.parts.postmortem.diagnose import diagnose
-from torchcoll.parts.postmortem.waits_chart import waits_charts
+from torchcoll.parts.postmortem.waits_charts import waits_charts
 
 
 def drawn(evidence):
@@ -34,7 +34,7 @@ def test_who_died_when_and_how_long_the_others_waited():
         "waited": [0, pytest.approx(60)],
         "died": [pytest.approx(20.9)],
     }
-    assert chart.layout["xaxis"]["title"]["text"] == "seconds since 2026-09-21 14:13:09 UTC"
+    assert chart.layout["xaxis"]["title"]["text"] == "seconds since 14:13:09 UTC"
 
 
 def test_a_rank_that_is_alive_elsewhere_did_not_die():

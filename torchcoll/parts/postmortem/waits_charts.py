@@ -93,11 +93,12 @@ def waits_charts(diagnosis: Diagnosis) -> list[chart.Chart]:
                 "hovertemplate": chart.HOVER,
             }
         )
-    clock = datetime.fromtimestamp(begin / 1e9, timezone.utc).strftime("%F %T")
+    clock = datetime.fromtimestamp(begin / 1e9, timezone.utc).strftime("%T UTC on %F")
     caption = ["orange: from when the cause is missing; a bar ends when its ranks gave up or ended"]
+    caption += [f"0 is {clock}"] if timed else []
     if not timed:
         caption = ["the files have no times: only who waited for whom is drawn"]
-    title = f"{unit} since {clock} UTC" if timed else "no times"
+    title = f"{unit} since {clock[:12]}" if timed else "no times"
     axis: dict[str, Any] = {"rangemode": "tozero", "title": {"text": title}}
     if not timed:
         axis |= {"tickvals": [], "ticktext": []}
