@@ -10,6 +10,7 @@ import os
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torchcoll.core.answer import Answer
@@ -30,11 +31,11 @@ from torchcoll.questions.check.limits import FAIL, NO_REFERENCE
 from torchcoll.questions.check.measured_show import runs_answer
 from torchcoll.questions.page import question_sections
 from torchcoll.questions.page.comparing_sections import add_comparisons
-from torchcoll.questions.page.page_draft import PageDraft, answers_of, short_names
+from torchcoll.questions.page.page_draft import Drawing, PageDraft, answers_of, short_names
 from torchcoll.questions.show.recipe import recipe_of
 from torchcoll.questions.show.show import answer_of, has_pairs, table_grid, title_of
 from torchcoll.reading.inputs import Material, read_material
-from torchcoll.report.chart import check_installed
+from torchcoll.report.chart import Chart, check_installed
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.report.header import case_text
@@ -73,7 +74,7 @@ def page_of(
     is_store = [*functions_of("answers", "recognises")]
     stores = [argument for argument in arguments if any(of(argument) for of in is_store)]
     files = [argument for argument in arguments if argument not in stores]
-    jobs: dict[str, Section] = first_answer("answers", "jobs", files) or {}
+    jobs: dict[str, tuple[Section, list[Chart]]] = first_answer("answers", "jobs", files) or {}
     # A folder of a dead job may have captures too.
     files = [path for path in files if path not in jobs or os.path.isdir(path)]
     material = Material()
@@ -84,7 +85,8 @@ def page_of(
             raise
     material.runs = keep_cases(material.runs, filter)
     document = PageDraft(material, fabric, inline, stores)
-    for argument, section in jobs.items():
+    for argument, (section, charts) in jobs.items():
+        document.draw(section, Drawing("Who waited for whom", partial(list, charts), "job"))
         document.sections.append(section)
         name = f"{one_line(argument)}: " if len(arguments) > 1 else ""
         document.answers += [replace(answer, before=name) for answer in answers_of(section)[:1]]
@@ -107,7 +109,7 @@ def page_of(
     sections = shorten_repeated_caveats(document.sections, printed)
     title = document.title if stores else _title(material)
     if jobs and not (stores or material.runs):
-        title = jobs[min(jobs)].title if len(jobs) == 1 else "Why jobs ended"
+        title = jobs[min(jobs)][0].title if len(jobs) == 1 else "Why jobs ended"
     return Page(title, document.answers, sections, *_page_cases(document))
 
 
