@@ -174,7 +174,8 @@ def find(first: int, end: int) -> None:
             )
             sys.stdout.flush()
     print(
-        f"the published layout fits and is within 10 % of the best of its program in {near} of {total}"
+        "the published layout fits and is within 10 % of the best of its program in "
+        f"{near} of {total}"
     )
 
 
