@@ -80,7 +80,10 @@ def answer_paths(arguments: Sequence[str], main: Main) -> int:
             by_command.setdefault(name, []).extend(of_argument[name])
     codes: list[int] = []
     lines: list[str] = []
-    for name in sorted(by_command, key=_urgency):
+    names = sorted(by_command, key=_urgency)
+    if len(names) > 1:
+        print(f"{len(names)} answers, the most urgent first: {', '.join(names)}\n")
+    for name in names:
         for together in _groups(name, by_command[name]):
             if lines:
                 print()

@@ -69,7 +69,7 @@ def test_the_first_line_says_what_the_baseline_detects(made, tmp_path, capsys):
     [
         ((1.031, 1.04), "3.1 to 4.0 % in one case"),
         ((1.031, 1.031), "3.1 % in one case"),
-        ((1.65, 2.7), "65 % to 2.7x in one case"),
+        ((1.65, 2.7), "1.65x to 2.7x in one case"),
         ((2.1, 2.7), "2.1x to 2.7x in one case"),
     ],
 )

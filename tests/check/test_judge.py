@@ -10,6 +10,7 @@ from error_form import error_tail, error_text, expecting
 from judged import GIB, MIB, case_of, launch
 from made_runs import COMPLETE
 
+from torchcoll.cli import main
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Choice, Run, Verification
@@ -664,3 +665,24 @@ def test_no_pass_follows_a_fail():
     found = judge(launch(good, wrong, **SXM))
     assert found.line.startswith("FAIL 1 of 2 cases wrong: all_gather 1M; 365 GB/s busbw at 1G, ")
     assert "PASS" not in found.line
+
+
+def test_one_run_of_a_disturbed_machine_is_no_failure():
+    slow, busy = times(1, 1, 1.5), "vm: other processes used 0.94 of 2 cores"
+    assert judge(slow, baseline=times(1, 1, 1)).word == "FAIL"
+    slow.events.append({"kind": "machine", "message": busy})
+    verdict = judge(slow, baseline=times(1, 1, 1))
+    assert verdict.line.startswith("CANNOT TELL whether this run is slower: 66.7 % of the speed")
+    far = times(1, 1, 6.5)
+    far.events.append({"kind": "machine", "message": busy})
+    assert judge(far, baseline=times(1, 1, 1)).word == "FAIL"
+
+
+def test_a_file_that_is_cut_off_says_so_once(tmp_path, capsys):
+    whole = Path(__file__).parents[2] / "results" / "gloo-2ranks" / "run.jsonl"
+    cut = tmp_path / "cut.jsonl"
+    cut.write_bytes(whole.read_bytes()[:25_000])
+    assert main(["show", str(cut)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("FAIL the file is cut off in line ")
+    assert "truncated" not in text and "check sum" not in text

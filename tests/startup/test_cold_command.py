@@ -51,8 +51,8 @@ def test_the_statements_of_the_scaling_study(seven_jobs, capsys):
     shown = lines(capsys)
     # On 768 ranks: two runs, the second 0.98 times as long as the first: 4.08 s and 4.00 s.
     assert shown[:3] == [
-        "on 768 ranks the first call takes 4.04 s (1.01 s on 12) "
-        "and the second 4.65 s; the third takes 581 us",
+        "on 768 ranks the first call takes 4.04 s (1.01 s on 12) and the second 4.65 s; the third "
+        "takes 581 us",
         "",
         "all_reduce, 4 bytes, float32, sum, ccl",
     ]
@@ -218,8 +218,8 @@ def test_the_second_call_is_said_and_each_run_is_listed_once(capsys):
     assert main(["cold", str(folder)]) == 0
     shown = lines(capsys)
     assert shown[0] == (
-        "on 768 ranks the first call takes 2.68 s (2.00 s on 12) "
-        "and the second 3.08 s; the third takes 385 us"
+        "on 768 ranks the first call takes 2.68 s (2.00 s on 12) and the second 3.08 s; the third "
+        "takes 385 us"
     )
     assert sum(" 768 2.680 s 3.082 s" in line for line in shown) == 1
     assert any(line.startswith("2nd run / 1st, 7 jobs of 12 to 768 ranks: ") for line in shown)

@@ -185,7 +185,7 @@ class _Rows(Reporter):
         notes = self.notes.lines()
         notes += run_lines(self.run, rows)
         verdict = judge(self.run, rows=rows)
-        below += most_notes(without_verdict(notes, verdict), self.run, self.verbose)
+        below += most_notes(without_verdict(notes, verdict, self.run), self.run, self.verbose)
         below += [self.hidden] if self.hidden else []
         below += [] if self.quiet else first_lines(self.run, total=False, verbose=self.verbose)
         self.out.lines(["", *below])

@@ -109,7 +109,7 @@ def ranks_answer(
             verb="is slow",
             scope=": no case has times of several ranks with equal work",
             certainty=CANNOT_TELL,
-            next_step="measure with torchcoll, which records the time of each rank",
+            next_step="torchrun ... -m torchcoll.allreduce -o RUN records the time of each rank",
         )
     hosts = {n: one_line(member.get("host") or "") for n, member in enumerate(run.members)}
 

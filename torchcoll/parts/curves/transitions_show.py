@@ -102,8 +102,6 @@ def transitions_grids(results: Sequence[Transitions], refine: bool = False) -> l
         for curve, title in detailed
         for line in [_sizes_line(curve), *lines_below(curve)]
     ]
-    if len(curves) > 1 and not refine:
-        details = []
     heads = [
         Head("curve", left=True, repeat=True),
         Head("sizes", left=True),

@@ -6,7 +6,13 @@ import math
 from collections.abc import Sequence
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_change, format_difference, format_size
+from torchcoll.core.units import (
+    counted,
+    format_change,
+    format_difference,
+    format_factor,
+    format_size,
+)
 from torchcoll.parts.fleet.records import CaseKey
 
 # Sentences have the speed of what is faster. Signed columns and JSON have the change of the time.
@@ -21,6 +27,15 @@ def percent(effect: float) -> str:
 def slower(effect: float) -> str:
     """A difference of log times as a change of the time: ``8.0 % slower``."""
     return format_change(math.exp(effect))
+
+
+def in_one_unit(effects: Sequence[float]) -> list[str]:
+    """Differences of log times, without their signs: ``8.0 %``; if one is twice the time or more,
+    all as factors: ``1.08x``.
+    """
+    ratios = [math.exp(abs(effect)) for effect in effects]
+    format_ratio = format_factor if max(ratios, default=1.0) >= 2 else format_difference
+    return [format_ratio(ratio) for ratio in ratios]
 
 
 def machine_text(device_name: str, ranks: int) -> str:

@@ -19,7 +19,7 @@ from torchcoll.core.units import (
     shorten_list,
 )
 from torchcoll.parts.fleet import good_runs
-from torchcoll.parts.fleet.change_text import case_names, machine_text, percent, slower
+from torchcoll.parts.fleet.change_text import case_names, in_one_unit, machine_text, percent, slower
 from torchcoll.parts.fleet.good_runs import Baseline, GoodRuns, Limits, RunJudged
 from torchcoll.parts.fleet.learning import Learned, RunLeftOut, versions_of
 from torchcoll.parts.fleet.records import DAY_US, OK, CaseKey, summarise_run
@@ -37,14 +37,11 @@ _MOST_NOISY = 5  # rows of cases that are too noisy; the other ones are counted
 
 
 def detectable_text(limits: Limits) -> str:
-    """``2.1 % slower over all cases, or 3.1 to 4.0 % in one case``; ``65 % to 2.7x`` where one end
-    is a factor.
-    """
+    """``2.1 % slower over all cases, or 3.1 to 4.0 % in one case``"""
     in_cases = sorted(limits.case_detectable.tolist())
-    text = percent(in_cases[-1])
+    lowest, text = in_one_unit([in_cases[0], in_cases[-1]])
     if in_cases[-1] > _ALIKE * in_cases[0]:
-        lowest = percent(in_cases[0])
-        text = f"{lowest.removesuffix(' %') if text.endswith(' %') else lowest} to {text}"
+        text = f"{lowest.removesuffix(' %')} to {text}"
     return f"{percent(limits.run_detectable)} slower over all cases, or {text} in one case"
 
 
@@ -60,16 +57,14 @@ def _answer_of(baseline: Baseline, limits: Limits, left_out: int) -> Answer:
     counts = {"runs": runs, "nodes": len(baseline.nodes), "cases": cases, "left out": left_out}
     texts = []
     if noisy:
-        texts.append(
-            f"too noisy to notice a case 1.5x slower in {noisy} of {counted(cases, 'case')}"
-        )
+        texts.append(f"a slowdown of 1.5x in {noisy} of {counted(cases, 'case')}")
     if limits.run_detectable > math.log1p(ACT_ON_ALL):
-        texts.append("too noisy to notice a run 5 % slower over all cases")
+        texts.append("one of 5 % over all cases")
     if not texts:
         subject = f"{name}, {counted(cases, 'case')}: {detectable}"
         return Answer(subject, "good", counts, details=details)
     return Answer(
-        f"{name}: {', and '.join(texts)}",
+        f"{name}: too noisy to notice {', or '.join(texts)}",
         "doubt",
         counts,
         details=(detectable, *details),
@@ -80,20 +75,21 @@ def _answer_of(baseline: Baseline, limits: Limits, left_out: int) -> Answer:
 def baseline_grid(baseline: Baseline, learned: Learned) -> Grid:
     """The cases of a baseline, and what was left out of it."""
     good, limits = baseline.good, good_runs.limits_of(baseline)
+    changes = in_one_unit([*limits.case_named.tolist(), *limits.case_detectable.tolist()])
     cells = [
         [
             name,
             format_ns(math.exp(level)),
             f"{100 * spread:.2f} %",
-            slower(named),
-            slower(detectable),
+            f"{named} slower",
+            f"{detectable} slower",
         ]
         for name, level, spread, named, detectable in zip(
             case_names(baseline.keys),
             baseline.levels.tolist(),
             baseline.spreads.tolist(),
-            limits.case_named.tolist(),
-            limits.case_detectable.tolist(),
+            changes[: len(baseline.keys)],
+            changes[len(baseline.keys) :],
             strict=True,
         )
     ]
@@ -268,10 +264,18 @@ class CheckedRun:
         }
 
     def notable_cases(self) -> list[tuple[str, str, str, str, str]]:
+        judged = zip(self.names, self.judged.cases, strict=True)
+        unusual = [(name, case) for name, case in judged if case.state != good_runs.AS_USUAL]
+        changes = in_one_unit([case.effect for _, case in unusual])
         notable = [
-            (name, format_ns(case.time_ns), format_ns(case.usual_ns), slower(case.effect), state)
-            for name, case in zip(self.names, self.judged.cases, strict=True)
-            if (state := case.state) != good_runs.AS_USUAL
+            (
+                name,
+                format_ns(case.time_ns),
+                format_ns(case.usual_ns),
+                f"{change} {'slower' if case.effect > 0 else 'faster'}",
+                case.state,
+            )
+            for (name, case), change in zip(unusual, changes, strict=True)
         ]
         noisy = [case for case in notable if case[-1] == good_runs.TOO_NOISY]
         if hidden := noisy[_MOST_NOISY:]:

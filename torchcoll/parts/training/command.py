@@ -46,8 +46,22 @@ def run_gradients(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.file import is_traffic
 
     if options.model is None or not (os.path.isdir(options.model) or is_traffic(options.model)):
-        options.ranks = options.ranks or str(_RANKS)
+        options.ranks = options.ranks or (None if _has_all_degrees(options) else str(_RANKS))
     return run_plan(options)
+
+
+def _has_all_degrees(options: argparse.Namespace) -> bool:
+    """Whether the layouts have a number for each degree, and so the number of ranks."""
+    from torchcoll.parts.training.layouts import parse_layout, parse_layouts
+
+    try:
+        if options.parallel:
+            parse_layout(options.parallel)
+        elif options.compare:
+            parse_layouts(options.compare, None)
+    except UsageError:
+        return False
+    return bool(options.parallel or options.compare)
 
 
 _FORMATS = ("table", "markdown", "csv", "json")

@@ -204,7 +204,9 @@ def _no_reference(rows: Sequence[Row], run: Run) -> list[Phrase]:
     if all(row.device == "cpu" for row in rows):
         text = f"for {where}{' within one host' if hosts_of(run) == 1 else ''}"
         return [Phrase(NO_REFERENCE, text, next_step="torchcoll check FILE --baseline EARLIER-RUN")]
-    text, next_step = published.no_reference_text(run, where.replace("unknown on unknown", "it"))
+    text, next_step = published.no_reference_text(
+        run, where.replace("unknown on unknown", "these figures")
+    )
     reached = [Phrase("", case.text) for case in published.standings(run, rows)[:1]]
     return [Phrase(NO_REFERENCE, text, next_step=next_step), *reached]
 

@@ -166,9 +166,8 @@ class PublishedCase:
             else f"reaches {format_digits(low, 4)}"
         )
         where = f"{self.row.collective} {format_size(self.row.size_bytes)}"
-        count = f"below {below or 'none'} of {many}"
-        if many == 1:
-            count = "below it" if below else "not below it"
+        count = f"below {f'{below} of {many}' if many > 1 else 'it'}"
+        count = count if below else "as high as the best" if many > 1 else "not below it"
         return (
             f"{counted(many, 'published run')} on {kind} {reach} GB/s busbw in {where}; "
             f"this run's {format_digits(busbw, 4)} is {count}"

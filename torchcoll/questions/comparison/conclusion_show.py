@@ -248,7 +248,8 @@ def _untested_answer(comparison: Comparison, ratios: wording.Items, what: str) -
             start = f"{direction} in {len(items)}" if texts else start
             texts.append(f"{start}: {', '.join(_furthest(comparison, items))}")
     fewer, more = sorted(map(len, apart.values()))
-    if 0 < more < 2 * fewer:  # no direction to name first
+    far = [max((abs(math.log(i.speed)) for i in items), default=0.0) for items in apart.values()]
+    if 0 < more < 2 * fewer and max(far) < 4 * min(far):  # no direction to name first
         texts.insert(0, f"Cannot tell whether {new} is slower than {base}{what} ({why})")
     elif texts:
         texts.append(f"not judged: {why}")
@@ -256,7 +257,7 @@ def _untested_answer(comparison: Comparison, ratios: wording.Items, what: str) -
         every = "the case does not differ" if len(ratios) == 1 else f"none of {of} differs"
         limit = units.format_percent(comparison.threshold)
         texts = [f"not judged ({why}): {every} by more than {limit}{what}"]
-    step = f"measure {FEWEST} runs of each side in turn, as torchcoll versus does"
+    step = f"{FEWEST} runs of each side in turn: torchcoll versus --env NAME=A,B -o DIR -- COMMAND"
     return Answer(texts[0], "doubt", details=tuple(texts[1:]), next_step=step)
 
 

@@ -15,6 +15,7 @@ from torchcoll.core.answer import Answer, Caveat, worst_level
 from torchcoll.core.case import DIMENSIONS
 from torchcoll.core.errors import UsageError, choice, literal, one_line, unknown
 from torchcoll.core.file import is_traffic
+from torchcoll.core.jsonl import damaged_lines
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
@@ -94,7 +95,7 @@ def table_grid(
         heads=[column.head for column in columns],
         rows=[[column.cell(entry) for column in columns] for entry in entries],
         above=above + first_lines(run, how, total=how != "max", verbose=view.verbose),
-        below=most_notes(without_verdict(below, verdict), run, view.verbose),
+        below=most_notes(without_verdict(below, verdict, run), run, view.verbose),
         styles=[row_style(entry) for entry in entries],
         answer=answer_with_further(run, run_answer(verdict, rows, notes.bimodal)),
         keys=[row_keys.get(id(entry.result), "") for entry in entries] if row_keys else [],
@@ -127,10 +128,11 @@ def reason_lines(rows: Sequence[Row]) -> list[str]:
     return [Caveat(one_line(reason), f"{status}: ") for status, reason in reasons if reason]
 
 
-def without_verdict(lines: Sequence[str], verdict: Verdict) -> list[str]:
+def without_verdict(lines: Sequence[str], verdict: Verdict, run: Run) -> list[str]:
     """The lines below a table, without what the verdict that ends them says too."""
-    # An event has its file and its kind before its text.
-    texts = tuple(phrase.text for phrase in verdict.phrases if phrase.text)
+    # An event has its file and its kind before its text. The verdict counts damaged lines.
+    damage = run.problems if damaged_lines(run.problems) else []
+    texts = tuple(filter(None, [*(phrase.text for phrase in verdict.phrases), *damage]))
     return [line for line in lines if not line.endswith(texts)]
 
 
@@ -392,7 +394,7 @@ def _several_runs(
         else:
             grids = runs_grids(of_group, [rows_of[place] for place in group], names)
         for place in group:
-            grids[-1].below = without_verdict(grids[-1].below, verdicts[place])
+            grids[-1].below = without_verdict(grids[-1].below, verdicts[place], runs[place])
         title = (
             f"{len(group)} runs: {shorten(list(dict.fromkeys(names)), 3)}"
             if len(groups) > 1
