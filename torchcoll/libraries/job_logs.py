@@ -370,8 +370,8 @@ def _planned(job: JobLog) -> str:
         return f"{text}{best['function']} by {best['algorithm']}/{best['protocol']}{more},"
     if rows := job.tables.get("rings"):
         longest = max(len(row["order"]) for row in rows)
-        known = any(row["ranks"] == longest for row in job.tables.get("communicators", []))
-        ranks = f"{'' if known else 'at least '}{units.counted(longest, 'rank')}"
+        whole = any(row["ranks"] == longest for row in job.tables.get("communicators", []))
+        ranks = f"{'' if whole else 'at least '}{units.counted(longest, 'rank')}"
         return f" built {units.counted(len(rows), 'ring')} of {ranks},"
     return ""
 

@@ -173,7 +173,7 @@ def _steps_text(finding: NightFinding) -> str:
     """How many nodes there are to act on: ``16 nodes: drain 1 (node007), run again 2 (...)``."""
     alone = [each for each in finding.open if each.scope == "node"]
     drained = [each.subject for each in alone if not each.first_calls]
-    again = [each.node for each in (*finding.failures, *finding.tonight)]
+    again = [each.node for each in finding.failures] + [each.node for each in finding.tonight]
     steps = [
         f"{step} {len({*names})} ({shorten(list(map(one_line, dict.fromkeys(names))), _NAMED)})"
         for step, names in (

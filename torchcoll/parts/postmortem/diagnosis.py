@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from torchcoll.core.errors import cut_text, one_line
+from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ranges
 from torchcoll.parts.postmortem.evidence import CallSeen, JobEvidence, Place
 from torchcoll.parts.postmortem.standing import GroupStanding, Standings
@@ -79,7 +79,10 @@ _MEMORY = {
 
 def shortened(text: str, most: int = _LONG) -> str:
     """The text on one line, without the place in C++ that torch and gloo put before a message."""
-    return cut_text(re.sub(r"\[(?:/|\.\./)\S+:\d+\]\s*", "", one_line(text)), most)
+    text = re.sub(r"\[(?:/|\.\./)\S+:\d+\]\s*", "", one_line(text))
+    cut = text[: most - 3].rpartition(" ")[0].rstrip(",")
+    # Not within a word: half a number is another number.
+    return text if len(text) <= most or 2 * len(cut) < most else f"{cut} ..."
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -241,14 +244,19 @@ def headline(diagnosis: Diagnosis, standings: Standings) -> str:
         )
     if diagnosis.kind == "missing_call" and call:
         did = f"did not make {call}"
-    text = f"{names} {did}"
+    likely = diagnosis.certainty == "likely" and diagnosis.kind == "killed"
+    text = f"Probably {names} ended the job: {_it(who)} {did}" if likely else f"{names} {did}"
     waiting = _waiting(diagnosis, standings)
     if waiting and diagnosis.kind == "missing_call" and call:
         text += f"; {waiting} waited for it there"
     elif waiting:
         text += f"; {waiting} waited for {'it' if len(who) == 1 else 'them'}"
         text += f" in {call}" if call else ""
-    return f"{text} ({diagnosis.certainty})"
+    return text if likely else f"{text} ({diagnosis.certainty})"
+
+
+def _it(ranks: Sequence[int]) -> str:
+    return "it" if len(ranks) == 1 else "they"
 
 
 def _waiting(diagnosis: Diagnosis, standings: Standings) -> str:
