@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_ranges
+from torchcoll.core.units import counted, format_ranges, plural
 from torchcoll.parts.postmortem.evidence import CallSeen, JobEvidence, Place
 from torchcoll.parts.postmortem.standing import GroupStanding, Standings
 from torchcoll.parts.postmortem.texts import KILLED_BY, REMEDIES, known_text
@@ -245,7 +245,9 @@ def headline(diagnosis: Diagnosis, standings: Standings) -> str:
     if diagnosis.kind == "missing_call" and call:
         did = f"did not make {call}"
     likely = diagnosis.certainty == "likely" and diagnosis.kind == "killed"
-    text = f"Probably {names} ended the job: {_it(who)} {did}" if likely else f"{names} {did}"
+    if likely:
+        names = f"Probably {names} ended the job: {plural(len(who), 'it', 'they')}"
+    text = f"{names} {did}"
     waiting = _waiting(diagnosis, standings)
     if waiting and diagnosis.kind == "missing_call" and call:
         text += f"; {waiting} waited for it there"
@@ -253,10 +255,6 @@ def headline(diagnosis: Diagnosis, standings: Standings) -> str:
         text += f"; {waiting} waited for {'it' if len(who) == 1 else 'them'}"
         text += f" in {call}" if call else ""
     return text if likely else f"{text} ({diagnosis.certainty})"
-
-
-def _it(ranks: Sequence[int]) -> str:
-    return "it" if len(ranks) == 1 else "they"
 
 
 def _waiting(diagnosis: Diagnosis, standings: Standings) -> str:

@@ -90,9 +90,8 @@ def job_sections(arguments: Sequence[str]) -> dict[str, Section]:
         diagnoses = sorted(map(diagnose, folder.jobs), key=_urgency)
         if _urgency(diagnoses[0]) > 1:
             continue
-        name = f"{one_line(argument)}: " if len(arguments) > 1 else ""
         sections[argument] = Section(
-            f"{name}Why the {plural(len(diagnoses), 'job')} ended",
+            f"Why the {plural(len(diagnoses), 'job')} ended",
             commands=[f"torchcoll postmortem {shlex.quote(argument)}"],
             tables=[TitledGrids(title, grids) for title, grids in _titled(folder, diagnoses)],
         )

@@ -87,6 +87,7 @@ def page_of(
     for argument, section in jobs.items():
         document.sections.append(section)
         name = f"{one_line(argument)}: " if len(arguments) > 1 else ""
+        section.title = name + section.title
         document.answers += [replace(answer, before=name) for answer in answers_of(section)[:1]]
     document.add_of_parts("nights")
     if material.runs:
