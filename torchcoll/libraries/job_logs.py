@@ -342,8 +342,9 @@ def _job_answer(job: JobLog) -> Answer:
         text = f"{library} chose {chosen}"
         details += [size] if size else []
     else:
-        text = f"{library}{_planned(job)}" + (f" with {size}" if size else "")
-        text += f" over {paths}" if paths else ""
+        facts = _planned(job) + (f" with {size}" if size else "")
+        facts += f" over {paths}" if paths else ""
+        text = library + (facts or " of unknown version" * (" " not in library))
     harmless = sum(map(_is_harmless, job.warnings))
     details += [units.counted(harmless, "harmless warning")] if harmless else []
     before = "".join(f"{one_line(text)}; " for text in troubles)
@@ -462,8 +463,7 @@ def _troubles(job: JobLog) -> list[str]:
     """Crashes; otherwise the warnings that are more than a normal choice."""
     if job.crashes:
         return [f"crashed: {units.shorten(job.crashes, _MOST_CRASHES)}"]
-    texts = [text for text, _ in job.warnings.most_common() if not _is_harmless(text)]
-    if not texts:
+    if not (texts := [text for text, _ in job.warnings.most_common() if not _is_harmless(text)]):
         return []
     number = units.counted(len(texts), "warning")
     return [f"{number} of the library: {units.shorten(texts, 1, ', and {} more')}"]
