@@ -637,8 +637,8 @@ def test_of_one_run_of_each_the_fastest_is_named_and_none_is_called_the_best(cap
     out = capsys.readouterr().out
     assert out.replace("\n  ", " ").startswith(
         "Cannot tell which is fastest: one run of each, and at least 3 are needed; Tree looks "
-        "fastest at 1K, Ring at 1M (1.50x at 1M)\nNext: make 3 runs of each, "
-        "as torchcoll matrix --preset nccl-algorithms --runs 3 does\n"
+        "fastest at 1K, Ring at 1M (1.50x at 1M)\nNext: make 3 runs of each, as torchcoll "
+        "matrix --preset nccl-algorithms --runs 3 does\n"
     )
     assert "best" not in out
     assert "1K 99.00 us 89.10 us" in " ".join(out.split())

@@ -643,8 +643,8 @@ def test_kinds_that_are_predicted_badly_are_named_with_what_to_do():
         "sizes"
     )
     assert answer.details[0] == (
-        "further off, and so not good for a decision: broadcast, nccl (2.0x), sendrecv, nccl "
-        "(1.87x), hypercube, nccl (1.82x)"
+        "further off, and so not good for a decision: broadcast (2.0x), sendrecv (1.87x), "
+        "hypercube (1.82x)"
     )
     assert answer.next_step == "measure these at more sizes, and fit again"
 

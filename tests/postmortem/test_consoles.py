@@ -110,7 +110,7 @@ def test_tracebacks_of_all_ranks_show_another_call(tmp_path, capsys):
     ("code", "says"),
     [
         (1, "rank 3 on node1 ended with exit code 1, without an error of its own"),
-        (-6, "rank 3 on node1 was killed by SIGABRT"),
+        (-6, "Probably rank 3 on node1 ended the job: it was killed by SIGABRT; the other 3 ranks"),
         (None, "rank 3 did not make all_reduce"),  # not in the table: it ended with 0
     ],
 )

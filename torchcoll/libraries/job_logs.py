@@ -324,9 +324,10 @@ def job_answer(job: JobLog) -> Answer:
         text = f"{library} chose {chosen}"
         details += [size] if size else []
     else:
-        text = f"{library}{_planned(job)}" + (f" with {size}" if size else "")
-        text += f" over {paths}" if paths else ""
-    harmless = sum(warning.startswith(_HARMLESS) for warning in job.warnings)
+        facts = _planned(job) + (f" with {size}" if size else "")
+        facts += f" over {paths}" if paths else ""
+        text = library + (facts or " of unknown version" * (" " not in library))
+    harmless = sum(map(_is_harmless, job.warnings))
     details += [units.counted(harmless, "harmless warning")] if harmless else []
     before = "".join(f"{one_line(text)}; " for text in troubles)
     is_bare = not (chosen or troubles or paths) and job.facts["library"] != "oneCCL"
@@ -352,8 +353,8 @@ def _planned(job: JobLog) -> str:
         return f"{text}{best['function']} by {best['algorithm']}/{best['protocol']}{more},"
     if rows := job.tables.get("rings"):
         longest = max(len(row["order"]) for row in rows)
-        known = any(row["ranks"] == longest for row in job.tables.get("communicators", []))
-        ranks = f"{'' if known else 'at least '}{units.counted(longest, 'rank')}"
+        whole = any(row["ranks"] == longest for row in job.tables.get("communicators", []))
+        ranks = f"{'' if whole else 'at least '}{units.counted(longest, 'rank')}"
         return f" built {units.counted(len(rows), 'ring')} of {ranks},"
     return ""
 
@@ -438,7 +439,7 @@ def _troubles(job: JobLog) -> list[str]:
     """Crashes; otherwise the warnings that are more than a normal choice."""
     if job.crashes:
         return [f"crashed: {units.shorten(job.crashes, _MOST_CRASHES)}"]
-    texts = [text for text, _ in job.warnings.most_common() if not text.startswith(_HARMLESS)]
+    texts = [text for text, _ in job.warnings.most_common() if not _is_harmless(text)]
     number = units.counted(len(texts), "warning")
     shown = units.shorten(texts, 1, ", and {} more")
     return [f"{number} of the library: {shown}"] if texts else []

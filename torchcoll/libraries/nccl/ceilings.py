@@ -130,7 +130,7 @@ def algorithm_limits(reach: Reach) -> list[AlgorithmLimit]:
 
 
 def _within(reach: Reach) -> list[AlgorithmLimit]:
-    links, n = reach.links, reach.gpus
+    links = reach.links
     if links.gbps is None or reach.gpu_gbps is None:
         no_pci = "the PCI links of the GPUs are not in the file"
         why = links.source if links.gbps is None else no_pci
@@ -144,7 +144,7 @@ def _within(reach: Reach) -> list[AlgorithmLimit]:
             *_nvls(reach, b),
             AlgorithmLimit(DIRECT, _DIRECT, b, "each GPU sends what others get", links.source),
         ]
-    why = f"over several hosts only: n is {n} here"
+    why = "it is for several hosts only"
     return [*limits, AlgorithmLimit(COLLNET, _REDUCED, None, why)]
 
 

@@ -124,8 +124,8 @@ def _fastest_text(table: Table) -> str:
         counts: Counter[str] = Counter()
         for name, sizes in spans:
             counts[name] += len(sizes)
-        (winner, number), *others = counts.most_common()
-        texts = [f"{winner} looks fastest at {number} of {counts.total()} sizes"]
+        (most, number), *others = counts.most_common()
+        texts = [f"{most} looks fastest at {number} of {counts.total()} sizes"]
         texts += [f"{name} at {number}" for name, number in others]
     return ", ".join(texts) + lead
 

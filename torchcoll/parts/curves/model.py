@@ -480,12 +480,6 @@ class MachineModel(OneLine):
         return "90 % intervals: jackknife+ (Barber et al. 2021), wider where extrapolated"
 
     @property
-    def measured(self) -> str:
-        numbers = ", ".join(map(str, self.measured_ranks))
-        low, high = map(format_size, self.measured_sizes)
-        return f"what is nearer to the data ({numbers} ranks, {low} to {high})"
-
-    @property
     def measured_ranks(self) -> list[int]:
         return sorted({curve.ranks for entry in self.entries for curve in entry.over_sizes})
 

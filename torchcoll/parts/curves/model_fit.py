@@ -41,7 +41,6 @@ from torchcoll.parts.curves.scaling import describe_unusable, exclusion_reason
 from torchcoll.parts.curves.size_law import FEWEST_SIZES, fit_size_law
 from torchcoll.parts.curves.transitions import size_points
 from torchcoll.reading.inputs import Source
-from torchcoll.report.header import kind_texts
 from torchcoll.stats.differences import kept_separate
 from torchcoll.stats.matching import kind_of
 from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
@@ -67,7 +66,9 @@ class FittedModel(Displayed):
         ranks = ", ".join(map(str, self.model.measured_ranks))
         low, high = map(format_size, self.model.measured_sizes)
         laws = [entry.over_ranks for entry in entries if entry.over_ranks]
-        titles = kind_texts([entry.kind for entry in entries])
+        kinds = [{k: v for k, v in entry.kind.items() if isinstance(v, str)} for entry in entries]
+        common = set.intersection(*({*kind.items()} for kind in kinds)) if kinds[1:] else set()
+        titles = [" ".join(v for k, v in kind.items() if (k, v) not in common) for kind in kinds]
         off = {
             title: max(_most_off(curve.spread) for curve in entry.over_sizes)
             for title, entry in zip(titles, entries, strict=True)
@@ -88,8 +89,8 @@ class FittedModel(Displayed):
             details.append(
                 f"in {assumed} of them the law over ranks is assumed, not supported by the data"
             )
-        names = list(dict.fromkeys(str(entry.kind["collective"]) for entry in entries))
-        what = names[0] if len(entries) == 1 else f"{len(entries)} kinds of cases"
+        alone = len(entries) == 1
+        what = str(entries[0].kind["collective"]) if alone else f"{len(entries)} kinds of cases"
         good = [factor for factor in off.values() if factor < _POOR]
         if good and poor:
             what = f"{len(good)} of {what}"

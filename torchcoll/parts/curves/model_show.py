@@ -201,9 +201,9 @@ def _predictions_answer(name: str, rows: Sequence[PredictedRow], titles: Sequenc
     if len(kinds) == 1:
         text += f"{titles[0]}{on}: {', '.join(_prediction_text(row, several) for row in named)}"
     else:
-        text += f"{format_size(named[0].size_bytes)}{on} takes " + " to ".join(
-            f"{_time_text(row, f'{titles[kinds.index(repr(row.kind))]}: ')}" for row in named
-        )
+        before = [f"{titles[kinds.index(repr(row.kind))]}: " for row in named]
+        times = " to ".join(map(_time_text, named, before))
+        text += f"{format_size(named[0].size_bytes)}{on} takes {times}"
     beyond = sum(bool(row.prediction and row.prediction.beyond) for row in rows)
     if beyond and len(named) < len(predicted):
         text += f"; {beyond} of {counted(len(rows), 'prediction')} extrapolated"

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError, brief
 from torchcoll.core.plausibility import DeviceLimits, ceiling_gbps, crossing
+from torchcoll.core.units import format_size
 
 
 class Prediction(NamedTuple):
@@ -59,10 +60,6 @@ class Predictor(Protocol):
     @property
     def intervals(self) -> str:
         """How the 90 % intervals were found."""
-
-    @property
-    def measured(self) -> str:
-        """Where it was measured: what a prediction should be near to."""
 
     @property
     def measured_ranks(self) -> Sequence[int]:
@@ -227,7 +224,10 @@ def predict_all(
                 rows.append(PredictedRow(case.kind, n, size, prediction, reason, action))
     if all(row.prediction is None for row in rows):
         refused = f"none: each 90 % interval is wider than {WIDEST:g}x"
-        raise first or UsageError("prediction", refused, machine.measured, MORE_DATA)
+        low, high = map(format_size, machine.measured_sizes)
+        numbers = ", ".join(map(str, machine.measured_ranks))
+        nearer = f"what is nearer to the data ({numbers} ranks, {low} to {high})"
+        raise first or UsageError("prediction", refused, nearer, MORE_DATA)
     return rows
 
 

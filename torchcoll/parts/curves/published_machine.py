@@ -80,11 +80,6 @@ class PublishedMachine:
         return "90 % intervals: such that they hold for 90 % of published machines when left out"
 
     @property
-    def measured(self) -> str:
-        low, high = map(format_size, self.measured_sizes)
-        return f"what is nearer to {low} to {high}"
-
-    @property
     def measured_ranks(self) -> list[int]:
         return sorted({run.ranks for run in self.runs})
 

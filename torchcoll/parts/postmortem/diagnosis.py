@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from torchcoll.core.errors import cut_text, one_line
-from torchcoll.core.units import counted, format_ranges
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import counted, format_ranges, plural
 from torchcoll.parts.postmortem.evidence import CallSeen, JobEvidence, Place
 from torchcoll.parts.postmortem.standing import GroupStanding, Standings
 from torchcoll.parts.postmortem.texts import KILLED_BY, REMEDIES, known_text
@@ -79,7 +79,10 @@ _MEMORY = {
 
 def shortened(text: str, most: int = _LONG) -> str:
     """The text on one line, without the place in C++ that torch and gloo put before a message."""
-    return cut_text(re.sub(r"\[(?:/|\.\./)\S+:\d+\]\s*", "", one_line(text)), most)
+    text = re.sub(r"\[(?:/|\.\./)\S+:\d+\]\s*", "", one_line(text))
+    cut = text[: most - 3].rpartition(" ")[0].rstrip(",")
+    # Not within a word: half a number is another number.
+    return text if len(text) <= most or 2 * len(cut) < most else f"{cut} ..."
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -241,6 +244,9 @@ def headline(diagnosis: Diagnosis, standings: Standings) -> str:
         )
     if diagnosis.kind == "missing_call" and call:
         did = f"did not make {call}"
+    likely = diagnosis.certainty == "likely" and diagnosis.kind == "killed"
+    if likely:
+        names = f"Probably {names} ended the job: {plural(len(who), 'it', 'they')}"
     text = f"{names} {did}"
     waiting = _waiting(diagnosis, standings)
     if waiting and diagnosis.kind == "missing_call" and call:
@@ -248,7 +254,7 @@ def headline(diagnosis: Diagnosis, standings: Standings) -> str:
     elif waiting:
         text += f"; {waiting} waited for {'it' if len(who) == 1 else 'them'}"
         text += f" in {call}" if call else ""
-    return f"{text} ({diagnosis.certainty})"
+    return text if likely else f"{text} ({diagnosis.certainty})"
 
 
 def _waiting(diagnosis: Diagnosis, standings: Standings) -> str:

@@ -35,6 +35,7 @@ from torchcoll.core.errors import (
     one_line,
 )
 from torchcoll.core.opening import common_folder, open_to_read, signals_held, unpack
+from torchcoll.core.other_commands import reading_commands
 from torchcoll.core.units import counted, format_size
 from torchcoll.core.variables import masked
 from torchcoll.parts.postmortem.evidence import (
@@ -58,6 +59,7 @@ _MOST_FILES = 100_000
 _MOST_DEPTH = 16  # folders below folders
 # Calls that are kept, 500 bytes each. Of every rank the last ones, at least so many.
 _MOST_CALLS, _FEWEST_CALLS_OF_RANK = 400_000, 64
+_SAYS_NOTHING = "says nothing about what happened"
 _LOGS = (".log", ".err", ".out", ".txt")
 
 
@@ -98,7 +100,11 @@ def read_folder(path: str, progress: Callable[[str], None] | None = None) -> Fol
             folder.add_unread(shown, _why(error))
             continue
         if reader is None:
-            folder.left_out.append((shown, "not a format that postmortem reads"))
+            names = reading_commands(begin)
+            why = (
+                f"torchcoll {names[0]} reads it" if names else "not a format that postmortem reads"
+            )
+            folder.left_out.append((shown, why))
         else:
             recognized.append((shown, real, reader))
     calls_of_file = _MOST_CALLS // max(1, len(recognized))
@@ -239,7 +245,7 @@ def _read(shown: str, path: str, reader: ModuleType, folder: FolderEvidence) -> 
         if says or item.texts or any(seen.ranks for seen in item.files):
             kept.append(item)
     if not kept:
-        folder.left_out.append((shown, "says nothing about what happened"))
+        folder.left_out.append((shown, _SAYS_NOTHING))
     return kept
 
 
@@ -287,6 +293,9 @@ def _nothing_readable(folder: FolderEvidence, paths: Sequence[str]) -> Unreadabl
     rest = len(folder.left_out) - 1
     more = f", and {counted(rest, 'more file')}" if rest else ""
     # Not as the value, which is cut: a pickle is refused by the name that comes last.
+    commands = [name for path in paths[:1] for name in reading_commands(_begin(path, path))]
+    if why == _SAYS_NOTHING and commands:
+        why = f"torchcoll {commands[0]} reads it"
     action = f"No file says anything: {shown} ({why}){more}.{_first_failure(paths)} {see}"
     return UnreadableError("folder", folder.path, "what a job left", action)
 

@@ -119,10 +119,9 @@ def job_sections(arguments: Sequence[str]) -> dict[str, tuple[Section, list[Char
             continue
         if _urgency(found.diagnoses[0]) > 1:
             continue
-        name = f"{one_line(argument)}: " if len(arguments) > 1 else ""
         titled = _titled(found.folder, found.diagnoses)
         section = Section(
-            f"{name}Why the {plural(len(found.diagnoses), 'job')} ended",
+            f"Why the {plural(len(found.diagnoses), 'job')} ended",
             commands=[f"torchcoll postmortem {shlex.quote(argument)}"],
             tables=[TitledGrids(title, grids) for title, grids in titled],
         )

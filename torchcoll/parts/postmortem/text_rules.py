@@ -333,8 +333,8 @@ def missing_from_reports(facts: JobFacts) -> Diagnosis | None:
     result = Diagnosis(facts.job, kind="stopped", certainty="likely", culprits=tuple(missing))
     result.number, result.collective, result.waiting = call[0] or None, call[1], tuple(ranks)
     result.says = (
-        f"Probably {ranks_text(missing)} {verb} not come to {_call(call)}: {ranks_text(ranks)} "
-        "waited there, and every other rank reported"
+        f"Probably {ranks_text(missing)} {verb} not come to {_call(call)}: all others "
+        f"({ranks_text(ranks)}) waited there"
     )
     each = "it" if len(missing) == 1 else "each of them"
     result.remedy = f"look at what {each} did instead: log, stack (py-spy dump) and node"

@@ -158,10 +158,8 @@ def measured_object(measured: MeasuredStep) -> dict[str, Any]:
     }
 
 
-_LEGEND = (
-    "comm: all calls of a rank in a step, one after another; exposed: the time of a step that is "
-    "not computation; low and high: 90 % intervals"
-)
+_LEGEND = "comm: all calls of a rank in a step, one after another; low and high: 90 % intervals"
+_EXPOSED = "exposed: the time of a step that is not computation"
 _SENT_LEGEND = "sent: by each rank in a step, with the algorithm of a ring"
 _SCALINGS = {
     WEAK: "each rank computes as much as before; it stops where less than "
@@ -394,7 +392,7 @@ def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:
             (Head("comm", "a step"), of("comm_ns")),
             (Head("low", drop=2), of("comm_ns", 1)),
             (Head("high", drop=2), of("comm_ns", 2)),
-            (Head("exposed"), of("exposed_ns")),
+            (Head("exposed", legend=_EXPOSED), of("exposed_ns")),
             (Head("step"), of("step_ns")),
             (Head("faster", "than first"), faster),
             (

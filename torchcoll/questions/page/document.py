@@ -89,6 +89,7 @@ def page_of(
         document.draw(section, Drawing("Who waited for whom", partial(list, charts), "job"))
         document.sections.append(section)
         name = f"{one_line(argument)}: " if len(arguments) > 1 else ""
+        section.title = name + section.title
         document.answers += [replace(answer, before=name) for answer in answers_of(section)[:1]]
     document.add_of_parts("nights")
     if material.runs:
