@@ -327,7 +327,7 @@ def job_answer(job: JobLog) -> Answer:
         facts = _planned(job) + (f" with {size}" if size else "")
         facts += f" over {paths}" if paths else ""
         text = library + (facts or " of unknown version" * (" " not in library))
-    harmless = sum(map(_is_harmless, job.warnings))
+    harmless = sum(warning.startswith(_HARMLESS) for warning in job.warnings)
     details += [units.counted(harmless, "harmless warning")] if harmless else []
     before = "".join(f"{one_line(text)}; " for text in troubles)
     is_bare = not (chosen or troubles or paths) and job.facts["library"] != "oneCCL"
@@ -439,7 +439,7 @@ def _troubles(job: JobLog) -> list[str]:
     """Crashes; otherwise the warnings that are more than a normal choice."""
     if job.crashes:
         return [f"crashed: {units.shorten(job.crashes, _MOST_CRASHES)}"]
-    texts = [text for text, _ in job.warnings.most_common() if not _is_harmless(text)]
+    texts = [text for text, _ in job.warnings.most_common() if not text.startswith(_HARMLESS)]
     number = units.counted(len(texts), "warning")
     shown = units.shorten(texts, 1, ", and {} more")
     return [f"{number} of the library: {shown}"] if texts else []
