@@ -342,7 +342,7 @@ def test_the_check_of_what_is_loaded_sees_it():
 
 
 PUBLIC = ["Algorithms", "Case", "Cold", "Comparison"]
-PUBLIC += ["FittedModel", "LayoutComparison", "Plan", "Prediction", "Run", "Scaling"]
+PUBLIC += ["FittedModel", "LayoutComparison", "Plan", "Postmortem", "Prediction", "Run", "Scaling"]
 PUBLIC += ["Spec", "TorchcollError", "Traffic", "TrafficComparison"]
 PUBLIC += ["Transitions"]
 PUBLIC += ["Trial", "Verdict"]
@@ -352,6 +352,7 @@ PUBLIC += [
     "load",
     "plan",
     "plot",
+    "postmortem",
     "predict",
     "replay",
     "run",

@@ -166,7 +166,7 @@ def test_a_part_names_places_and_commands_of_the_kernel():
     for _, part in parts():
         assert {*part.sections} <= {*PLACES}
         assert {*part.extends, *part.options} <= {"check", "compare", "convert", "doctor"}
-        assert {*part.answers} <= {"reads", "compares", "baseline", "cells", "recognises"}
+        assert {*part.answers} <= {"reads", "compares", "baseline", "cells", "recognises", "jobs"}
 
 
 def test_tables_are_read_in_the_order_of_the_parts():

@@ -272,7 +272,7 @@ def test_what_the_example_of_ddp_prints(readers: Callable[[str], Reader]) -> Non
     first = reader.printed[command]
     # 256 x 128 embedding, 32 x 128 positions, 4 layers of 198272, the head with its bias.
     size_bytes = 4 * (256 * 128 + 32 * 128 + 4 * 198272 + 128 * 256 + 256)
-    assert f"{size_bytes / (1 << 20):.2f} MiB per rank" in first
+    assert f"each rank sends {size_bytes / (1 << 20):.2f} MiB a step in 4 all_reduce" in first
     assert "with other calls than most steps" in first  # the first step
     assert re.search(r"\n +in  a step   a step    a step .* a step ", first)  # time and transfer
     assert "bucket_cap_mb=" in first

@@ -87,6 +87,7 @@ RESULTS = {
     "Algorithms": lambda path: torchcoll.algorithms([forced("Ring"), forced("Tree")]),
     "Plan": lambda path: torchcoll.plan("gpt2", "dp=8"),
     "LayoutComparison": lambda path: torchcoll.compare_plans("gpt2", "dp,fsdp", ranks=8),
+    "Postmortem": lambda path: torchcoll.postmortem("examples/stuck-rank"),
     "WrittenPicture": drawn,
 }
 

@@ -17,6 +17,8 @@ from torchcoll.parts.curves.scaling import Scaling as Scaling
 from torchcoll.parts.curves.scaling import scaling as scaling
 from torchcoll.parts.curves.transitions import Transitions as Transitions
 from torchcoll.parts.curves.transitions import transitions as transitions
+from torchcoll.parts.postmortem.show import Postmortem as Postmortem
+from torchcoll.parts.postmortem.show import postmortem as postmortem
 from torchcoll.parts.training.bucket_trial import try_buckets as try_buckets
 from torchcoll.parts.training.capture import capture as capture
 from torchcoll.parts.training.config_projection import LayoutComparison as LayoutComparison

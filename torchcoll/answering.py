@@ -154,6 +154,8 @@ def _by_command(argument: str) -> tuple[dict[str, list[str]], list[str]]:
         del files["show"]  # the runs of two sides or more
         files["compare"] = [argument]
     less = [name for name in _OF_FOLDERS if len(files.get(name, ())) < len(files.get("show", ()))]
+    if not less and {*files.get("log", ())} <= {*files.get("postmortem", ())}:
+        less.append("log")  # postmortem's answer has its warnings
     less = [name for name in less if files.pop(name, None)]
     recognised = {path for paths in files.values() for path in paths}
     return {

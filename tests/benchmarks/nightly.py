@@ -5,6 +5,7 @@
     python tests/benchmarks/nightly.py power [--fleets 20]
     python tests/benchmarks/nightly.py otava --otava-python PYTHON [--fleets 20] [--noise normal,t4]
     python tests/benchmarks/nightly.py year
+    python tests/benchmarks/nightly.py views [--fleets 17]
 
 Fleets of `tests/made_lives.py` are replayed night by night with the default threshold of 3 %, and
 what the model says after each night is compared with the truth.
@@ -15,6 +16,7 @@ what the model says after each night is compared with the truth.
     power     share of faults that are found within 7 nights, by nodes, nights and missing nights
     otava     the same series read by Apache Otava (apache-otava, in an environment of its own)
     year      time and memory of `torchcoll nightly` for a store of 365 nights of 1,000 nodes
+    views     contradictions between the views of a night (night_views.py)
 """
 
 from __future__ import annotations
@@ -41,11 +43,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from made_fleet import made_summaries
 from made_lives import ALL, FIRST_NIGHT, KINDS, LARGE, Fault, Life, made_life, step
+from night_views import views
 
 from torchcoll.parts.fleet.address import parse_address
 from torchcoll.parts.fleet.fleet_model import FleetModel
 from torchcoll.parts.fleet.incident import Incident, IncidentRecord
 from torchcoll.parts.fleet.night_judgements import nights_of_panel
+from torchcoll.parts.fleet.panel import Panel
 from torchcoll.parts.fleet.writer import StoreWriter
 
 THRESHOLD, WEEK = 0.03, 7
@@ -80,30 +84,44 @@ def about(incident: Incident | IncidentRecord, fault: Fault) -> bool:
     return subject == fault.subject
 
 
-def judge(life: Life, tally: Counter[str], threshold: float) -> None:
+def named_right(incident: Incident, fault: Fault, panel: Panel) -> bool:
+    """Whether an incident of a group or of the fleet names its nodes and what changed with it."""
+    changed = ("nccl 2.27.5 -> 2.27.7",) if fault.subject.startswith("nccl=") else ()
+    return incident.changed == changed and {*incident.nodes} <= {
+        panel.nodes[n] for n in fault.nodes
+    }
+
+
+def judge(life: Life, threshold: float) -> Counter[str]:
     """Replays a life and counts what is right and wrong, every night."""
+    tally: Counter[str] = Counter()
     panel = life.panel
     model = FleetModel(threshold)
     nights = len(panel.log_times)
     levels = [fault.levels(nights) for fault in life.faults]
+    faults = [number for number, level in enumerate(levels) if (level > 0).sum() > 1]
     found: set[tuple[int, int]] = set()
     for day, said in nights_of_panel(model, panel, {}):
         night = day - FIRST_NIGHT
         for record in said:
             if record.event not in RISES:
                 continue
-            owners = [n for n, f in enumerate(life.faults) if about(record, f)]
+            owners = [n for n in faults if about(record, life.faults[n])]
             since = record.since - FIRST_NIGHT
             true = [n for n in owners if levels[n][max(0, since - 3) : night + 1].any()]
             if not true:
                 tally["false " + ("node" if record.incident.startswith("node") else "group")] += 1
         open_now = [i for i in model.incidents if i.is_open]
-        for number, fault in enumerate(life.faults):
-            level = levels[number]
+        for number in faults:
+            fault, level = life.faults[number], levels[number]
             for event in fault.events:
-                if event.what not in RISES or night != event.night + WEEK - 1:
+                began = event.night
+                if fault.creep:  # found after it has grown to what is reported
+                    began = int(np.argmax(level > np.log1p(threshold)))
+                if event.what not in RISES or night != began + WEEK - 1:
                     continue
                 tally["events"] += 1
+                tally["group events"] += fault.scope != "node"
                 hits = [
                     r
                     for r in model.records
@@ -114,10 +132,15 @@ def judge(life: Life, tally: Counter[str], threshold: float) -> None:
                 if hits:
                     found.add((number, event.night))
                     tally["found"] += 1
+                    incident = next(i for i in model.incidents if i.id == hits[0].incident)
+                    if fault.scope != "node":
+                        tally["named right"] += named_right(incident, fault, panel)
+                    if fault.creep:
+                        continue
                     since = hits[0].since - FIRST_NIGHT
+                    tally["dates"] += 1
                     tally["exact"] += abs(since - event.night) <= 1
                     # The date is an interval if the nights before it have no run.
-                    incident = next(i for i in model.incidents if i.id == hits[0].incident)
                     unseen = max(x.unseen for x in incident.levels if x.night == hits[0].since)
                     tally["dated"] += since - unseen - 1 <= event.night <= since + 1
             for event in fault.events:
@@ -145,16 +168,18 @@ def judge(life: Life, tally: Counter[str], threshold: float) -> None:
                 if steady and night - (mine[0].since - FIRST_NIGHT) in AGES:
                     tally["levels"] += 1
                     tally["covered"] += mine[0].low <= level[night] <= mine[0].high
-    tally["node-nights"] += nights * len(panel.nodes)
-    tally["nights"] += nights
-    tally["fleets"] += 1
+    tally["node-nights"] = nights * len(panel.nodes)
+    tally["nights"] = nights
+    return tally
 
 
 HEADS = (
     "life",
     "found in 7 nights",
-    "dated within a night, with the nights without a run",
-    "ends found, dated",
+    "dated within a night",
+    "with the nights without a run",
+    "ends found and dated",
+    "group, nodes and change right",
     "level in interval",
     "forgotten",
     "ghosts",
@@ -162,17 +187,29 @@ HEADS = (
 )
 
 
-def line(name: str, tally: Counter[str]) -> str:
-    percent = lambda hits, of: f"{100 * tally[hits] / tally[of]:.1f} %" if tally[of] else "-"  # noqa: E731
-    ends = "-"
-    if tally["ends"]:
-        ends = f"{percent('ended', 'ends')}, {percent('end dated', 'ends')}"
+def covered(tallies: Sequence[Counter[str]]) -> str:
+    """Levels in their interval, with the 95 % interval over the fleets: the levels of a fleet are
+    alike.
+    """
+    counts = np.array([[tally["covered"], tally["levels"]] for tally in tallies], dtype=float)
+    hits, of = counts.sum(axis=0)
+    if not of:
+        return "-"
+    error = 196 * np.sqrt(((counts[:, 0] - hits / of * counts[:, 1]) ** 2).sum()) / of
+    middle = 100 * hits / of
+    return f"{middle:.1f} % ({middle - error:.1f} to {min(middle + error, 100.0):.1f})"
+
+
+def line(name: str, tallies: Sequence[Counter[str]]) -> str:
+    tally = sum(tallies, Counter())
     cells = (
         name,
         share(tally["found"], tally["events"]),
-        f"{percent('exact', 'found')}, {share(tally['dated'], tally['found'])}",
-        ends,
-        percent("covered", "levels"),
+        share(tally["exact"], tally["dates"]),
+        share(tally["dated"], tally["dates"]),
+        share(tally["end dated"], tally["ends"]),
+        share(tally["named right"], tally["group events"]),
+        covered(tallies),
         f"{tally['forgotten']} of {tally['lasting nights']}",
         str(tally["ghosts"]),
         f"{tally['false node']}/{tally['false group']}",
@@ -180,14 +217,25 @@ def line(name: str, tally: Counter[str]) -> str:
     return " | ".join(cells)
 
 
-def tally_of(options: argparse.Namespace, kind: str, noise: str, missing: float) -> Counter[str]:
-    tally: Counter[str] = Counter()
+def tallies_of(
+    options: argparse.Namespace, kind: str, noise: str, missing: float
+) -> list[Counter[str]]:
+    tallies = []
     for seed in range(options.fleets):
-        random = np.random.default_rng([options.seed, seed])
+        random = np.random.default_rng([options.seed, 5, KINDS.index(kind), seed])
         sizes = (options.nodes, options.nights, options.sigma, options.sigmas, options.quiet)
         life = made_life(kind, random, *sizes, noise=noise, missing=missing)
-        judge(life, tally, options.threshold)
-    return tally
+        tallies.append(judge(life, options.threshold))
+    return tallies
+
+
+def false_alarms(tallies: Sequence[Counter[str]]) -> str:
+    tally = sum(tallies, Counter())
+    years = tally["node-nights"] / 365_000
+    return (
+        f"{1000 * years:.0f} node-years: nodes {rate(tally['false node'], years)}; groups and "
+        f"fleet {rate(tally['false group'], tally['nights'] / 365)}"
+    )
 
 
 def lives(options: argparse.Namespace) -> None:
@@ -199,20 +247,22 @@ def lives(options: argparse.Namespace) -> None:
             f"{100 * missing:.0f} % of the nights missing"
         )
         print(" | ".join(HEADS))
-        for kind in options.kinds or KINDS[1:]:
-            print(line(kind, tally_of(options, kind, noise, missing)), flush=True)
+        everything: list[Counter[str]] = []
+        for kind in options.kinds or KINDS:
+            tallies = tallies_of(options, kind, noise, missing)
+            everything += tallies
+            print(line(kind, tallies), flush=True)
+        print(line("all", everything))
+        print("false alarms in 1,000 node-years and in a fleet-year:", false_alarms(everything))
 
 
 def healthy(options: argparse.Namespace) -> None:
     print("\nincidents of nodes in 1,000 node-years; of groups or the fleet in a fleet-year")
     for noise, missing in itertools.product(options.noise, options.missing):
-        tally = tally_of(options, "healthy", noise, missing)
-        years = tally["node-nights"] / 365_000
+        tallies = tallies_of(options, "healthy", noise, missing)
         print(
             f"{options.fleets} fleets of {options.nodes} nodes and {options.nights} nights, "
-            f"noise {noise}, {100 * missing:.0f} % missing ({1000 * years:.0f} node-years): "
-            f"nodes {rate(tally['false node'], years)}; groups and fleet "
-            f"{rate(tally['false group'], tally['nights'] / 365)}",
+            f"noise {noise}, {100 * missing:.0f} % missing, {false_alarms(tallies)}",
             flush=True,
         )
 
@@ -391,6 +441,9 @@ def year(options: argparse.Namespace) -> None:
     )
 
 
+PARTS = {each.__name__: each for each in (lives, healthy, power, otava, year, views)}
+
+
 def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
@@ -399,7 +452,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("part", choices=("lives", "healthy", "power", "otava", "year"))
+    parser.add_argument("part", choices=PARTS)
     parser.add_argument("--fleets", type=int, default=100)
     parser.add_argument("--nodes", type=int, default=48)
     parser.add_argument("--nights", type=int, default=120)
@@ -418,7 +471,7 @@ def main() -> None:
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=None)
     options = parser.parse_args()
     print("$ python tests/benchmarks/nightly.py", " ".join(sys.argv[1:]))
-    globals()[options.part](options)
+    PARTS[options.part](options)
 
 
 if __name__ == "__main__":

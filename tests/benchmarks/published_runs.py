@@ -2,7 +2,7 @@
 
     python tests/benchmarks/published_runs.py [find [FIRST END]]
 
-find: each layout beside the best one of a search with the batch of the run (minutes).
+find: each layout beside the best one of a search with the batch of the run (minutes of CPU).
 
 Each run is planned with the default range of its GPU. The figures are partly fitted: these two
 ranges (H100, A100) were chosen with all dense runs in view; the bytes of a logit, the inputs that
@@ -32,6 +32,7 @@ import csv
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,7 @@ import torchcoll
 from torchcoll.parts.training import planning
 from torchcoll.parts.training.architectures import parse_config, read_architecture
 from torchcoll.parts.training.layouts import parse_batch, parse_layout
+from torchcoll.parts.training.projection import UNSURE
 
 PUBLIC = Path(__file__).parents[1] / "training" / "public_configs.json"
 # Keys of a config.json for the columns of published_models.csv.
@@ -131,29 +133,54 @@ def planned(run: Published, folder: Path) -> Any:
 
 
 def find(first: int, end: int) -> None:
-    """Prints for each of these runs its layout beside the best one that --find finds."""
+    """Prints for each of these runs its layout beside the best one that --find finds.
+
+    same, all: the step of the published layout / that of the best one found, of the same program
+    (torch or Megatron-LM) and of both. fits: whether the published layout fits by its plan.
+    """
     near = total = 0
+    show(
+        ("source", "model", "layout", "batch", "same", "all", "fits", "memory", "CPU", "best"),
+        FOUND,
+    )
     with tempfile.TemporaryDirectory() as name:
-        for run in RUNS[first:end]:
+        for run in {layout_of(run): run for run in RUNS[first:end]}.values():
             layout, batch = parse_layout(run.layout), parse_batch(run.batch)
             sequences = batch.micro_batches * batch.sequences * layout.replicas * layout.shards
-            memory_gb = 96 if run.source in OF_500_WATTS and "H100" in run.machine else None
+            memory_gb = 96 if run.source == 1 else 94 if run.source == 8 else None
+            config, started = config_of(run.model, Path(name)), time.process_time()
             with of_500_watts(run):
-                best = torchcoll.compare_plans(
-                    config_of(run.model, Path(name)),
+                found = torchcoll.compare_plans(
+                    config,
                     "find",
                     ranks=layout.ranks,
                     batch=f"{sequences}x{batch.tokens:g}",
                     machine=run.machine,
                     memory_gb=memory_gb,
                     **run.dtypes,
-                ).rows[0]
+                )
+            seconds = time.process_time() - started
             step = planned(run, Path(name)).step
-            ratio = step.step_ns[0] / best.step.step_ns[0]
-            near, total = near + (ratio <= 1.1), total + 1
-            texts = (f"[{run.source}]", run.model, run.layout, run.batch, f"{ratio:.2f}")
-            print(*texts, f"{step.memory.total / 1e9:.0f} GB", best.layout.name, flush=True)
-    print(f"the published layout is within 10 % of the best one in {near} of {total}")
+            same = next(row for row in found.rows if row.layout.megatron == layout.megatron)
+            ratios = [step.step_ns[0] / row.step.step_ns[0] for row in (same, found.rows[0])]
+            fits = step.memory.total <= (1 + UNSURE) * found.memory_bytes
+            near, total = near + (fits and ratios[0] <= 1.1), total + 1
+            texts = [f"[{run.source}]", run.model, run.layout, run.batch]
+            texts += [f"{ratio:.2f}" for ratio in ratios] + ["yes" if fits else "no"]
+            texts += [f"{step.memory.total / 1e9:.0f} GB", f"{seconds:.1f} s"]
+            show(
+                [*texts, f"{same.layout.name} {same.batch.micro_batches}x{same.batch.sequences}"],
+                FOUND,
+            )
+            sys.stdout.flush()
+    print(
+        "the published layout fits and is within 10 % of the best of its program in "
+        f"{near} of {total}"
+    )
+
+
+def layout_of(run: Published) -> tuple[str, ...]:
+    return run.model, run.machine, run.layout, run.batch
 
 
 def rows(folder: Path) -> Iterator[tuple[Published, Any, float | None]]:
@@ -172,10 +199,11 @@ def rows(folder: Path) -> Iterator[tuple[Published, Any, float | None]]:
 
 
 WIDTH = (6, 40, 34, 12, 8, 8, 8, 8, 5, 6, 5, 5, 7, 5, 8)
+FOUND = (6, 38, 41, 12, 5, 5, 4, 6, 6, 20)
 
 
-def show(texts: Sequence[str]) -> None:
-    cells = zip(texts, WIDTH, strict=False)
+def show(texts: Sequence[str], widths: Sequence[int] = WIDTH) -> None:
+    cells = zip(texts, widths, strict=False)
     print("  ".join(text.ljust(width) for text, width in cells).rstrip())
 
 

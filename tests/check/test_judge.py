@@ -279,7 +279,13 @@ def test_several_hosts():
 
 def test_without_a_fabric():
     none = {"nvlinks": None, "to_switch": None}
-    assert line(case_of(300), **none) == ("NO REFERENCE for nccl on cuda; 1 of 1 case correct")
+    assert line(case_of(300), **none) == (
+        "NO REFERENCE for 8 NVIDIA H200; 1 published run on 8 H200 reaches 467.6 GB/s busbw in "
+        "all_reduce 1G; this run's 300 is below it; 1 of 1 case correct"
+    )
+    assert line(case_of(300), device="AMD Instinct MI308X", **none).startswith(
+        "NO REFERENCE for 8 AMD Instinct MI308X: neither a limit nor a published run is known"
+    )
     host = case_of(2, device="cpu", backend="gloo")
     assert line(host, device="AMD EPYC", **none) == (
         "NO REFERENCE for gloo on cpu within one host; 1 of 1 case correct"
@@ -324,7 +330,7 @@ def imported(ranks=8, labels=None, **changed):
 
 def test_what_an_import_lacks_to_be_judged():
     assert imported(ranks=0) == UNKNOWN_RANKS
-    assert imported() == "NO REFERENCE for nccl on cuda"
+    assert imported() == "NO REFERENCE for nccl on cuda: the file names no GPUs and no hosts"
     stated = imported(labels={"link_gbps": "450"})
     assert stated.endswith("; label link_gbps not used: which ranks share a host is unknown")
     assert imported(labels={"fabric": "nvswitch-h200"}).startswith("WARN 300 GB/s")

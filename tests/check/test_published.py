@@ -217,7 +217,7 @@ def test_a_machine_that_nobody_published(tmp_path, capsys):
     assert text.startswith("nothing is published of 8 NVIDIA GeForce RTX 5090\nNext: torchcoll ")
     save(a_launch("", 8, 1, 20.0), tmp_path / "b.jsonl")
     assert main(["show", "--published", str(tmp_path / "b.jsonl")]) == 0
-    assert "which GPUs it was is not known: torchcoll convert" in capsys.readouterr().out
+    assert "the file names no GPUs\nNext: torchcoll convert" in capsys.readouterr().out
 
 
 def test_the_report_says_it(tmp_path):
@@ -246,9 +246,9 @@ def imported(tmp_path, *labels):
         (["gpu=H200", "hosts=1"], "2 published runs on 8 H200 reach 473.1 to 480 GB/s busbw in "
                                   "all_reduce 8G; this run's 475 is below 1 of 2"),
         (["gpu=H200", "hosts=2"], "nothing is published of 2x4 H200\n"),
-        (["gpu=H200"], "on how many hosts is not known: torchcoll convert FILE --label hosts=N "),
-        ([], "which GPUs on how many hosts is not known: torchcoll convert FILE --label gpu=NAME "
-             "--label hosts=N -o RUN adds it\n"),
+        (["gpu=H200"], "the file names no hosts\nNext: torchcoll convert FILE --label hosts=N -o "),
+        ([], "the file names no GPUs and no hosts\nNext: torchcoll convert FILE --label gpu=NAME "
+             "--label hosts=N -o RUN\n"),
     ],
 )  # fmt: skip
 def test_the_hosts_of_an_imported_table_are_stated_by_a_label(labels, said, tmp_path, capsys):

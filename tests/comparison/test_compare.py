@@ -215,10 +215,25 @@ def test_single_runs_say_what_looks_slower_and_what_faster():
     )
     answer = answer_of(found)
     assert answer.level == "doubt"
-    assert answer.headline == "new looks slower than base in 1 of 3 cases: 64 1.03x slower"
-    assert answer.details[0] == "faster in 1: 512 2.0x faster"
+    assert answer.headline == (
+        "Cannot tell whether new is slower than base (only 1 run of each side; at least 3 are "
+        "needed)"
+    )
+    assert answer.details == (
+        "new looks slower than base in 1 of 3 cases: 64 1.03x slower",
+        "faster in 1: 512 2.0x faster",
+    )
     most = compare(make_runs([{8: 100, 64: 100, 512: 100}]), make_runs([{8: 90, 64: 103, 512: 50}]))
     assert answer_of(most).headline.startswith("new looks faster than base in 2 of 3 cases: 512")
+
+
+def test_sizes_that_another_tool_did_not_measure_come_after_what_it_did():
+    source = {"tool": "nccl-tests", "version": "2.13"}
+    base = run(*(given(100, size_bytes=size) for size in (8, 64, 512)), source=source)
+    new = run(*(given(200, size_bytes=size) for size in (64, 512)), source=source)
+    answer = answer_of(compare(base, new))
+    assert answer.headline.startswith("new looks slower than base in 2 of 2 cases")
+    assert answer.details[-1] == "new lacks 1 of 3 cases (8)"
 
 
 def test_means_are_compared_like_with_like():

@@ -493,8 +493,8 @@ def test_what_only_one_side_has_is_in_the_answer(folder, capsys):
         (
             "before before/0.jsonl",
             2,
-            error_text("new", "before/0.jsonl",
-                "files that are not in base too. Two backends of one run: backend:gloo=PATH "
+            error_text("new", "before/0.jsonl, the same run as before/0.jsonl",
+                "a run that is not in base. Two backends of one run: backend:gloo=PATH "
                 "backend:ccl=PATH."),
         ),
         ("before =after", 2, error_text("file", "=after", "a path, or label=PATH")),

@@ -20,7 +20,8 @@ def two_cut_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for cell, variables in (("auto", {}), ("ring", {"NCCL_ALGO": "allreduce:ring"})):
         results = [
-            measured(100_000, size_bytes=n, backend="nccl", device="cuda") for n in (1024, 2048)
+            measured(100_000, size_bytes=n, backend="nccl", device="cuda")
+            for n in (1024, 2048, 4096)
         ]
         path = tmp_path / f"{cell}.jsonl"
         labels = {"cell": cell, "run": "1"}

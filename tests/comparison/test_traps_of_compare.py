@@ -47,7 +47,7 @@ def test_a_copy_is_no_further_launch(tmp_path):
 def test_a_copy_on_the_other_side(tmp_path):
     base = files(tmp_path / "base", side())
     shutil.copytree(base, tmp_path / "new")
-    with pytest.raises(UsageError, match=r"not in base too \(.*base/0.jsonl is the same run\)"):
+    with pytest.raises(UsageError, match=r"new/0.jsonl, the same run as .*, expected a run"):
         compare(base, tmp_path / "new")
 
 

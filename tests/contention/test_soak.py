@@ -445,7 +445,7 @@ def test_a_small_drift_is_not_spoken_of():
 def test_few_windows_cannot_tell_of_drift():
     answer = soaked_of([1000.0] * 7).answer
     assert answer.headline == (
-        "Cannot tell whether a case drifts in 7.0 min (no drift can be excluded)"
+        "Cannot tell whether a case drifts in 7.0 min (a drift of any size may be hidden)"
     )
     assert answer.next_step == "soak at least eight windows"
 

@@ -137,5 +137,6 @@ def test_nothing_found_is_only_said_where_it_would_have_been_found():
     assert (unclear.level, unclear.next_step) == ("doubt", step)
     unknown = nothing_found("case", "is slow", None, ACT_ON_CASE, step)
     assert unknown.text == (
-        "Cannot tell whether a case is slow (no slowdown can be excluded). Next: make 12 runs"
+        "Cannot tell whether a case is slow (a slowdown of any size may be hidden). "
+        "Next: make 12 runs"
     )

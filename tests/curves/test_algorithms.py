@@ -636,12 +636,33 @@ def test_of_one_run_of_each_the_fastest_is_named_and_none_is_called_the_best(cap
     show_algorithms([result])
     out = capsys.readouterr().out
     assert out.replace("\n  ", " ").startswith(
-        "Tree is fastest at 1K, Ring at 1M (1.50x at 1M); one run of each, and at least 3 are "
-        "needed to be sure\nNext: make 3 runs of each, as torchcoll matrix --preset "
-        "nccl-algorithms --runs 3 does\n"
+        "Cannot tell which is fastest: one run of each, and at least 3 are needed; Tree looks "
+        "fastest at 1K, Ring at 1M (1.50x at 1M)\nNext: make 3 runs of each, "
+        "as torchcoll matrix --preset nccl-algorithms --runs 3 does\n"
     )
     assert "best" not in out
     assert "1K 99.00 us 89.10 us" in " ".join(out.split())
+
+
+def test_a_winner_that_changes_often_is_counted(capsys):
+    sizes = [K << number for number in range(6)]
+    runs = [
+        *cell("Ring", {size: 100_000 + 10_000 * (n % 2) for n, size in enumerate(sizes)}, RING, 1),
+        *cell("Tree", dict.fromkeys(sizes, 105_000), TREE, count=1),
+    ]
+    show_algorithms([algorithms(runs)])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "needed; Ring looks fastest at 3 of 6 sizes, Tree at 3 (1.05x at 32K) Next:" in out
+
+
+def test_sides_without_a_common_case_are_not_compared(capsys):
+    show_algorithms(
+        [algorithms([*cell("Ring", {K: 100_000}, RING, 1), *cell("Tree", {M: 90_000}, TREE, 1)])]
+    )
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "nothing to compare: no case was run with two of the algorithms (Ring, Tree)\nNext: give "
+    )
 
 
 def test_titles_of_pasted_tables_say_what_was_forced(tmp_path, capsys):
@@ -661,7 +682,8 @@ def test_titles_of_pasted_tables_say_what_was_forced(tmp_path, capsys):
     path.write_text(heading + ring + table("NCCL_ALGO: Tree", 30.0, 60.0, 180.0))
     assert main(["algorithms", str(path)]) == 0
     assert capsys.readouterr().out.startswith(
-        "tree is fastest at 1M, ring from 4M on (1.50x at 16M); one run of each, and at least"
+        "Cannot tell which is fastest: one run of each, and at least 3 are needed; tree looks "
+        "fastest at 1M, ring from 4M on (1.50x at 16M)\n"
     )
     assert main(["show", str(path)]) == 0
     out = capsys.readouterr().out

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 from error_form import error_tail, error_text, expecting, got
@@ -630,3 +631,33 @@ def test_a_model_is_not_written_over(model_path, capsys):
     assert cli.main(["model", "fit", source, "-o", model_path]) == 2
     assert expecting("a file that does not exist") in capsys.readouterr().err
     assert cli.main(["model", "fit", source, "-o", model_path, "--force"]) == 0
+
+
+H200 = Path(__file__).parents[2] / "results/h200-8gpu-kernels/nvidia.jsonl"
+
+
+def test_kinds_that_are_predicted_badly_are_named_with_what_to_do():
+    answer = fit_model(H200).answer
+    assert answer.headline == (
+        "the model predicts 7 of 10 kinds of cases on 8 ranks, 1M to 16G, within 1.37x for 9 of 10 "
+        "sizes"
+    )
+    assert answer.details[0] == (
+        "further off, and so not good for a decision: broadcast, nccl (2.0x), sendrecv, nccl "
+        "(1.87x), hypercube, nccl (1.82x)"
+    )
+    assert answer.next_step == "measure these at more sizes, and fit again"
+
+
+def test_without_ranks_and_sizes_those_measured_are_predicted(tmp_path, capsys):
+    """Of several kinds, the sentence has the fastest and the slowest."""
+    path = tmp_path / "machine.json"
+    path.write_text(model_text(fit_model(H200).model))
+    assert cli.main(["model", "predict", str(path), "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["ranks"] for row in rows} == {8}
+    assert {row["size_bytes"] for row in rows} == {1 << 20, 1 << 27, 1 << 34}
+    assert cli.main(["model", "predict", str(path)]) == 0
+    first = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
+    assert first.startswith(f"predicted by {path}, not measured: 16G on 8 ranks takes ")
+    assert " ms (gather, nccl: " in first and " ms (all_reduce, nccl: " in first

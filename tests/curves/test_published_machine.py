@@ -177,7 +177,6 @@ def test_names():
             ("machine", "8xH10", "a file that", "Did you mean 8xH100, "),
         ),
         ("coreweave --ranks 64 --sizes 1M", ("mean coreweave-h100 or coreweave-gb200?",)),
-        ("8xH100 --ranks 64", ("sizes", "none", "--sizes LIST")),
         ("8xH100 --ranks 64 --hosts 3 --sizes 1M", ("ranks", "64", "a multiple of 3")),
         ("8xH100 --ranks 64 --hosts 0 --sizes 1M", ("ranks", "64", "--hosts above 0")),
         ("8xH100 --ranks 64 --hosts 4 --sizes 1M", ("hosts", "4 for 64 ranks", "8 to 64")),

@@ -15,6 +15,8 @@ from torchcoll.core.errors import UsageError
 from torchcoll.parts.curves.scaling import scaling
 from torchcoll.parts.curves.scaling_show import scaling_grids, show_scaling
 
+RESULTS = Path(__file__).parents[2] / "results"
+
 NOISE = (0.99, 1.01)
 
 
@@ -57,7 +59,8 @@ def test_a_spread_stands_behind_its_figure():
     assert list(row)[-5:] == ["runs", "time", "range over runs", "busbw GB/s", "first call"]
     assert row["range over runs"] == "4.95 us to 5.05 us"
     # Of a start, which has no time, it is that of the first call.
-    runs = [start([n, 1, 1], 2, phases={"communicator": [MS] * 2}) for n in (2, 4)]
+    starts = ((2, 2), (4, 2), (4, 4))
+    runs = [start([n, 1, 1], m, phases={"communicator": [MS] * m}) for n, m in starts]
     table = scaling_grids(found(runs))[1]
     assert [head.text for head in table.heads][-2:] == ["time to first result", "range over runs"]
     assert table.rows[0][-1] == "3.00 ms to 5.00 ms"
@@ -222,7 +225,8 @@ def impossible(ranks, ns=2000):
 
 def test_what_is_not_possible_is_named():
     with pytest.raises(
-        UsageError, match=r"1 implausible \(busbw beyond what the stated links carry between hosts"
+        UsageError,
+        match=r"2 implausible \(busbw beyond what the stated links carry between hosts\)",
     ):
         found([impossible(2), impossible(4)])
     result = found([launch(2, {1024: 1000}), launch(4, {1024: 1000}), impossible(8)])
@@ -289,9 +293,24 @@ def test_runs_that_share_a_device_are_one_machine():
 
 
 def test_first_calls_alone_are_no_model(capsys):
-    folder = Path(__file__).parents[2] / "results" / "oneccl-cold-scaling"
+    folder = RESULTS / "oneccl-cold-scaling"
     assert main(["model", "fit", str(folder)]) == 3
     assert capsys.readouterr().err.endswith(
         "cases: got no usable one among 140 cases, expected right ones with ranks, a size and a "
         "steady time. Left out: 140 of first calls alone.\n"
     )
+
+
+def test_impossible_figures_are_refused_with_one_reason_and_what_to_check():
+    with pytest.raises(UsageError) as refused:
+        scaling(RESULTS / "a100-8gpu-baseline")
+    text = str(refused.value)
+    assert "Left out: 15 implausible (8 sizes follow 3.3 us" in text and text.count("follow") == 1
+    assert "Check that all ranks took part" in text
+
+
+def test_one_number_of_ranks_has_no_table(capsys):
+    assert main(["scaling", str(RESULTS / "h200-8gpu-kernels")]) == 0
+    answer, step = capsys.readouterr().out.splitlines()[:2]
+    assert answer.startswith("Cannot tell whether the time grows with the ranks (measured on 8")
+    assert step.startswith("Next: torchcoll matrix --preset scaling")

@@ -436,7 +436,8 @@ def test_an_unknown_format(capsys, tmp_path):
     assert error_text("format", "xml", "one of table") in capsys.readouterr().err
 
 
-A100 = Path(__file__).parents[2] / "results" / "nccl-transitions" / "a100-8gpu.jsonl"
+RESULTS = Path(__file__).parents[2] / "results"
+A100 = RESULTS / "nccl-transitions" / "a100-8gpu.jsonl"
 
 
 def test_a_curve_with_two_vague_changes_begins_with_what_is_known(capsys):
@@ -448,6 +449,26 @@ def test_a_curve_with_two_vague_changes_begins_with_what_is_known(capsys):
         "the law changes between 512K and 2M, and between 4M and 16M, with too few sizes there to "
         "fit it"
     ]
-    assert answer["next_step"] == "measure the sizes that --refine proposes"
+    assert answer["next_step"] == "torchcoll curve FILE --refine lists the sizes to measure"
     assert main(["curve", str(A100)]) == 0
     assert "notable" not in capsys.readouterr().out
+
+
+def test_noise_that_hides_a_change_is_not_called_no_change(capsys):
+    """Six runs of two backends: broadcast on ccl is 31 % off its law at 16M, where runs vary."""
+    assert main(["curve", str(RESULTS / "gloo-oneccl-2ranks"), "--format", "json"]) == 0
+    answer = json.loads(capsys.readouterr().out)["answer"]
+    assert answer["headline"].startswith("Cannot tell whether the behaviour changes in 5 of 8")
+    assert answer["details"] == ["one law fits 3 curves within 12.7 %"]
+
+
+@pytest.mark.parametrize(
+    "folder, text",
+    [
+        ("pairs-6hosts", "got 67 with at most 2 sizes each, expected one with 3 sizes or more"),
+        ("oneccl-cold-scaling", "Rows of -i 1 -w 0 are first calls: torchcoll cold reads them"),
+    ],
+)
+def test_what_has_no_curve_is_refused(folder, text, capsys):
+    assert main(["curve", str(RESULTS / folder)]) == 3
+    assert text in capsys.readouterr().err

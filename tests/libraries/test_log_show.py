@@ -140,6 +140,29 @@ def test_csv_names_the_table_of_each_row(log, capsys):
     ]
 
 
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        (  # NVIDIA/nccl#514
+            ["Channel 00/02 :    0   7   6   5   4   3   2   1   8  15"],
+            "NCCL built 1 ring of at least 10 ranks, with 1 process on 1 host\n",
+        ),
+        (  # NVIDIA/nccl-tests#89, NCCL 2.8.3 on T4
+            [
+                "Latency/AlgBw | Tree/ LL | Tree/Simple | Ring/ LL | Ring/Simple |",
+                "Broadcast | 0.0/ 0.0 | 0.0/ 0.0 | 6.3/ 0.0 | 18.0/ 9.0 |",
+            ],
+            "NCCL expects 9.000 GB/s of algbw for Broadcast by RING/SIMPLE, with 1 process on 1",
+        ),
+    ],
+)
+def test_an_excerpt_is_answered_by_what_it_has(lines, sentence, tmp_path, capsys):
+    path = tmp_path / "excerpt.log"
+    path.write_text("".join(f"ip-1:48:49 [0] NCCL INFO {line}\n" for line in lines))
+    assert main(["log", str(path)]) == 0
+    assert capsys.readouterr().out.startswith(sentence)
+
+
 def test_markdown(log, capsys):
     assert main(["log", log, "--format", "markdown"]) == 0
     assert "| AllGather | 64K | RING/SIMPLE | 2 | 1 |\n" in capsys.readouterr().out
@@ -167,7 +190,7 @@ def test_several_jobs_packed_files_folders_and_oneccl(log, tmp_path, capsys):
         "2 ranks on 2 hosts",
         "nccl-rank0.log.gz nccl-rank1.log.gz: NCCL 2.27.5 chose RING/LL for AllGather to 4K and "
         "RING/SIMPLE from 64K (1 to 2 channels); NCCL_ALGO=Ring is forced; 2 ranks on 2 hosts",
-        "c.txt: oneCCL of unknown version chose ring for bcast",
+        "c.txt: oneCCL chose ring for bcast",
     ]
     names = ("a.log", "b.logs/nccl-rank0.log.gz b.logs/nccl-rank1.log.gz", "c.txt")
     assert [line for line in lines if line in names] == list(names)

@@ -11,10 +11,11 @@ import pytest
 from error_form import error_text
 from handmade import Terminal
 
+import torchcoll
 from torchcoll.cli import main
-from torchcoll.parts.postmortem.diagnose import diagnose
 from torchcoll.parts.postmortem.job_folder import FolderEvidence, read_folder
-from torchcoll.parts.postmortem.show import show_postmortem
+from torchcoll.parts.postmortem.show import diagnosed, show_postmortem
+from torchcoll.questions.page.notebook import charts_of
 
 STUCK = Path(__file__).parents[2] / "examples/stuck-rank"
 
@@ -128,8 +129,8 @@ def test_logs_of_many_jobs_are_a_line_each(capsys):
     public = Path(__file__).parent / "public"
     names = ("device-busy", "glued-progress-bar", "megatron-nan")
     jobs = [job for name in names for job in read_folder(str(public / f"{name}.log")).jobs]
-    folder = FolderEvidence(str(public), jobs)
-    show_postmortem(folder, list(map(diagnose, jobs)), "table")
+    found = diagnosed(FolderEvidence(str(public), jobs))
+    show_postmortem(found, "table")
     first, rest = capsys.readouterr().out.split("\n\n", 1)
     assert " ".join(first.split()).startswith(
         "3 jobs: 2 exception (device-busy, megatron-nan), 1 waiting for a rank without a log "
@@ -138,7 +139,7 @@ def test_logs_of_many_jobs_are_a_line_each(capsys):
     order = ["device-busy.log", "megatron-nan.log", "glued-progress-bar.log"]
     assert [line.partition(":")[0] for line in rest.splitlines() if ".log: " in line] == order
     assert rest.count("collect stderr of every rank") == 1
-    show_postmortem(folder, list(map(diagnose, jobs)), "line")
+    show_postmortem(found, "line")
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines] == order
     assert lines[1].startswith("megatron-nan.log: rank 11 ended with AssertionError")
@@ -209,3 +210,56 @@ def test_no_permission(stuck, capsys):
     (stuck / "rank0.log").chmod(0)
     skipped = answer(capsys, stuck, code=3)["left_out"]
     assert skipped[0]["file"] == "rank0.log"
+
+
+PUBLIC = Path(__file__).parent / "public"
+
+
+def test_a_page_of_a_dead_job_begins_with_why_it_ended(tmp_path, capsys):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    shutil.copy(PUBLIC / "cuda-802.log", logs)
+    (logs / "nccl.log").write_text("gpu7:1:1 [0] NCCL WARN Call to bind failed : Permission denied")
+    pytest.importorskip("matplotlib")
+    assert main(["report", str(logs), "-o", str(tmp_path / "page.md")]) == 0
+    why = "CUDA is not ready for ranks 0 and 2: system not yet initialized"
+    out, err = capsys.readouterr()
+    assert (out.partition(" (error")[0], err) == (why, "")
+    title, answer, section, *_ = (tmp_path / "page.md").read_text().split("\n\n")
+    assert (title, section) == ("# Why the job ended", "## Why the job ended")
+    assert answer.startswith(f"**{why}")
+    assert main([str(logs)]) == 0
+    answered = [line for line in capsys.readouterr().out.splitlines() if ": torchcoll " in line]
+    assert answered == [f"answered by: torchcoll postmortem {logs}", f"also: torchcoll log {logs}"]
+
+
+def test_a_page_of_one_log_of_a_dead_job(tmp_path, capsys):
+    """NCCL's own lines are not in it, so `log` does not read it."""
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "page.md"
+    assert main(["report", str(PUBLIC / "cuda-802.log"), "-o", str(page)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("CUDA is not ready for ranks 0 and 2: system not yet initialized")
+    assert err == ""
+
+
+def test_a_page_of_results_with_a_warning_of_the_library_is_about_the_results(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    results = STUCK.parents[1] / "results/gloo-2ranks/run.jsonl"
+    shutil.copy(results, tmp_path)
+    shutil.copy(PUBLIC / "cuda-802.log", tmp_path)
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "page.md")]) == 0
+    assert "CUDA is not ready" not in capsys.readouterr().out
+
+
+def test_the_picture_of_a_dead_job_is_on_top_of_its_page_and_in_a_notebook(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert main(["report", str(STUCK), "-o", str(tmp_path / "page.md")]) == 0
+    _, answer, picture, *_ = (tmp_path / "page.md").read_text().split("\n\n")
+    assert "rank 1 on vm stayed in user code" in answer
+    assert picture == "![Who waited for whom](page-1.svg)"
+    texts = (tmp_path / "page-1.svg").read_text()
+    assert "waited for rank 1 in" in texts and "the cause (certain)" in texts
+    found = torchcoll.postmortem(str(STUCK))
+    assert [chart.title for chart in charts_of(found)] == ["Who waited for whom"]
+    assert "<b>rank 1 on vm stayed in user code" in found._repr_html_()

@@ -125,6 +125,26 @@ def test_a_rank_that_is_stopped(hanging, tmp_path, capsys, monkeypatch):
     hanging[1].send_signal(signal.SIGCONT)
 
 
+def test_stacks_alone_name_the_call_in_which_the_others_hang(tmp_path, capsys):
+    """As --live leaves them of a job without capture: rank 1 in user code, or stopped."""
+    head = 'Process {}: python train.py\nPython v3\n\nThread 1 (idle): "MainThread"\n    '
+    waits = "all_reduce (torch/distributed/distributed_c10d.py:2501)\n    <module> (train.py:9)\n"
+    for rank in (0, 2):
+        (tmp_path / f"stacks-rank{rank}.txt").write_text(head.format(100 + rank) + waits)
+    own = tmp_path / "stacks-rank1.txt"
+    own.write_text(head.format(101) + "tokenize (train.py:7)\n    <module> (train.py:20)\n")
+    assert main(["postmortem", str(tmp_path), "--format", "line"]) == 0
+    sentence = (
+        "rank 1 stayed in user code: train.py:7 tokenize; the other 2 ranks waited for it in "
+    )
+    assert capsys.readouterr().out.startswith(f"{sentence}all_reduce (likely)")
+    own.unlink()
+    (tmp_path / "state-rank1.log").write_text("rank 1: process 101 is in state T (stopped)\n")
+    assert main(["postmortem", str(tmp_path), "--format", "line"]) == 0
+    sentence = "rank 1 (process 101) is stopped by a signal or a debugger; ranks 0 and 2 wait in "
+    assert capsys.readouterr().out.startswith(f"{sentence}all_reduce. Next: let it go on")
+
+
 def test_py_spy_may_not_read_the_processes(tmp_path, monkeypatch):
     """With the words of py-spy 0.4.3 without the capability SYS_PTRACE."""
     program = tmp_path / "py-spy"

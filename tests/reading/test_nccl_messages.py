@@ -160,7 +160,7 @@ def test_compare_and_transitions_name_the_variable(in_tmp_path, capsys):
     assert main(["compare", "ll.out", "tree.out"]) == 0
     out = capsys.readouterr().out
     assert "  NCCL_ALGO: unset -> Tree\n  NCCL_PROTO: LL -> unset\n" in out
-    assert main(["scaling", "ring.out", "tree.out", "auto.out"]) == 0
+    assert main(["scaling", "ring.out", "tree.out", "auto.out", "--format", "json"]) == 0
     out = capsys.readouterr().out
     for value in ("Ring", "Tree", "not known"):
-        assert f"NCCL_ALGO {value}" in out
+        assert f'"NCCL_ALGO": "{value}"' in out

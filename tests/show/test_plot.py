@@ -203,9 +203,15 @@ def test_the_console_command(tmp_path, capsys, suffix, magic):
     assert cli.main(["plot", f"new={tmp_path}/run.jsonl", "-o", str(picture), "--force"]) == 0
 
 
+def _sizes():
+    """Three sizes on 2 ranks, each with a slow first call."""
+    cold_ns = (3_000_000, 2_000_000, 1_000_000)
+    return [result(2, cold_ns, case=case(size_bytes=MIB << k)) for k in range(3)]
+
+
 @pytest.mark.parametrize(("command", "word"), [("cold", "1st"), ("curve", "range")])
 def test_commands_that_draw_beside_their_tables(tmp_path, capsys, command, word):
-    save(run(result(2, (3_000_000, 2_000_000, 1_000_000)), ranks=2), tmp_path / "run.jsonl")
+    save(run(*_sizes()), tmp_path / "run.jsonl")
     picture = tmp_path / "a.png"
     assert cli.main([command, str(tmp_path / "run.jsonl"), "--plot", str(picture)]) == 0
     stated = capsys.readouterr()
@@ -258,7 +264,7 @@ def test_a_picture_that_cannot_be_written(tmp_path):
     ],
 )
 def test_what_was_found_is_drawn_as_it_was_read(tmp_path, choices, text):
-    first = run(result(2), ranks=2)
+    first = run(*_sizes())
     for found in (cold([first]), transitions([first])):
         with pytest.raises(UsageError, match=f"^{text}"):
             torchcoll.plot(found, tmp_path / "a.png", **choices)

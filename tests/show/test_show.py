@@ -737,4 +737,4 @@ def test_several_runs_stand_below_their_paths(shown, tmp_path):
     text = shown(one, two)
     cases = "2 cases of all_reduce on 8 gloo ranks reach 117 GB/s of busbw "
     assert text.startswith(f"{one.path}\n{HEADER}\nsize  ") and f"\n{two.path}\n" in text
-    assert text.endswith(answer(f"2 runs: {cases}(all_reduce 64M)", "2 of 2 results correct"))
+    assert text.endswith(answer(f"2 runs: {cases}in all_reduce at 64M", "2 of 2 results correct"))

@@ -101,7 +101,8 @@ def test_by_hand():
 
 def test_the_answer_names_the_layer(shown):
     text = shown(traffic(sent, steps=1, groups=MESH))
-    assert "6 % exposed (most for the all_gather of layers.1)" in text
+    spent = "spends 6.00 ms on communication (6 %, most of it for the all_gather of layers.1)"
+    assert f"a step of 100 ms {spent}; " in text
     assert "all_gather of layers.1: 5.00 ms" in text
     assert "group mesh_dp" in text
 

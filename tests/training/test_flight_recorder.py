@@ -135,14 +135,14 @@ def test_a_rank_that_did_not_enter_the_last_call_is_named_first(read, late, says
     traffic = read(*([entry("all_reduce", i) for i in range(1, n + 1)] for n in (6, late)))
     answer = traffic_answer(summarise_traffic(Ledger(traffic)))
     assert (answer.headline, answer.level) == (says, "bad")
-    assert answer.details == ("at most 6 all_reduce per rank in all (no steps are marked)",)
+    assert answer.details == ("each rank makes at most 6 all_reduce in all",)
     assert answer.next_step.startswith("torchcoll postmortem ")
 
 
 def test_a_buffer_that_lost_calls_is_no_rank_behind(read):
     traffic = read([entry("all_reduce", i) for i in (1, 2)], [entry("all_reduce", 2)])
     answer = traffic_answer(summarise_traffic(Ledger(traffic)))
-    assert answer.headline == "at most 2 all_reduce per rank in all (no steps are marked)"
+    assert answer.headline == "each rank makes at most 2 all_reduce in all (no steps are marked)"
 
 
 def test_coalesced_calls_share_a_number_and_their_end_is_no_call(read):

@@ -136,8 +136,8 @@ def test_layouts_that_are_refused(text, error):
     [
         ("llama-3-8b", "tp=3", "1x8", error_text("parallel", "tp=3", "a divisor of the 32 att")),
         ("llama-3-8b", "tp=16", "1x8", error_text("parallel", "tp=16", "a divisor of the 8 key")),
-        ("llama-3-8b", "pp=33", "1x8", error_text("parallel", "pp=33", "at most as many stages")),
-        ("llama-3-8b", "pp=8x8", "8x1x8", error_text("parallel", "pp=8x8", "at most as many sta")),
+        ("llama-3-8b", "pp=35", "1x8", error_text("parallel", "pp=35", "at most 34 stages for 32")),
+        ("llama-3-8b", "pp=8x8", "8x1x8", error_text("parallel", "pp=8x8", "at most 34 stages f")),
         ("llama-3-8b", "pp=4x2", "6x1x8", error_text("batch", "6 micro-batches", "a multiple of")),
         ("llama-3-8b", "fsdp=8,ep=2", "1x8", error_text("parallel", "ep=2", "a model with exp")),
         ("mixtral-8x7b", "fsdp=6,ep=3", "1x8", error_text("parallel", "ep=3", "a divisor of the")),
@@ -200,7 +200,7 @@ def test_a_search_keeps_a_tight_layout_beside_its_checkpointed_form():
     given = torchcoll.compare_plans("llama-3-8b", "fsdp=8", machine="8xH100").rows[0]
     assert found.rows[0].cost <= given.cost == rows["fsdp=8"].cost
     answer = layouts_answer(found)
-    assert re.search(r"; no better than \d\d others: the plan cannot", answer.subject)
+    assert re.search(r"; no better than \d others: the plan cannot", answer.subject)
     assert answer.details[0].startswith("the simplest that may be as good is fsdp=8 (")
 
 

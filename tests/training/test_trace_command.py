@@ -43,8 +43,9 @@ def test_a_folder_of_captured_ranks(captured, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert err == f"written: {output}\n"
     assert out.startswith(
-        "a step takes 100 ms, 42 % of it with a collective in flight; 4 all_reduce, 1 broadcast, "
-        "84 MiB per rank; no rank is late (the ranks came to each call at the same time"
+        "a step of 100 ms has a collective in flight for 42.2 ms (42 %); each rank sends 84 MiB a "
+        "step in 4 all_reduce, 1 broadcast\nno rank is late (the ranks came to each call at the "
+        "same time"
     )
     assert f"\n\n{folder}: capture, 2 ranks, gloo, group 0," in out
     assert Traffic.load(output).calls == whole.calls

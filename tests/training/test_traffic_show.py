@@ -29,11 +29,9 @@ exposed           -        -
 waiting    20.00 ms   20.0 %  for rank 1: 100 % of all waiting
 
 bytes a step: the input of one rank
-time a step: the calls' times on their slowest ranks, which include waiting for other ranks, \
-summed over a step; each row has its own median or mean over steps, so rows need not add up
+time a step: of the calls on their slowest ranks, added up; they may overlap
 waiting: for the last rank of each call, on the rank that waited longest; transfer: the rest of \
 the time, from when all ranks had begun the call
-exposed: the part of that time that no computation hides, an estimate
 
 collective  bytes  dtype    async   calls   bytes      time   waiting  transfer    median    \
 share   exposed
@@ -48,8 +46,6 @@ broadcast       8  int64    no          1       8  200.0 us         -         - 
 
 left out: step 0 of 4, with other calls than most steps
 2 calls of 2 ranks outside of the marked steps: left out
-asynchronous calls overlap each other and the computation: their times add up to more than the \
-step pays
 one more thing
 """
 
@@ -61,10 +57,8 @@ def sent():
     return recorded
 
 
-ANSWER = (
-    "a step takes 100 ms, 42 % of it with a collective in flight; 4 all_reduce, 1 broadcast, "
-    "84 MiB per rank"
-)
+SENTENCE = "a step of 100 ms has a collective in flight for 42.2 ms (42 %)"
+ANSWER = f"{SENTENCE}; each rank sends 84 MiB a step in 4 all_reduce, 1 broadcast"
 LATE = (
     "\nCannot tell whether rank 1 is late: the other rank waits 20.0 ms in a step of 100 ms for it "
     "(100 % of all waiting, last in 12 of 12 calls, 50 % by chance)\nNext: record about 64 steps\n"
@@ -84,7 +78,7 @@ def test_columns_that_nobody_needs_are_left_out(shown):
         "               in  a step  a step\n"
         "all_reduce     1M       1      1M\n\n"
         "no step is marked: all calls are one step\n"
-        "1 all_reduce, 1 MiB per rank in all (no steps are marked)\n"
+        "each rank sends 1 MiB in all in 1 all_reduce (no steps are marked)\n"
     )
 
 
@@ -173,7 +167,7 @@ def test_the_command_shows_a_traffic_file(tmp_path, capsys):
     sent().save(path)
     assert main(["show", str(path)]) == 0
     table = TABLE.replace("traffic:", f"{path}:", 1)
-    assert capsys.readouterr().out == f"{ANSWER}{LATE}\n{table}{ANSWER}\n"
+    assert capsys.readouterr().out == f"{ANSWER}{LATE}\n{table}{SENTENCE}\n"
 
 
 def test_the_command_refuses_what_is_for_runs(tmp_path, capsys):
@@ -195,7 +189,7 @@ def test_a_cut_file_is_shown_and_said_to_be(tmp_path, capsys):
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     warning = f"{path}: truncated: the file has no end record"
     assert main(["show", str(path)]) == 0
-    assert capsys.readouterr().out.endswith(f"{warning}\n{ANSWER}\n")
+    assert capsys.readouterr().out.endswith(f"{warning}\n{SENTENCE}\n")
     assert main(["show", str(path), "--format", "json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["traffic"]["problems"] == [warning]

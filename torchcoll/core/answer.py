@@ -146,9 +146,12 @@ class Answer:
 
     @property
     def lines(self) -> list[str]:
-        """The sentence with as many details as fit into two lines, the others, the next step."""
+        """The sentence with as many details as fit into two lines, the others, the next step.
+
+        A detail of several sentences has a line of its own.
+        """
         first, details = self.headline, list(self.details)
-        while details and len(first) + len(details[0]) + 2 <= _MOST:
+        while details and ". " not in details[0] and len(first) + len(details[0]) + 2 <= _MOST:
             first += f"; {details.pop(0)}"
         return [first, *details, *([f"Next: {self.next_step}"] if self.next_step else [])]
 
@@ -228,7 +231,7 @@ def nothing_found(
         limit = f"{noticed} would have been found"
     else:
         article, level, certainty = "a", "doubt", CANNOT_TELL
-        limit = f"no {what} can be excluded"
+        limit = f"a {what} of any size may be hidden"
         limit = f"only {noticed} or more would have been found" if noticed else limit
     return Answer(
         f"{article} {subject}",

@@ -317,7 +317,7 @@ def job_answer(job: JobLog) -> Answer:
         text = f"{library} chose {chosen}"
         details += [size] if size else []
     else:
-        text = f"{library} with {size}" if size else library
+        text = f"{library}{_planned(job)}" + (f" with {size}" if size else "")
         text += f" over {paths}" if paths else ""
     harmless = sum(warning.startswith(_HARMLESS) for warning in job.warnings)
     details += [units.counted(harmless, "harmless warning")] if harmless else []
@@ -333,7 +333,22 @@ def job_answer(job: JobLog) -> Answer:
 
 def _version(job: JobLog) -> str:
     match = _VERSION.search(str(job.facts.get("version") or ""))
-    return match[0] if match else "of unknown version"
+    return match[0] if match else ""
+
+
+def _planned(job: JobLog) -> str:
+    """What a log without choices has: `` expects 9.00 GB/s ...``, `` built 2 rings ...``; or ''."""
+    if rows := job.tables.get("tuning"):
+        best = max(rows, key=lambda row: row["algbw_gbps"])
+        more = f", best of {len(rows)} combinations" if len(rows) > 1 else ""
+        text = f" expects {units.format_bandwidth(best['algbw_gbps'])} GB/s of algbw for "
+        return f"{text}{best['function']} by {best['algorithm']}/{best['protocol']}{more},"
+    if rows := job.tables.get("rings"):
+        longest = max(len(row["order"]) for row in rows)
+        known = any(row["ranks"] == longest for row in job.tables.get("communicators", []))
+        ranks = f"{'' if known else 'at least '}{units.counted(longest, 'rank')}"
+        return f" built {units.counted(len(rows), 'ring')} of {ranks},"
+    return ""
 
 
 def _size_text(job: JobLog) -> str:

@@ -279,6 +279,43 @@ def keys_of(results: Sequence[CaseResult], keys: Mapping[int, str]) -> str:
     return " ".join(dict.fromkeys(key for r in results if (key := keys.get(id(r)))))
 
 
+def bars(
+    name: str, values: Sequence[float | None], texts: Sequence[str], colour: str
+) -> dict[str, Any]:
+    """One part of each bar of ``bar_chart``. texts: what hovering shows."""
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "x": list(values),
+        "marker": {"color": colour},
+        "hovertemplate": "%{y}<br>%{text}<extra></extra>",
+        "textposition": "none",
+        "text": list(texts),
+    }
+
+
+def bar_chart(
+    title: str,
+    names: Sequence[str],
+    traces: list[dict[str, Any]],
+    axis: Mapping[str, Any],
+    caption: list[str],
+) -> Chart:
+    """Stacked bars below each other, one a name. axis: of their lengths."""
+    for trace in traces:
+        trace.setdefault("y", names)
+    lines = 1 + max(name.count("<br>") for name in names)
+    layout = {
+        "xaxis": axis,
+        "yaxis": {"autorange": "reversed", "automargin": True},
+        "showlegend": len(traces) > 1,
+        "barmode": "stack",
+        "height": 160 + (12 + 16 * lines) * len(names),
+    }
+    return Chart(title, traces, layout, caption=caption)
+
+
 if TYPE_CHECKING:
     import numpy as np
 

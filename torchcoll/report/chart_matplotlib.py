@@ -128,7 +128,7 @@ def _panels(chart: Chart) -> list[Chart]:
 
 def _text(plain: str) -> str:
     """Of a text with plotly's markup, see ``chart.plain``."""
-    return pictures.literal(html.unescape(plain))
+    return "\n".join(pictures.literal(html.unescape(line)) for line in plain.split("<br>"))
 
 
 def _draw_panel(figure: Figure, axes: Axes, panel: Chart) -> list[str]:
@@ -181,7 +181,8 @@ def _colour(text: str) -> Any:
 
 
 def _draw_line(axes: Axes, trace: Mapping[str, Any]) -> None:
-    points = [(x, y) for x, y in zip(trace["x"], trace["y"], strict=True) if y is not None]
+    heights = [_text(y) if isinstance(y, str) else y for y in trace["y"]]
+    points = [(x, y) for x, y in zip(trace["x"], heights, strict=True) if y is not None]
     if not points:
         return
     x, y = zip(*points, strict=True)

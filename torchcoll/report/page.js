@@ -95,7 +95,7 @@
       margin: { l: narrow ? 65 : 75, r: 15, t: 30, b: 55 }, hovermode: "closest",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: "system-ui, sans-serif", size: narrow ? 11 : 13 },
-      legend: { orientation: "h", y: 1, yanchor: "bottom", x: 0 },
+      legend: { orientation: "h", traceorder: "normal", y: 1, yanchor: "bottom", x: 0 },
       ...layout,
     };
     if (whole.yaxis.ticksuffix) whole.yaxis.labelalias = data.time_labels;

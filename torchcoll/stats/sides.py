@@ -291,10 +291,9 @@ def check_together(base: Side, new: Side) -> None:
     for run in new.runs:
         copy = copies.get(identity_of(run)) if identity_of(run) else None
         if copy or (run.path and os.path.realpath(run.path) in shared):
-            same = f" ({copy} is the same run)" if copy and copy != run.path else ""
-            expected = f"files that are not in {base.name} too{same}"
+            given = f"{run.path}, the same run as {copy or run.path}"
             action = "Two backends of one run: backend:gloo=PATH backend:ccl=PATH."
-            raise UsageError(new.name, run.path, expected, action)
+            raise UsageError(new.name, given, f"a run that is not in {base.name}", action)
     rehearsals = base.rehearsals + new.rehearsals
     runs = len(base.parts) + len(new.parts)
     if 0 < rehearsals < runs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "torchcoll-algorithms/1"
 _MOST_TIED = 2  # further names are counted
+_MOST_SPANS = 4  # ranges of sizes that are named
 _STYLES = {"near-optimal": "green", "beaten": "red", "inconclusive": "yellow"}
 _MORE_RUNS = (
     f"make {FEWEST} runs of each, as torchcoll matrix --preset nccl-algorithms --runs {FEWEST} does"
@@ -83,17 +85,22 @@ def algorithms_answer(result: Algorithms, titles: Sequence[str]) -> Answer:
     texts = [f"{title}: {text}" for text, titled in by_text.items() for title in titled]
     if [len(titled) for titled in by_text.values()] == [len(titles)]:
         texts = list(by_text)  # all tables say the same
+    if not texts:
+        sides = ", ".join(dict.fromkeys(one_line(c.name) for t in result.tables for c in t.cells))
+        text = f"nothing to compare: no case was run with two of the algorithms ({sides})"
+        step = "give runs of the same collectives, sizes, ranks and backend with each algorithm"
+        return Answer(text, "doubt", next_step=step)
     if few and results.isdisjoint(("beaten", "near-optimal")):
         runs = "one run" if min(few) == 1 else units.counted(min(few), "run")
-        texts.append(f"{runs} of each, and at least {FEWEST} are needed to be sure")
-        return Answer("; ".join(texts), "doubt", next_step=_MORE_RUNS)
+        text = f"Cannot tell which is fastest: {runs} of each, and at least {FEWEST} are needed"
+        return Answer(text, "doubt", details=tuple(texts), next_step=_MORE_RUNS)
     kinds = (("beaten", "bad"), ("inconclusive", "doubt"), ("near-optimal", "good"))
     return Answer("; ".join(texts), next((kind for name, kind in kinds if name in results), ""))
 
 
 def _fastest_text(table: Table) -> str:
     """The fastest right cell of each range of sizes, and its lead at the largest size, as measured:
-    ``tree is fastest at 1M, ring at 4M, nvls from 16M on (1.27x at 1G)``.
+    ``tree looks fastest at 1M, ring at 4M, nvls from 16M on (1.27x at 1G)``.
     """
     spans: list[tuple[str, list[int]]] = []
     lead = ""
@@ -110,9 +117,16 @@ def _fastest_text(table: Table) -> str:
         factor = (second.time_ns or 0.0) / (first.time_ns or 1.0)
         lead = f" ({factor:.2f}x at {units.format_size(size.size_bytes)})"
     texts = [
-        f"{name}{'' if number else ' is fastest'} {_span_text(sizes, number + 1 == len(spans))}"
+        f"{name}{'' if number else ' looks fastest'} {_span_text(sizes, number + 1 == len(spans))}"
         for number, (name, sizes) in enumerate(spans)
     ]
+    if len(spans) > _MOST_SPANS:  # back and forth, which is noise more often than a rule
+        counts: Counter[str] = Counter()
+        for name, sizes in spans:
+            counts[name] += len(sizes)
+        (winner, number), *others = counts.most_common()
+        texts = [f"{winner} looks fastest at {number} of {counts.total()} sizes"]
+        texts += [f"{name} at {number}" for name, number in others]
     return ", ".join(texts) + lead
 
 

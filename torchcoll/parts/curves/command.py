@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from torchcoll.core.commands import SubCommand
-from torchcoll.core.errors import ExitCode, UsageError, choice, tell
+from torchcoll.core.errors import ExitCode, choice, tell
 from torchcoll.reading.inputs import add_over_ranks, add_reading_options
 
 if TYPE_CHECKING:
@@ -118,11 +118,13 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
             "(list: all of them)"
         ),
     )
-    add("--ranks", metavar="LIST", help="numbers of ranks, such as 8,12 or 8..4096 (doubling)")
+    help_text = "numbers of ranks, such as 8,12 or 8..4096 (doubling; default: those measured)"
+    add("--ranks", metavar="LIST", help=help_text)
     add(
         "--hosts", type=int, metavar="N", help="number of hosts (default: as few as the ranks fill)"
     )
-    add("--sizes", metavar="LIST", help="sizes in bytes, such as 1K,25M or 1K..1G (by 4)")
+    help_text = "sizes in bytes, such as 1K,25M or 1K..1G (by 4; default: 3 in the range measured)"
+    add("--sizes", metavar="LIST", help=help_text)
     add("--collective", metavar="NAME", help="predict this collective only")
     add("--format", default="table", help="table (default), markdown, csv or json")
 
@@ -159,11 +161,11 @@ def _predict(options: argparse.Namespace) -> ExitCode:
     if options.machine == LIST:
         show_machines(options.format)
         return ExitCode.OK
-    for name in ("ranks", "sizes"):
-        if getattr(options, name) is None:
-            raise UsageError(name, "none", f"--{name} LIST")
-    ranks, sizes = parse_ranks(options.ranks), parse_sizes(options.sizes)
     machine = find_machine(options.machine)
+    ranks = parse_ranks(options.ranks) if options.ranks else machine.measured_ranks
+    low, high = machine.measured_sizes
+    middle = 1 << ((low * high).bit_length() - 1) // 2
+    sizes = parse_sizes(options.sizes) if options.sizes else sorted({low, middle, high})
     rows = predict_all(machine, ranks, sizes, options.collective, options.hosts)
     show_predictions(machine, rows, options.format)
     return ExitCode.OK

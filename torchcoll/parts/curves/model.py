@@ -481,11 +481,18 @@ class MachineModel(OneLine):
 
     @property
     def measured(self) -> str:
-        curves = [curve for entry in self.entries for curve in entry.over_sizes]
-        numbers = ", ".join(map(str, sorted({curve.ranks for curve in curves})))
-        low = format_size(min(curve.low_bytes for curve in curves))
-        high = format_size(max(curve.high_bytes for curve in curves))
+        numbers = ", ".join(map(str, self.measured_ranks))
+        low, high = map(format_size, self.measured_sizes)
         return f"what is nearer to the data ({numbers} ranks, {low} to {high})"
+
+    @property
+    def measured_ranks(self) -> list[int]:
+        return sorted({curve.ranks for entry in self.entries for curve in entry.over_sizes})
+
+    @property
+    def measured_sizes(self) -> tuple[int, int]:
+        curves = [curve for entry in self.entries for curve in entry.over_sizes]
+        return min(each.low_bytes for each in curves), max(each.high_bytes for each in curves)
 
     @property
     def ranks_per_host(self) -> float | None:

@@ -17,8 +17,7 @@ from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.plausibility import stated_link_gbps
 from torchcoll.core.result import ConcurrentBlocks, Run
 from torchcoll.core.run_facts import host_names, hosts_of
-from torchcoll.core.summary import median
-from torchcoll.core.units import counted, format_factor, format_size
+from torchcoll.core.units import counted, format_factor, format_size, shorten
 from torchcoll.parts.curves.model import (
     CONCURRENT,
     GROUPS_AT_ONCE,
@@ -42,6 +41,7 @@ from torchcoll.parts.curves.scaling import describe_unusable, exclusion_reason
 from torchcoll.parts.curves.size_law import FEWEST_SIZES, fit_size_law
 from torchcoll.parts.curves.transitions import size_points
 from torchcoll.reading.inputs import Source
+from torchcoll.report.header import kind_texts
 from torchcoll.stats.differences import kept_separate
 from torchcoll.stats.matching import kind_of
 from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
@@ -64,13 +64,23 @@ class FittedModel(Displayed):
     def answer(self) -> Answer:
         """What it predicts, and how well: the kind of case whose left-out sizes it misses most."""
         entries = self.model.entries
-        curves = [curve for entry in entries for curve in entry.over_sizes]
-        ranks = ", ".join(map(str, sorted({curve.ranks for curve in curves})))
+        ranks = ", ".join(map(str, self.model.measured_ranks))
+        low, high = map(format_size, self.model.measured_sizes)
         laws = [entry.over_ranks for entry in entries if entry.over_ranks]
-        off = [_most_off(curve.spread) for curve in curves]
-        text = f"9 of 10 left-out sizes are predicted within {format_factor(max(off))}"
-        text += f" (half of the kinds: {format_factor(median(off))})" * (len(entries) > 1)
-        details = [f"{text}, which is poor" if max(off) >= _POOR else text]
+        titles = kind_texts([entry.kind for entry in entries])
+        off = {
+            title: max(_most_off(curve.spread) for curve in entry.over_sizes)
+            for title, entry in zip(titles, entries, strict=True)
+        }
+        poor = sorted((title for title in off if off[title] >= _POOR), key=lambda t: -off[t])
+        next_step = "" if laws else "measure another number of ranks to predict others"
+        details = []
+        if poor:
+            texts = shorten(
+                [f"{title} ({format_factor(off[title])})" for title in poor], _MOST_POOR
+            )
+            details.append(f"further off, and so not good for a decision: {texts}")
+            next_step = "measure these at more sizes, and fit again"
         if len(laws) < len(entries):
             which = f"only {len(laws)} of them predict other numbers of ranks"
             details.append(which if laws else "it predicts no other number of ranks")
@@ -78,20 +88,22 @@ class FittedModel(Displayed):
             details.append(
                 f"in {assumed} of them the law over ranks is assumed, not supported by the data"
             )
-        whole = len(laws) == len(entries) and not assumed
         names = list(dict.fromkeys(str(entry.kind["collective"]) for entry in entries))
         what = names[0] if len(entries) == 1 else f"{len(entries)} kinds of cases"
-        low = format_size(min(curve.low_bytes for curve in curves))
-        high = format_size(max(curve.high_bytes for curve in curves))
+        good = [factor for factor in off.values() if factor < _POOR]
+        if good and poor:
+            what = f"{len(good)} of {what}"
         return Answer(
-            f"the model predicts {what} on {ranks} ranks, {low} to {high}",
-            "" if whole else "doubt",
+            f"the model predicts {what} on {ranks} ranks, {low} to {high}, within "
+            f"{format_factor(max(good or off.values()))} for 9 of 10 sizes",
+            "doubt" if poor or assumed or len(laws) < len(entries) else "",
             details=tuple(details),
-            next_step="" if laws else "measure another number of ranks to predict others",
+            next_step=next_step,
         )
 
 
 _POOR = 1.5  # a prediction that is further off is no basis for a decision
+_MOST_POOR = 3  # kinds that are named
 
 
 def _most_off(spread: Spread) -> float:

@@ -178,24 +178,32 @@ def show_predictions(
 
 
 def _predictions_answer(name: str, rows: Sequence[PredictedRow], titles: Sequence[str]) -> Answer:
-    """One prediction in a sentence, and how many of all predictions are extrapolated.
+    """The predictions in a sentence: if there are many, the largest size on the most ranks, of the
+    fastest and of the slowest kind of case; and how many of all predictions are extrapolated.
 
-    Takes the first kind of case with a prediction; of this kind the most ranks and the largest
-    size, within the data if possible, because an extrapolation is a guess.
+    Takes a size within the data if possible, because an extrapolation is a guess.
     """
     predicted = [row for row in rows if row.prediction]
     if not predicted:
         return Answer(f"nothing can be predicted by {name}: {rows[0].reason}", "doubt")
-    of_kind = [row for row in predicted if row.kind == predicted[0].kind]
-    inside = [row for row in of_kind if row.prediction and not row.prediction.beyond]
-    most = max(inside or of_kind, key=lambda row: (row.ranks, row.size_bytes))
     kinds = list(dict.fromkeys(repr(row.kind) for row in rows))
-    title = titles[kinds.index(repr(most.kind))]
-    named = predicted if len(predicted) <= _MOST_PREDICTED and len(kinds) == 1 else [most]
+    inside = [row for row in predicted if row.prediction and not row.prediction.beyond]
+    if len(kinds) == 1 and len(predicted) <= _MOST_PREDICTED:
+        named = predicted
+    else:
+        most = max((row.ranks, row.size_bytes) for row in inside or predicted)
+        named = [row for row in inside or predicted if (row.ranks, row.size_bytes) == most]
+        named.sort(key=lambda row: row.prediction.time_ns if row.prediction else 0)
+        named = named[:1] + named[1:][-1:]  # the fastest and the slowest kind
     several = len({row.ranks for row in named}) > 1
-    on = "" if several else f" on {counted(most.ranks, 'rank')}"
-    text = f"predicted by {name}, not measured: {title}{on}: "
-    text += ", ".join(_prediction_text(row, several) for row in named)
+    on = "" if several else f" on {counted(named[0].ranks, 'rank')}"
+    text = f"predicted by {name}, not measured: "
+    if len(kinds) == 1:
+        text += f"{titles[0]}{on}: {', '.join(_prediction_text(row, several) for row in named)}"
+    else:
+        text += f"{format_size(named[0].size_bytes)}{on} takes " + " to ".join(
+            f"{_time_text(row, f'{titles[kinds.index(repr(row.kind))]}: ')}" for row in named
+        )
     beyond = sum(bool(row.prediction and row.prediction.beyond) for row in rows)
     if beyond and len(named) < len(predicted):
         text += f"; {beyond} of {counted(len(rows), 'prediction')} extrapolated"
@@ -205,14 +213,16 @@ def _predictions_answer(name: str, rows: Sequence[PredictedRow], titles: Sequenc
 
 
 def _prediction_text(row: PredictedRow, with_ranks: bool) -> str:
-    prediction = row.prediction
-    assert prediction
-    time, low, high = (
-        format_ns(ns, 3) for ns in (prediction.time_ns, prediction.low_ns, prediction.high_ns)
-    )
     on = f" on {counted(row.ranks, 'rank')}" if with_ranks else ""
-    beyond = ", extrapolated" if prediction.beyond else ""
-    return f"{format_size(row.size_bytes)}{on} takes {time} ({low} to {high}{beyond})"
+    return f"{format_size(row.size_bytes)}{on} takes {_time_text(row)}"
+
+
+def _time_text(row: PredictedRow, before: str = "") -> str:
+    """``5.19 ms (4.12 ms to 6.55 ms)``; before: what stands before the interval."""
+    assert row.prediction
+    time, low, high = (format_ns(ns, 3) for ns in row.prediction[:3])
+    beyond = ", extrapolated" if row.prediction.beyond else ""
+    return f"{time} ({before}{low} to {high}{beyond})"
 
 
 def _busbw(row: PredictedRow, ns: float | None) -> float | None:

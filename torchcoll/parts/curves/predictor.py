@@ -65,6 +65,14 @@ class Predictor(Protocol):
         """Where it was measured: what a prediction should be near to."""
 
     @property
+    def measured_ranks(self) -> Sequence[int]:
+        """The numbers of ranks that were measured, in order."""
+
+    @property
+    def measured_sizes(self) -> tuple[int, int]:
+        """The smallest and the largest size that was measured."""
+
+    @property
     def ranks_per_host(self) -> float | None:
         """The most ranks of a host; infinite if only one host was measured, None if not known."""
 

@@ -81,8 +81,17 @@ class PublishedMachine:
 
     @property
     def measured(self) -> str:
+        low, high = map(format_size, self.measured_sizes)
+        return f"what is nearer to {low} to {high}"
+
+    @property
+    def measured_ranks(self) -> list[int]:
+        return sorted({run.ranks for run in self.runs})
+
+    @property
+    def measured_sizes(self) -> tuple[int, int]:
         sizes = [size for run in self.runs for _, size in run.figures]
-        return f"what is nearer to {format_size(min(sizes))} to {format_size(max(sizes))}"
+        return min(sizes), max(sizes)
 
     @property
     def ranks_per_host(self) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 from torchcoll.core.answer import CANNOT_TELL, CERTAIN, Answer, nothing_found, worst_level
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UnusableError, UsageError
-from torchcoll.core.plausibility import LIKELY
+from torchcoll.core.plausibility import CHECK_RANKS, IMPLAUSIBLE, LIKELY
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.units import counted, format_ns, format_size, shorten
@@ -32,13 +32,16 @@ from torchcoll.stats.sides import Measured, Reading, Side, known_of, side
 
 
 def describe_unusable(files: Side) -> tuple[str, str]:
-    """How many cases there are, and the reasons why none of them is in a curve, as texts."""
+    """How many cases there are, and why none of them is in a curve, as texts."""
     items = files.measured("time", Reading())
-    reasons = Counter(map(exclusion_reason, items))
-    texts = "; ".join(f"{number} {why}" for why, number in reasons.items())
+    reasons = [exclusion_reason(item) for item in items]
+    first = {reason.partition(" (")[0]: reason for reason in reversed(reasons)}
+    counts = Counter(reason.partition(" (")[0] for reason in reasons)
+    texts = "; ".join(f"{number} {first[what]}" for what, number in counts.items())
+    step = f" {CHECK_RANKS[0].upper()}{CHECK_RANKS[1:]}." if IMPLAUSIBLE in counts else ""
     return (
         f"no usable one among {counted(len(items), 'case')}",
-        f"Left out: {texts}." if texts else "",
+        f"Left out: {texts}.{step}" if texts else "",
     )
 
 
@@ -47,7 +50,7 @@ def exclusion_reason(item: Measured) -> str:
     row, reported = item.row, item.result.reported
     if not row.is_right:
         reason = row.reason.partition(LIKELY)[0] if row.outcome == row.status else ""
-        return f"{row.outcome} ({reason})" if reason else row.outcome
+        return f"{row.outcome} ({reason.partition(' (')[0]})" if reason else row.outcome
     if not row.ranks:
         return "without a number of ranks"
     return "of first calls alone" if reported and reported.first_call_ns else "without a time"

@@ -90,6 +90,10 @@ def scaling_grids(result: Scaling) -> list[Grid]:
     for curve in result.curves:
         groups.setdefault(repr(curve.kind), []).append(curve)
     titles = kind_texts([curves[0].kind for curves in groups.values()])
+    all_curves = [*result.curves, *result.starts]
+    if all(len(curve.points) < 2 for curve in all_curves):  # one number of ranks: nothing grows
+        lines = footer_lines(result.notes, result.runs)
+        return [Grid([], [], below=lines, answer=result.answer)]
     grids = []
     for title, curves in zip(titles, groups.values(), strict=True):
         above = [title, f"{reading_of(result)}; geometric means over the runs"]
@@ -98,7 +102,6 @@ def scaling_grids(result: Scaling) -> list[Grid]:
     for title, curve in zip(starts, result.starts, strict=True):
         figure = next((fit.figure for fit in curve.fits), "1st call of the run")
         grids.append(_curves([curve], [f"start of the run: {title}"], figure))
-    all_curves = [*result.curves, *result.starts]
     names = dict(zip(groups, titles, strict=True))
     grids.append(_fits(all_curves, names))
     below = []

@@ -23,7 +23,7 @@ from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UnusableError
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.result import Run
-from torchcoll.core.units import format_size
+from torchcoll.core.units import counted, format_size
 from torchcoll.parts.curves import ranges
 from torchcoll.parts.curves.ranges import CurveScatter, estimate_scatter
 from torchcoll.reading.inputs import Source
@@ -34,6 +34,7 @@ from torchcoll.stats.sides import Measured, Reading, Side, known_of, side, value
 
 NOISY = 0.2  # scatter about the law; with more, no boundary can be found
 POOR = 0.15  # deviation of a point; if it is larger, and larger than noise, the law does not fit
+_LEAST_SIZES = 3  # a line through two points shows nothing
 FEW = 16  # sizes: with fewer, scatter about a law may be misfit rather than noise
 FALL = 0.1  # a fall of the time from one size to the next; nobody would act on less
 _UNKNOWN = 0.04  # noise assumed for few sizes if it is unknown: a fall has to be at least 1.25x
@@ -102,15 +103,17 @@ def fit_note(curve_ranges: CurveRanges) -> str:
     # Among many sizes the furthest from the law is expected to be far: compare with their scatter.
     scatter_noise = curve.noise if len(points) >= FEW else 0.0
     noise = point.error if from_runs else scatter_noise
-    text = f"one law fits all within {100 * worst.misfit:.1f} % ({format_size(point.size_bytes)})"
+    size = format_size(point.size_bytes)
+    text = f"one law fits all within {100 * worst.misfit:.1f} % ({size})"
     poor = worst.misfit > max(POOR, _FAR * noise)
     ratio = point.time_ns / worst.time_ns(point.size_bytes)
+    if worst.misfit > POOR and not poor and len(points) < FEW:
+        return f"too noisy: {size} takes {ratio:.2f}x the fitted time; repeat the runs"
     if poor and curve.boundaries:
         number = curve.ranges.index(worst) + 1
-        text = f"the law of range {number} does not fit: {format_size(point.size_bytes)} takes"
+        text = f"the law of range {number} does not fit: {size} takes"
         return f"{text} {ratio:.2f}x the fitted time{_agreement(curve_ranges)}"
     if poor:
-        size = format_size(point.size_bytes)
         text = f"one law does not fit: {size} takes {ratio:.2f}x the fitted time"
         text += "; too few sizes to say more" if len(points) < FEW and not too_few else ""
         if len(points) >= 2 * ranges.FEWEST:
@@ -299,8 +302,18 @@ def _curves(side: Side, over_ranks: str, separate: Sequence[str]) -> list[CurveR
         common |= {"cell": side.runs[item.run].labels.get("cell")}
         groups.setdefault(repr(common), (common, []))[1].append(item)
     if not groups:
-        raise UnusableError("cases", "none with a time and a size", "at least one")
-    return [_ranges(common, items) for common, items in groups.values()]
+        first_calls = "Rows of -i 1 -w 0 are first calls: torchcoll cold reads them."
+        raise UnusableError("cases", "none with a time and a size", "at least one", first_calls)
+    sizes = [len({item.row.size_bytes for item in items}) for _, items in groups.values()]
+    if max(sizes) < _LEAST_SIZES:
+        most = counted(max(sizes), "size")
+        expected = f"one with {_LEAST_SIZES} sizes or more"
+        raise UnusableError("curves", f"{len(sizes)} with at most {most} each", expected)
+    return [
+        _ranges(common, items)
+        for (common, items), number in zip(groups.values(), sizes, strict=True)
+        if number >= _LEAST_SIZES
+    ]
 
 
 def _ranges(common: dict[str, Any], items: Sequence[Measured]) -> CurveRanges:

@@ -103,7 +103,7 @@ def transitions_grids(results: Sequence[Transitions], refine: bool = False) -> l
         for line in [_sizes_line(curve), *lines_below(curve)]
     ]
     if len(curves) > 1 and not refine:
-        details = ["--refine prints what is known of each transition, and the sizes to measure"]
+        details = []
     heads = [
         Head("curve", left=True, repeat=True),
         Head("sizes", left=True),
@@ -171,7 +171,7 @@ _SHORT = {
     "cliff": "jumps {0}",
     "drop": "drops to {0}",
     "kink": "slope changes",
-    "inconclusive": "changes, too few sizes to say how",
+    "inconclusive": "changes",
 }
 
 
@@ -189,15 +189,17 @@ def _notable_texts(curve: CurveRanges) -> list[str]:
     for transition in curve.transitions:
         span = _span(transition.low_bytes, transition.high_bytes).replace(" and ", " to ")
         texts.append(f"{span}: {_SHORT[transition.kind].format(_jump(transition))}")
-    for fall in curve.falls:
-        low, high = units.format_size(fall.low_bytes), units.format_size(fall.high_bytes)
-        texts.append(f"{high} faster than {low}")
+    if sizes := [units.format_size(fall.high_bytes) for fall in curve.falls]:
+        texts.append(f"time falls at {units.shorten(sizes, _MOST_TOLD)}")
     if curve.note:
-        texts.append(one_line(curve.note.partition(";")[0]))
+        # The column of the maximum error has the figures.
+        texts.append(one_line(curve.note.partition(":")[0]))
     return texts
 
 
 _MOST_TOLD = 4  # transitions, or laws, in the sentence
+_REFINE = "torchcoll curve FILE --refine lists the sizes to measure"
+_MORE_SIZES = "measure twice as many sizes (-f 2), 3 runs or more"
 
 
 def _slow_texts(curves: Sequence[CurveRanges], titles: Sequence[str]) -> list[str]:
@@ -231,7 +233,7 @@ def transitions_answer(
         if sizes:
             step = f"measure these sizes too: --sizes {','.join(map(str, sizes))}"
             return replace(answer, next_step=step)
-        step = "measure twice as many sizes (-f 2)" if answer.level else ""
+        step = _MORE_SIZES if answer.level else ""
         return replace(
             answer,
             details=(*answer.details, "no size would narrow a transition"),
@@ -255,7 +257,7 @@ def transitions_answer(
             span = _span(transition.low_bytes, transition.high_bytes)
             changes.append(f"{which}{what} between {span}")
     texts += units.shorten_list(changes, _MOST_TOLD, "{} more transitions")
-    next_step = "measure the sizes that --refine proposes" if vague else ""
+    next_step = _REFINE if vague else ""
     if vague and len(curves) == 1:
         ends = ", and ".join(f"between {_span(low, high)}" for low, high in vague)
         texts.append(f"the law changes {ends}, with too few sizes there to fit it")
@@ -270,12 +272,16 @@ def transitions_answer(
         first, *others = ["; ".join(fit), *texts] if fit else texts
         return Answer(first, "doubt", details=tuple(others), next_step=next_step)
     short = sum(bool(curve.note) for curve in curves)
-    steady = len(curves) - short
+    steady = [curve for curve in curves if not curve.note]
+    worst = max((range_.misfit for curve in steady for range_ in curve.curve.ranges), default=0.0)
     if not short:
-        worst = max(curve_range.misfit for curve in curves for curve_range in curve.curve.ranges)
         fits = f"no change of behaviour: the law fits all sizes within {units.format_share(worst)}"
         return Answer("; ".join([*fit, fits, *texts]), "doubt" if slow else "")
     reason = "too few sizes, or too much scatter"
+    fitted = (
+        f"one law fits {units.counted(len(steady), 'curve')} within {units.format_share(worst)}"
+    )
+    steady_texts = [fitted] if steady else []
     if short == 1:
         reason = next(curve.note for curve in curves if curve.note)
     return Answer(
@@ -286,8 +292,8 @@ def transitions_answer(
         if len(curves) > 1
         else f"({reason})",
         certainty=CANNOT_TELL,
-        next_step="" if short == 1 else "measure more sizes: --refine proposes some",
-        details=(*([f"no change in the other {steady}"] if steady else []), *fit, *texts),
+        next_step=_REFINE if any(curve.refining for curve in curves) else _MORE_SIZES,
+        details=(*steady_texts, *fit, *texts),
     )
 
 

@@ -224,12 +224,16 @@ class FleetModel(FollowedIncidents):
         present = np.isfinite(self.times).any(axis=2).sum(axis=1)
         count = np.isfinite(left).any(axis=2).sum(axis=1)
         rest = present - count
-        series = quiet_median(left, axis=1)
+        cases = np.isin(np.arange(len(self.keys)), about.cases)
+        of_nodes = np.stack([self.over(left[:, row], cases) for row in range(len(index))], axis=1)
+        # Of the means over the cases: the error of a median over the nodes is then known.
+        median = quiet_median(of_nodes, axis=1)
         # What nearly all nodes share looks like the night.
-        series[rest * 3 < present] = np.nan
+        median[rest * 3 < present] = np.nan
         used = (count > 0) & (rest * 3 >= present)
         used[: self.nights_back(about.since)] = False
         share = float((1 / count[used] + 1 / rest[used]).mean()) if used.any() else 1.0
+        series = np.repeat(median[:, None], len(self.keys), axis=1)
         self.follow(about, series, index[0], _OF_MEDIAN * math.sqrt(share))
         if about.staged:
             names = tuple(self.names[n] for n in index)

@@ -27,6 +27,7 @@ from torchcoll.report.grid import Grid, Head
 from torchcoll.report.junit import JunitTest, junit_document
 
 _NAMED = 3
+_LINES = 8  # incidents, each on a line
 _ROWS = 20  # of the table
 _WHY_NIGHTS = 14
 
@@ -136,12 +137,11 @@ def answer_of(finding: NightFinding) -> Answer:
         worst = [each.subject or "fleet" for each in finding.open]
         worst += [each.node for each in finding.failures]
         worst += [each.node for each in finding.tonight]
-        return Answer(
-            ". ".join(shorten_list(texts, _NAMED, "{} more: see the table")),
-            "bad",
-            counts,
-            tuple(dict.fromkeys([*worst, *finding.missing])),
-        )
+        nodes = tuple(dict.fromkeys([*worst, *finding.missing]))
+        if len(texts) == 1:
+            return Answer(texts[0], "bad", counts, nodes)
+        details = tuple(shorten_list(texts, _LINES, "{} more: see the table"))
+        return Answer(_steps_text(finding), "bad", counts, nodes, details)
     if not finding.nodes:
         return Answer(
             "no node can be judged: no run is of one host alone",
@@ -167,6 +167,28 @@ def answer_of(finding: NightFinding) -> Answer:
     if fewest < FEWEST_NIGHTS:
         step = f"collect {counted(FEWEST_NIGHTS - fewest, 'more night')}"
     return replace(answer, subject="a node", level="doubt", certainty=CANNOT_TELL, next_step=step)
+
+
+def _steps_text(finding: NightFinding) -> str:
+    """How many nodes there are to act on: ``16 nodes: drain 1 (node007), run again 2 (...)``."""
+    alone = [each for each in finding.open if each.scope == "node"]
+    drained = [each.subject for each in alone if not each.first_calls]
+    again = [each.node for each in finding.failures] + [each.node for each in finding.tonight]
+    steps = [
+        f"{step} {len({*names})} ({shorten(list(map(one_line, dict.fromkeys(names))), _NAMED)})"
+        for step, names in (
+            ("drain", drained),
+            ("look at the first calls of", [each.subject for each in alone if each.first_calls]),
+            ("run again", again),
+            ("find", finding.missing),
+        )
+        if names
+    ]
+    groups = [one_line(each.subject) for each in finding.open if each.scope == "group"]
+    steps += [f"look at {shorten(groups, _NAMED)}"] if groups else []
+    changes = sum(each.scope == "fleet" for each in finding.open)
+    steps += [f"decide on {counted(changes, 'change')} of the whole fleet"] if changes else []
+    return f"{counted(len(finding.nodes), 'node')}: {', '.join(steps)}"
 
 
 def power_text(finding: NightFinding) -> str:

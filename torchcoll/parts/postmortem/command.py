@@ -38,9 +38,7 @@ def run_postmortem(options: argparse.Namespace) -> ExitCode:
     """Exit code 0 whatever happened to the job, 3 if no file says anything about it, or if a file
     that may say something could not be read.
     """
-    from torchcoll.parts.postmortem.diagnose import diagnose
-    from torchcoll.parts.postmortem.job_folder import read_folder
-    from torchcoll.parts.postmortem.show import FORMATS, show_postmortem
+    from torchcoll.parts.postmortem.show import FORMATS, postmortem, show_postmortem
     from torchcoll.report.destination import ProgressLine
 
     choice(options.format, "format", FORMATS)
@@ -50,11 +48,11 @@ def run_postmortem(options: argparse.Namespace) -> ExitCode:
         collect(Path(options.folder))
     progress = ProgressLine(sys.stderr, shutil.get_terminal_size().columns)
     try:
-        folder = read_folder(os.fspath(from_stdin(options.folder)), progress.show)
+        found = postmortem(os.fspath(from_stdin(options.folder)), progress.show)
     finally:
         progress.clear()
-    show_postmortem(folder, [diagnose(job) for job in folder.jobs], options.format)
-    return ExitCode.UNREADABLE if folder.unread else ExitCode.OK
+    show_postmortem(found, options.format)
+    return ExitCode.UNREADABLE if found.folder.unread else ExitCode.OK
 
 
 COMMANDS = {

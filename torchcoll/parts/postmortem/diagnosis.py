@@ -138,7 +138,7 @@ def call_name(call: CallSeen, group: GroupStanding | None) -> str:
     return f"{one_line(call.collective)} number {call.number} of group {name}"
 
 
-def _call_of(diagnosis: Diagnosis) -> str:
+def call_of(diagnosis: Diagnosis) -> str:
     """``all_reduce number 41 of group default``; '' if the evidence names no call."""
     text = diagnosis.collective or ("call" if diagnosis.number is not None else "")
     if not text:
@@ -207,7 +207,7 @@ def remedy_of(diagnosis: Diagnosis) -> str:
 def headline(diagnosis: Diagnosis, standings: Standings) -> str:
     """The answer in one sentence, with its certainty in parentheses."""
     job = diagnosis.job
-    call = _call_of(diagnosis)
+    call = call_of(diagnosis)
     if diagnosis.says:
         return diagnosis.says
     if diagnosis.kind == "none":
@@ -234,7 +234,7 @@ def headline(diagnosis: Diagnosis, standings: Standings) -> str:
     names = rank_names(job, who)
     if not diagnosis.culprits and len(who) > 1:
         names = f"one of {names}"
-    did = _what_it_did(diagnosis)
+    did = what_it_did(diagnosis)
     if diagnosis.kind == "missing_call" and set(diagnosis.waiting) <= set(diagnosis.culprits):
         return f"{names} made {call or 'a call'}, which the others did not make" + (
             f" ({diagnosis.certainty})"
@@ -265,7 +265,8 @@ def _waiting(diagnosis: Diagnosis, standings: Standings) -> str:
 _ORIGIN = re.compile(r" \[\S+ \S+\]$|\d+")
 
 
-def _what_it_did(diagnosis: Diagnosis) -> str:
+def what_it_did(diagnosis: Diagnosis) -> str:
+    """What the culprits did, such as ``was killed by SIGKILL``; '' where nothing says it."""
     text = _DID.get(diagnosis.kind, "")
     verb_plural = len(diagnosis.culprits or diagnosis.candidates) > 1
     if diagnosis.kind == "killed":
@@ -285,6 +286,13 @@ def _what_it_did(diagnosis: Diagnosis) -> str:
     return text.replace("was ", "were ", 1) if verb_plural and text.startswith("was ") else text
 
 
+DIFFERENCES = {
+    "size": ("passed", "size"),
+    "dtype": ("passed", "dtype"),
+    "collective": ("called", "collective"),
+}
+
+
 def _mismatch(diagnosis: Diagnosis, call: str) -> str:
     job = diagnosis.job
     if diagnosis.detail in ("group", "order") and diagnosis.waiting == () and not call:
@@ -297,11 +305,7 @@ def _mismatch(diagnosis: Diagnosis, call: str) -> str:
             f"{names} wait for each other in different groups{in_call}: they use the groups in "
             "different orders"
         )
-    verb, noun = {
-        "size": ("passed", "size"),
-        "dtype": ("passed", "dtype"),
-        "collective": ("called", "collective"),
-    }.get(diagnosis.detail or "", ("made", "call"))
+    verb, noun = DIFFERENCES.get(diagnosis.detail or "", ("made", "call"))
     if diagnosis.candidates:
         return f"one of {names} {verb} another {noun}{where}"
     others = set(diagnosis.waiting)

@@ -341,7 +341,9 @@ def name_call(
         result.waiting = tuple(rank for rank in facts.graph.waiting if rank not in ranks)
         return
     complaints = [*facts.events.timeouts.values(), *facts.events.peer_lost.values()]
-    named = [e for e in [*complaints, *events] if e.number is not None or e.collective is not None]
+    stacks = [e for rank, e in facts.events.stacks.items() if rank not in ranks]
+    complaints += [*events, *(each for each in stacks if each.collective != "wait")]
+    named = [e for e in complaints if e.number is not None or e.collective is not None]
     # Without a number only what all name alike is the call.
     if named and (named[0].number is not None or len({e.collective for e in named}) == 1):
         event = named[0]
@@ -350,7 +352,7 @@ def name_call(
         result.number, result.collective = event.number, event.collective
         if group and event.number is not None and event.collective is None:
             result.collective = group.collective(event.number)
-    result.waiting = tuple(sorted(facts.events.complaining - set(ranks)))
+    result.waiting = tuple(sorted((facts.events.complaining | facts.waiting_by_stack) - set(ranks)))
 
 
 def name_wait(facts: JobFacts, result: diagnosis.Diagnosis, wait: standing.OpenCall) -> None:

@@ -86,7 +86,7 @@ def read_folder(path: str, progress: Callable[[str], None] | None = None) -> Fol
     readers = [importlib.import_module(f"torchcoll.parts.postmortem.{name}") for name in READERS]
     recognized: list[tuple[str, str, ModuleType]] = []
     empty: list[str] = []
-    for shown, real in _files(path, folder):
+    for shown, real in files_of(path, folder):
         folder.files += 1
         try:
             if not os.path.getsize(real):
@@ -116,7 +116,7 @@ def read_folder(path: str, progress: Callable[[str], None] | None = None) -> Fol
     return folder
 
 
-def _files(path: str, evidence: FolderEvidence) -> Iterator[tuple[str, str]]:
+def files_of(path: str, evidence: FolderEvidence) -> Iterator[tuple[str, str]]:
     """Yields (path relative to the folder, path) of each file, in the order of their names.
 
     Links are followed. A file or folder with several names is read once.

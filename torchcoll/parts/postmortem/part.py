@@ -9,5 +9,6 @@ PART = Part(
             "find what stopped or ended a job, from the files that it left", "training", "command"
         ),
     },
-    answers={"reads": "log_evidence:command_for"},
+    public={"Postmortem": "show", "postmortem": "show"},
+    answers={"reads": "log_evidence:command_for", "jobs": "show:job_sections"},
 )

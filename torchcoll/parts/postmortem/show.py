@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 from torchcoll.core.answer import Answer, short_names, worst_level
-from torchcoll.core.errors import one_line
+from torchcoll.core.display import Displayed
+from torchcoll.core.errors import UnreadableError, one_line
 from torchcoll.core.opening import common_folder
+from torchcoll.core.other_commands import begin_of, reading_commands
 from torchcoll.core.units import counted, format_ranges, plural, shorten, shorten_list
+from torchcoll.parts.postmortem.diagnose import diagnose
 from torchcoll.parts.postmortem.diagnosis import Diagnosis, shortened
-from torchcoll.parts.postmortem.job_folder import FolderEvidence
+from torchcoll.parts.postmortem.job_folder import FolderEvidence, files_of, read_folder
+from torchcoll.parts.postmortem.waits_charts import waits_charts
+from torchcoll.report.chart import Chart, plain
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid
+from torchcoll.report.page import Section, TitledGrids
 
 SCHEMA = "torchcoll-postmortem/1"
 FORMATS = ("table", "markdown", "json", "line")
@@ -35,21 +42,51 @@ _WAITING = "waiting for a rank without a log"
 _LEFT_OUT = 5  # files that are named
 
 
-def show_postmortem(
-    folder: FolderEvidence,
-    diagnoses: list[Diagnosis],
-    format: str,
-    file: TextIO | None = None,
-) -> None:
-    """Print the diagnoses; of several jobs those that failed first: a line for each, and below
-    them the evidence of each job that left several files.
+@dataclass(repr=False)
+class Postmortem(Displayed):
+    """Why the jobs ended whose files are below a folder; diagnoses: those that failed first."""
+
+    folder: FolderEvidence
+    diagnoses: list[Diagnosis]
+
+
+def postmortem(path: str, progress: Callable[[str], None] | None = None) -> Postmortem:
+    """Finds what stopped or ended jobs, from the files that these left below ``path``.
+
+    Raises UnreadableError if no file says anything. progress: gets a text before each file.
     """
-    diagnoses = sorted(diagnoses, key=_urgency)
-    names = _names(diagnoses)
+    return diagnosed(read_folder(path, progress))
+
+
+def diagnosed(folder: FolderEvidence) -> Postmortem:
+    return Postmortem(folder, sorted(map(diagnose, folder.jobs), key=_urgency))
+
+
+def show_postmortem(found: Postmortem, format: str, file: TextIO | None = None) -> None:
+    """Print the diagnoses; of several jobs a line for each, and below them the evidence of each job
+    that left several files.
+    """
+    folder, diagnoses = found.folder, found.diagnoses
     if format == "line":
-        for name, diagnosis in zip(names, diagnoses, strict=True):
+        for name, diagnosis in zip(_names(diagnoses), diagnoses, strict=True):
             print(f"{name}: " * bool(name) + answer_of(diagnosis, folder).text, file=file)
         return
+    titled = _titled(folder, diagnoses)
+    print_forms(titled, [], _document(folder, diagnoses), format, file)
+
+
+def postmortem_charts(found: Postmortem) -> list[Chart]:
+    """Who waited for whom in each job."""
+    named = zip(_names(found.diagnoses), found.diagnoses, strict=True)
+    return [
+        replace(chart, title=plain(name)) if len(found.diagnoses) > 1 else chart
+        for name, diagnosis in named
+        for chart in waits_charts(diagnosis)
+    ]
+
+
+def _titled(folder: FolderEvidence, diagnoses: list[Diagnosis]) -> list[tuple[str, list[Grid]]]:
+    names = _names(diagnoses)
     if len(diagnoses) == 1:
         titled = [("", [_grid(diagnoses[0], answer_of(diagnoses[0], folder))])]
     else:
@@ -64,8 +101,33 @@ def show_postmortem(
         titled[-1][1].append(Grid([], [], above=further))
     if folder.left_out:
         titled[-1][1].append(Grid([], [], above=_left_out(folder)))
-    document = _document(folder, diagnoses)
-    print_forms(titled, [], document, format, file)
+    return titled
+
+
+def job_sections(arguments: Sequence[str]) -> dict[str, tuple[Section, list[Chart]]]:
+    """The arguments without results whose files say why a job ended, with a section and charts for
+    each.
+    """
+    sections = {}
+    for argument in arguments:
+        try:
+            paths = [path for _, path in files_of(argument, FolderEvidence(argument))]
+            if any("show" in reading_commands(begin_of(path)) for path in paths):
+                continue
+            found = postmortem(argument)
+        except UnreadableError:
+            continue
+        if _urgency(found.diagnoses[0]) > 1:
+            continue
+        name = f"{one_line(argument)}: " if len(arguments) > 1 else ""
+        titled = _titled(found.folder, found.diagnoses)
+        section = Section(
+            f"{name}Why the {plural(len(found.diagnoses), 'job')} ended",
+            commands=[f"torchcoll postmortem {shlex.quote(argument)}"],
+            tables=[TitledGrids(title, grids) for title, grids in titled],
+        )
+        sections[argument] = section, postmortem_charts(found)
+    return sections
 
 
 def _names(diagnoses: list[Diagnosis]) -> list[str]:

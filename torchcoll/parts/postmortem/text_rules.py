@@ -15,7 +15,14 @@ from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.errors import cut_text, one_line
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.units import format_digits, plural
-from torchcoll.parts.postmortem.diagnosis import Diagnosis, EvidenceLine, ranks_text, shortened
+from torchcoll.parts.postmortem.diagnosis import (
+    Diagnosis,
+    EvidenceLine,
+    call_of,
+    rank_names,
+    ranks_text,
+    shortened,
+)
 from torchcoll.parts.postmortem.evidence import (
     ENDED_BY_ITSELF,
     LogTexts,
@@ -23,7 +30,7 @@ from torchcoll.parts.postmortem.evidence import (
     TextMatch,
     WaitedCall,
 )
-from torchcoll.parts.postmortem.job_facts import JobFacts, signal_name
+from torchcoll.parts.postmortem.job_facts import JobFacts, name_call, signal_name
 from torchcoll.parts.postmortem.standing import SAME_SIZE
 from torchcoll.parts.postmortem.texts import KILLED_BY, REMEDIES, TEXTS, Text
 from torchcoll.reading.torch_names import torch_collective
@@ -226,6 +233,10 @@ def _of_findings(facts: JobFacts, findings: Sequence[TextMatch]) -> Diagnosis | 
     if waits:
         result.waiting = tuple(sorted(waits.keys() - set(result.culprits)))
         result.reasons.append(_waited(waits))
+    elif result.culprits and facts.waiting_by_stack:
+        name_call(facts, result, result.culprits)
+        verb, call = plural(len(result.waiting), "waits", "wait"), call_of(result)
+        result.says += f"; {rank_names(facts.job, result.waiting)} {verb} in {call}" * bool(call)
     result.details += facts.job.texts.asides
     return result
 

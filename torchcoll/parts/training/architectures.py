@@ -25,7 +25,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 
@@ -61,7 +61,7 @@ class Weight:
     expert: bool = False
     trainable: bool = True
 
-    @property
+    @cached_property
     def elements(self) -> int:
         return math.prod(self.shape)
 
@@ -83,18 +83,24 @@ class ModelBlock:
     weights: tuple[Weight, ...]
     moe: bool = False
 
-    @property
+    @cached_property
     def elements(self) -> int:
         return sum(weight.elements for weight in self.weights)
 
-    @property
+    @cached_property
+    def expert_elements(self) -> int:
+        return sum(weight.elements for weight in self.weights if weight.expert)
+
+    @cached_property
     def name(self) -> str:
         """What its calls are named after, such as ``model.layers.0``."""
         return block_span([weight.name for weight in self.weights])
 
-    @property
+    @cached_property
     def attends(self) -> bool:
-        """Whether it has attention over the tokens, not a state of fixed size."""
+        """Whether it is a layer with attention over the tokens, not a state of fixed size."""
+        if self.kind != LAYER:
+            return False
         names = [weight.name for weight in self.weights if "linear_attn" not in weight.name]
         return any(part in name for name in names for part in _KEYS)
 
@@ -140,7 +146,7 @@ class Architecture:
     tokens: int = 0
     vocabulary: int = 0
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         return sum(block.elements for block in self.blocks)
 
@@ -148,8 +154,7 @@ class Architecture:
         """Returns the parameters of a block that take part in the computation of one token."""
         if block.kind == EMBEDDING:  # a lookup
             return 0.0
-        share = self.top_k / self.experts if self.experts else 1.0
-        elements = sum(w.elements * (share if w.expert else 1.0) for w in block.weights)
+        elements = block.elements - block.expert_elements * self._unvisited
         # The product with a tied head is with the embedding's matrix.
         tied_head = self.tied and self.vocabulary and block.kind == HEAD
         return elements + (self.vocabulary * self.hidden if tied_head else 0)
@@ -157,9 +162,13 @@ class Architecture:
     @property
     def active_parameters(self) -> float:
         """Parameters that one token uses, embedding and head included, as models are advertised."""
-        share = self.top_k / self.experts if self.experts else 1.0
-        weights = (weight for block in self.blocks for weight in block.weights)
-        return sum(w.elements * (share if w.expert else 1.0) for w in weights)
+        experts = sum(block.expert_elements for block in self.blocks)
+        return self.parameters - experts * self._unvisited
+
+    @property
+    def _unvisited(self) -> float:
+        """The share of the experts that a token does not visit."""
+        return 1 - self.top_k / self.experts if self.experts else 0.0
 
     def flops_of_token(self, tokens: float, masked: bool = False) -> float:
         """Returns the operations of the forward and the backward pass of one token in a sequence of
@@ -171,13 +180,26 @@ class Architecture:
 
         Mamba and linear attention have the operations of their parameters alone.
         """
+        matrices, attending = self._computed
+        return 6 * matrices + attending * self._attention_flops(tokens, masked)
+
+    def flops_of_block(self, block: ModelBlock, tokens: float) -> float:
+        """Returns the same of one block, without what a causal mask hides."""
+        attention = self._attention_flops(tokens, True) if block.attends else 0.0
+        return 6 * self.active_elements(block) + attention
+
+    @cached_property
+    def _computed(self) -> tuple[float, int]:
+        """The parameters that a token is multiplied with, and the layers with attention."""
         matrices = sum(self.active_elements(block) for block in self.blocks)
+        return matrices, sum(block.attends for block in self.blocks)
+
+    def _attention_flops(self, tokens: float, masked: bool) -> float:
         heads = self.heads / self.key_heads if self.key_heads else 0.0
         causal = masked and self.model_type not in _BIDIRECTIONAL
-        attended = sum(layer.attends for layer in self.layers) * tokens * (0.5 if causal else 1.0)
-        return 6 * (matrices + attended * heads * self.key_columns)
+        return 6 * tokens * (0.5 if causal else 1.0) * heads * self.key_columns
 
-    @property
+    @cached_property
     def layers(self) -> list[ModelBlock]:
         return [block for block in self.blocks if block.kind == LAYER]
 

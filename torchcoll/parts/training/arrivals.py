@@ -11,24 +11,25 @@ docs/method.md has the rules, and how often a rank is named if none is late, and
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from itertools import pairwise
 from statistics import fmean
 
+import numpy
+
 from torchcoll.core.answer import CANNOT_TELL, CERTAIN, PROBABLY, Answer, nothing_found
-from torchcoll.core.traffic import Group
-from torchcoll.core.units import counted, format_ns, format_ranges
+from torchcoll.core.units import counted, format_ns
 from torchcoll.parts.training.correlated import (
     chance_of_mean,
     correlation_bounds,
     detectable_mean,
     independent_values,
 )
-from torchcoll.parts.training.ledger import NO_CLOCK, Ledger
+from torchcoll.parts.training.ledger import NO_CLOCK, Ledger, LedgerEntry
+from torchcoll.parts.training.steps import group_labels
 from torchcoll.stats.drift import SURE
 from torchcoll.stats.power import ACT_ON_STEP, holm
 
@@ -45,7 +46,7 @@ _THIRDS = ("first third", "second third", "last third")
 _OTHER_STEP = "outside of the steps that send alike"
 
 
-@dataclass(frozen=True)
+@dataclass
 class RankArrival:
     """How one rank arrived at the calls of one group.
 
@@ -75,8 +76,8 @@ class RankArrival:
     caused_ns: int
     caused_share: float
     steps: int
-    worth: float
-    p: float
+    worth: float = 0.0
+    p: float = 1.0
     when: str | None = None
     undecided: bool = False
     small: bool = False
@@ -234,314 +235,201 @@ def _name(rank: RankArrival) -> str:
     return f"rank {rank.rank} ({rank.host})" if rank.host else f"rank {rank.rank}"
 
 
-@dataclass(frozen=True, eq=False)
-class SplitCall:
-    """A call whose time splits into waiting and transfer.
-
-    - members: all ranks of the group.
-    - order: step (-1: none), number in the group.
-    - last: None for a tie.
-    - waits_ns: each other rank -> how long it waited; {} for a tie.
-    - transfer_ns: the shortest time of its ranks.
-    """
-
-    group: str
-    members: tuple[int, ...]
-    order: tuple[int, int]
-    last: int | None
-    waits_ns: Mapping[int, int]
-    transfer_ns: int
-
-    @cached_property
-    def wait_ns(self) -> int:
-        return sum(self.waits_ns.values())
-
-
-@dataclass(frozen=True)
-class SplitTraffic:
-    """The calls of a traffic that could be split, and why others could not.
-
-    - calls: in the order of the lowest rank.
-    - unsplit: reason -> number of calls.
-    - unrecorded: whether ranks of some group were not recorded.
-    - groups: by name, as the traffic has them.
-    - step_ns: the duration of a step; None if unknown. waited_ns: as in Arrivals.
-    """
-
-    calls: list[SplitCall]
-    unsplit: Counter[str]
-    unrecorded: bool = False
-    groups: Mapping[str, Group] = field(default_factory=dict)
-    step_ns: float | None = None
-    waited_ns: Mapping[int, float] = field(default_factory=dict)
-
-
-def split_ledger(ledger: Ledger) -> SplitTraffic:
-    """Returns the calls of the steady steps, or all calls if no step is marked."""
-    steps = ledger.steps
-    steady = set(steps.steady) if steps.marked else None
-    unsplit: Counter[str] = Counter()
-    unrecorded = False
-    calls = []
-    for entry in ledger.every:
-        joined, first = entry.joined, entry.first
-        unrecorded |= len(joined.calls) < len(joined.members)
-        # A call that no step could tell about anyway has that reason first.
-        reason = entry.reason
-        if reason in ("", NO_CLOCK) and steady is not None and first.step not in steady:
-            reason = _OTHER_STEP
-        if reason:
-            unsplit[reason] += 1
-            continue
-        last = entry.last
-        waits = {} if last is None else {r: ns for r, ns in entry.waits_ns.items() if r != last}
-        order = (-1 if first.step is None else first.step, first.sequence)
-        transfer_ns = entry.transfer_ns or 0
-        calls.append(SplitCall(entry.group, joined.members, order, last, waits, transfer_ns))
-    step_ns = steps.duration_ns if steps.marked else None
-    waits_of: dict[int, Counter[int]] = defaultdict(Counter)  # the last rank -> step -> waiting
-    for call in calls:
-        if step_ns and call.last is not None:
-            waits_of[call.last][call.order[0]] += call.wait_ns
-    waited_ns = {rank: steps.reduce(waits.__getitem__) or 0.0 for rank, waits in waits_of.items()}
-    return SplitTraffic(calls, unsplit, unrecorded, ledger.traffic.groups, step_ns, waited_ns)
+Split = Mapping[str, Sequence[LedgerEntry]]  # group -> its calls, in their order
 
 
 def find_arrivals(ledger: Ledger) -> Arrivals | None:
-    """Who came last to the calls of all groups; None if no call can be split.
+    """Who came last to the calls of the steady steps, or to all calls if no step is marked; None if
+    no call can be split.
 
     If clocks that are not aligned are the reason, the result says so.
     """
-    hosts = ledger.traffic.environment.get("hosts")
-    return arrivals_of(
-        split_ledger(ledger),
-        {int(r): str(h) for r, h in hosts.items()} if isinstance(hosts, dict) else {},
-    )
-
-
-def arrivals_of(split_calls: SplitTraffic, host_of: Mapping[int, str]) -> Arrivals | None:
-    """Who came last to these calls; None as in ``find_arrivals``.
-
-    - host_of: rank -> host, where known.
-    """
-    every = split_calls.calls
-    if not every and NO_CLOCK not in split_calls.unsplit:
+    steps = ledger.steps
+    unsplit: Counter[str] = Counter()
+    split: dict[str, list[LedgerEntry]] = defaultdict(list)
+    for entry in ledger.every:
+        # A call that no step could tell about anyway has that reason first.
+        reason = entry.reason
+        if reason in ("", NO_CLOCK) and steps.marked and entry.first.step not in steps.steady:
+            reason = _OTHER_STEP
+        if reason:
+            unsplit[reason] += 1
+        else:
+            split[entry.group].append(entry)
+    if not split and NO_CLOCK not in unsplit:
         return None
-    split: dict[str, list[SplitCall]] = defaultdict(list)
-    for call in every:
-        split[call.group].append(call)
-    for group_calls in split.values():
-        group_calls.sort(key=lambda call: call.order)
-    ranks = [row for g, calls in split.items() for row in _rank_rows(g, calls, host_of)]
-    ranks = _with_followers(_judged(ranks, split), split)
-    labels = _labels(split_calls.groups, split)
-    ranks = [replace(row, group=labels[row.group]) for row in ranks]
-    ranks.sort(key=lambda row: (-row.caused_ns, row.rank))
+    for calls in split.values():
+        calls.sort(key=lambda entry: (_step(entry), entry.first.sequence))
+    hosts = ledger.traffic.environment.get("hosts")
+    rows = _rank_rows(split, hosts if isinstance(hosts, dict) else {})
+    _judge(rows, split)
+    _set_causes(rows, split)
+    labels = group_labels(ledger.traffic.groups, split)
+    for row in rows:
+        row.group = labels[row.group]
+    entries = [entry for calls in split.values() for entry in calls]
+    step_ns = steps.duration_ns if steps.marked else None
+    waits_of: dict[int, Counter[int]] = defaultdict(Counter)  # the last rank -> step -> waiting
+    for entry in entries:
+        if step_ns and entry.last is not None:
+            waits_of[entry.last][_step(entry)] += entry.caused_ns
     return Arrivals(
-        len(every),
-        sum(call.last is None for call in every),
-        sum(call.wait_ns for call in every),
-        sum(call.transfer_ns for call in every),
-        ranks,
-        dict(split_calls.unsplit),
-        split_calls.unrecorded,
-        any(call.order[0] >= 0 for call in every),
-        split_calls.step_ns,
-        split_calls.waited_ns,
+        len(entries),
+        sum(entry.last is None for entry in entries),
+        sum(entry.caused_ns for entry in entries),
+        sum(entry.transfer_ns or 0 for entry in entries),
+        sorted(rows, key=lambda row: (-row.caused_ns, row.rank)),
+        dict(unsplit),
+        any(len(entry.joined.calls) < len(entry.joined.members) for entry in ledger.every),
+        any(_step(entry) >= 0 for entry in entries),
+        step_ns,
+        {rank: steps.reduce(waits.__getitem__) or 0.0 for rank, waits in waits_of.items()},
     )
 
 
-def _labels(groups: Mapping[str, Group], names: Iterable[str]) -> dict[str, str]:
-    """The labels of groups by their names; with the ranks, if several would have the same."""
-    chosen = {name: groups.get(name, Group(name)) for name in names}
-    counts = Counter(group.label for group in chosen.values())
-    return {
-        name: group.label
-        if counts[group.label] == 1
-        else f"{group.label} {format_ranges(group.ranks)}"
-        for name, group in chosen.items()
-    }
+def _step(entry: LedgerEntry) -> int:
+    """Returns its step; -1 for none."""
+    return -1 if entry.first.step is None else entry.first.step
 
 
-def _rank_rows(
-    group: str, calls: Sequence[SplitCall], hosts: Mapping[int, str]
-) -> Iterable[RankArrival]:
-    last: Counter[int] = Counter()
-    caused: Counter[int] = Counter()
-    for call in calls:
-        if call.last is not None:
-            last[call.last] += 1
-            caused[call.last] += call.wait_ns
-    decided, total = sum(last.values()), sum(caused.values())
-    members, steps = calls[0].members, _step_numbers(calls)[1]
-    for rank in members if decided else ():
-        yield RankArrival(
-            group,
-            rank,
-            hosts.get(rank, ""),
-            decided,
-            last[rank],
-            1 / len(members),
-            caused[rank],
-            caused[rank] / total if total else 0.0,
-            steps,
-            0.0,
-            1.0,
-            ties=len(calls) - decided,
-        )
+def _rank_rows(split: Split, hosts: Mapping[str, object]) -> list[RankArrival]:
+    rows = []
+    for group, calls in split.items():
+        members, (_, steps) = calls[0].joined.members, _step_numbers(calls)
+        last: Counter[int] = Counter()
+        caused: Counter[int] = Counter()
+        for call in calls:
+            if call.last is not None:
+                last[call.last] += 1
+                caused[call.last] += call.caused_ns
+        decided, total = last.total(), caused.total()
+        rows += [
+            RankArrival(
+                group,
+                rank,
+                str(hosts.get(str(rank), "")),
+                decided,
+                last[rank],
+                1 / len(members),
+                caused[rank],
+                caused[rank] / total if total else 0.0,
+                steps,
+                ties=len(calls) - decided,
+            )
+            for rank in members
+            if decided
+        ]
+    return rows
 
 
-def _lateness(calls: Sequence[SplitCall]) -> dict[int, list[float]]:
-    """Returns, for each rank, by how much (ns) it came later than the mean of the others: the mean
-    over the steps of each block.
+def _lateness(calls: Sequence[LedgerEntry]) -> numpy.ndarray:
+    """Returns, for each rank of the group, by how much (ns) it came later than the mean of the
+    others: the mean over the steps of each block.
 
     The waits in the blocks with the longest ones are limited to the 90th percentile over the
     blocks, so that a single long wait does not hide a rank that is late in each step.
     """
     numbers, count = _step_numbers(calls)
-    blocks = min(count, MOST_BLOCKS)
-    members = calls[0].members
-    waits = [dict.fromkeys(members, 0.0) for _ in range(blocks)]
+    blocks, members = min(count, MOST_BLOCKS), calls[0].joined.members
+    waits = numpy.zeros((len(members), blocks))
     for number, call in zip(numbers, calls, strict=True):
-        for rank, ns in call.waits_ns.items():
-            waits[number * blocks // count][rank] += ns
-    sizes = Counter(number * blocks // count for number in range(count))
-    for index, block in enumerate(waits):
-        least = min(block.values())  # above 0 if the last rank changes within the block
-        for rank in members:
-            block[rank] = (block[rank] - least) / sizes[index]
-    longest = sorted(max(block.values()) for block in waits)
-    limit = longest[math.ceil(_LIMITED * blocks) - 1]
-    late: dict[int, list[float]] = {rank: [] for rank in members}
-    for block in waits:
-        limited = {rank: min(wait, limit) for rank, wait in block.items()}
-        total = sum(limited.values())
-        for rank, wait in limited.items():
-            late[rank].append((total - wait) / (len(members) - 1) - wait)
+        waits[:, number * blocks // count] += [call.wait_for_last_ns(rank) for rank in members]
+    waits -= waits.min(axis=0)  # above 0 if the last rank changes within the block
+    waits /= numpy.bincount(numpy.arange(count) * blocks // count)
+    longest = numpy.sort(waits.max(axis=0))
+    waits = numpy.minimum(waits, longest[math.ceil(_LIMITED * blocks) - 1])
+    late: numpy.ndarray = (waits.sum(axis=0) - waits) / (len(members) - 1) - waits
     return late
 
 
-def _step_numbers(calls: Sequence[SplitCall]) -> tuple[list[int], int]:
+def _step_numbers(calls: Sequence[LedgerEntry]) -> tuple[list[int], int]:
     """Returns the step of each call, counted from 0, and how many there are. Without marked steps,
     each call is a step.
     """
-    steps = list(dict.fromkeys(call.order[0] for call in calls))
-    if steps == [-1]:
+    steps = list(map(_step, calls))
+    if set(steps) == {-1}:
         return list(range(len(calls))), len(calls)
-    numbers = {step: number for number, step in enumerate(steps)}
-    return [numbers[call.order[0]] for call in calls], len(steps)
+    numbers = {step: number for number, step in enumerate(dict.fromkeys(steps))}
+    return [numbers[step] for step in steps], len(numbers)
 
 
-def _judged(
-    rows: Sequence[RankArrival], split: Mapping[str, Sequence[SplitCall]]
-) -> list[RankArrival]:
-    """Returns the rows with p and ``when``: the whole time first, then each third."""
-    tests: list[tuple[float, float, int, str]] = []  # p, p if independent, row, time
-    worth: dict[int, float] = {}
-    of_series: dict[int, tuple[Sequence[float], float]] = {}  # its values, their correlation
-    by_group: dict[str, list[int]] = defaultdict(list)
-    for index, row in enumerate(rows):
-        by_group[row.group].append(index)
-    for group, of_group in by_group.items():
-        calls = split[group]
+def _judge(rows: Sequence[RankArrival], split: Split) -> None:
+    """Sets what the tests say of each row: of the whole time first, then of each third."""
+    tests: list[tuple[RankArrival, str, float, float]] = []  # time, p, p if independent
+    series: dict[int, tuple[numpy.ndarray, float]] = {}  # by id of the row: values, correlation
+    for group, calls in split.items():
+        of_group = [row for row in rows if row.group == group]
         blocks = min(_step_numbers(calls)[1], MOST_BLOCKS)
-        if blocks < LEAST_BLOCKS:
+        if blocks < LEAST_BLOCKS or not of_group:
             continue
         lateness = _lateness(calls)
-        thirds = [slice(n * blocks // 3, (n + 1) * blocks // 3) for n in range(3)]
-        times = [([slice(0, blocks)], [""])]
-        times += [(thirds, list(_THIRDS))] * (blocks // 3 >= _LEAST_OF_THIRD)
-        for parts, names in times:
-            series = [[values[part] for part in parts] for values in lateness.values()]
-            bounds = dict(zip(lateness, correlation_bounds(series), strict=True))
-            for index, (part, name) in itertools.product(of_group, zip(parts, names, strict=True)):
-                values, bound = lateness[rows[index].rank][part], bounds[rows[index].rank]
-                p, independent_p = (chance_of_mean(values, r) for r in (bound, 0.0))
-                tests.append((p, independent_p, index, name))
-                if not name:
-                    of_series[index] = values, bound
-                    share = independent_values(blocks, bound) / blocks
-                    worth[index] = share * rows[index].steps
-    adjusted: dict[int, dict[str, float]] = defaultdict(dict)  # by row and time
-    may_be_late: set[int] = set()  # rows
-    of_tests = holm([p for p, _, _, _ in tests])
-    if_independent = holm([p for _, p, _, _ in tests])
-    for (_, _, index, name), p, independent_p in zip(tests, of_tests, if_independent, strict=True):
-        adjusted[index][name] = p
+        for names in (("",), _THIRDS) if blocks // 3 >= _LEAST_OF_THIRD else (("",),):
+            ends = [n * blocks // len(names) for n in range(len(names) + 1)]
+            parts = [lateness[:, a:b] for a, b in pairwise(ends)]
+            for number, bound in enumerate(correlation_bounds(parts)):
+                row = of_group[number]
+                for name, part in zip(names, parts, strict=True):
+                    values = part[number]
+                    p, independent_p = (chance_of_mean(values, r) for r in (float(bound), 0.0))
+                    tests.append((row, name, p, independent_p))
+                if names == ("",):
+                    series[id(row)] = lateness[number], float(bound)
+                    row.worth = independent_values(blocks, float(bound)) / blocks * row.steps
+    adjusted: dict[int, dict[str, float]] = defaultdict(dict)  # by id of the row and time
+    may_be_late: set[int] = set()
+    corrected = holm([p for _, _, p, _ in tests]), holm([p for _, _, _, p in tests])
+    for (row, name, _, _), p, independent_p in zip(tests, *corrected, strict=True):
+        adjusted[id(row)][name] = p
         if independent_p <= SURE:
-            may_be_late.add(index)
-    error = SURE / max(1, len(tests))
-    detectable_ns = {i: detectable_mean(*series, error) for i, series in of_series.items()}
-    in_collectives = _time_in_collectives(split)
-    mean_ns = {
-        group: fmean(in_collectives[rank] for rank in calls[0].members)
-        for group, calls in split.items()
-    }
-    judged = []
-    for index, row in enumerate(rows):
-        by_time = adjusted[index]
+            may_be_late.add(id(row))
+    spent: Counter[int] = Counter()  # rank -> how long it was in the calls of all groups
+    for calls in split.values():
+        for call in calls:
+            for rank in call.joined.members:
+                spent[rank] += (call.transfer_ns or 0) + call.wait_for_last_ns(rank)
+    for row in rows:
+        by_time = adjusted[id(row)]
         sure = [name for name in ("", *_THIRDS) if by_time.get(name, 1.0) <= SURE]
         notable = row.caused_share >= row.chance + _NOTABLE
-        small = row.caused_ns / max(1, row.others) < _SMALL * mean_ns[row.group]
-        late = sure and notable and not small
-        judged.append(
-            replace(
-                row,
-                worth=worth.get(index, 0.0),
-                detectable_ns=detectable_ns.get(index),
-                p=min(by_time.values(), default=1.0),
-                when=sure[0] if late else None,
-                undecided=not sure and index in may_be_late and notable and not small,
-                small=bool(sure and notable and small),
-            )
-        )
-    return judged
+        in_collectives = fmean(spent[rank] for rank in split[row.group][0].joined.members)
+        small = row.caused_ns / max(1, row.others) < _SMALL * in_collectives
+        row.p = min(by_time.values(), default=1.0)
+        row.when = sure[0] if sure and notable and not small else None
+        row.undecided = not sure and id(row) in may_be_late and notable and not small
+        row.small = bool(sure and notable and small)
+        if id(row) in series:
+            row.detectable_ns = detectable_mean(*series[id(row)], SURE / len(tests))
 
 
-def _time_in_collectives(split: Mapping[str, Sequence[SplitCall]]) -> Counter[int]:
-    """Returns how long (ns) each rank was in the calls of all groups: waiting and transfer."""
-    spent: Counter[int] = Counter()
-    for call in itertools.chain.from_iterable(split.values()):
-        for rank in call.members:
-            spent[rank] += call.transfer_ns + call.waits_ns.get(rank, 0)
-    return spent
-
-
-def _with_followers(
-    rows: Sequence[RankArrival], split: Mapping[str, Sequence[SplitCall]]
-) -> list[RankArrival]:
-    """The rows with ``after``: a rank that is late in one group only because it waited for a late
-    rank in another. It is not late itself in the group that it shares with that rank, and its wait
-    there explains most of its delay in the same steps. Two ranks do not explain each other.
+def _set_causes(rows: Sequence[RankArrival], split: Split) -> None:
+    """Sets ``after``: a rank may be late in one group only because it waited for a late rank in
+    another. It is not late itself in the group that it shares with that rank, and its wait there
+    explains most of its delay in the same steps. Two ranks do not explain each other.
     """
     late = {(row.group, row.rank): row for row in rows if row.late}
-    members = {group: set(calls[0].members) for group, calls in split.items()}
     causes: dict[tuple[str, int], tuple[str, int]] = {}
-    for place, row in late.items():
+    for name, row in late.items():
         delays: Counter[int] = Counter()  # by step: how long another rank of the group waited
         for call in split[row.group]:
             if call.last == row.rank:
-                delays[call.order[0]] += max(call.waits_ns.values())
+                delays[_step(call)] += max(map(call.wait_for_last_ns, call.joined.members))
         explained: dict[tuple[str, int], int] = {}
         for group, cause in late:
-            elsewhere = cause != row.rank and group != row.group and row.rank in members[group]
+            elsewhere = cause != row.rank and row.rank in split[group][0].joined.members
             if elsewhere and (group, row.rank) not in late:
                 waited: Counter[int] = Counter()
                 for call in split[group]:
                     if call.last == cause:
-                        waited[call.order[0]] += call.waits_ns.get(row.rank, 0)
+                        waited[_step(call)] += call.wait_for_last_ns(row.rank)
                 explained[group, cause] = (delays & waited).total()
         best = max(explained, key=lambda each: explained[each], default=None)
         if best is not None and explained[best] >= delays.total() / 2:
-            causes[place] = best
-    marked = []
-    for row in rows:
-        start = (row.group, row.rank)
+            causes[name] = best
+    for name, row in late.items():
         seen: list[tuple[str, int]] = []
-        at = causes.get(start)
+        at = causes.get(name)
         while at is not None and at not in seen:
             seen.append(at)
             at = causes.get(at)
-        ends_elsewhere = seen and start not in seen
-        marked.append(replace(row, after=causes[start][1]) if ends_elsewhere else row)
-    return marked
+        if seen and name not in seen:
+            row.after = causes[name][1]

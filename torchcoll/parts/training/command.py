@@ -5,7 +5,6 @@ captures.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import os
 import re
@@ -186,12 +185,9 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
     for name in views:
         choice(name, "view", (*VIEWS, "all"))
     views = VIEWS if "all" in views else views
-    step = None
-    if options.step is not None:
-        with contextlib.suppress(ValueError):
-            step = int(options.step)
-        if step is None or step < 0:
-            raise UsageError("step", options.step, "a number from 0 on")
+    if options.step is not None and not re.fullmatch("[0-9]{1,9}", options.step):
+        raise UsageError("step", options.step, "a number from 0 on")
+    step = None if options.step is None else int(options.step)
     if options.perfetto:
         check_new(options.perfetto, "perfetto", options.force)
     if not (options.output or options.perfetto):

@@ -19,10 +19,12 @@ The rank is that of the pipeline stage with the most communication (``plan_confi
   sharded over the ranks that have the same experts, by their columns if there are fewer experts
   than ranks, and have calls of their own (torchtitan/distributed/fsdp.py, apply_fsdp_to_decoder).
 
-Pipeline: layers in equal shares, one forward and one backward in turn. Ranks are idle for
-(pp - 1) / virtual micro-batches of a step (D. Narayanan et al., arXiv 2104.04473, section 2.2), and
-for 2 (pp - 1) sends at its ends. A tied embedding is on the first and on the last stage, which
-all_reduce its gradient. A layer computes in proportion to the parameters that a token uses.
+Pipeline: layers in equal shares (``stage_ends``), one forward and one backward in turn. Ranks are
+idle for (pp - 1) / virtual micro-batches of a step (D. Narayanan et al., arXiv 2104.04473, section
+2.2), for 2 (pp - 1) sends at its ends, and while the rank with the most operations, mostly that of
+the head, computes longer than the mean of all (``idle_share``). A tied embedding is on the first
+and on the last stage, which all_reduce its gradient. A layer computes in proportion to the
+parameters that a token uses.
 """
 
 from __future__ import annotations
@@ -108,7 +110,8 @@ def plan_config(
 
     The layout must have passed ``check_layout``.
     """
-    stages = sorted({0, layout.pp // 2, layout.pp - 1})  # the stages between are alike
+    # The first and the last may have fewer layers; the second has more in flight than later ones.
+    stages = sorted({0, min(1, layout.pp - 1), layout.pp - 1})
     plans = []
     for stage in stages:
         chunks = stage_blocks(architecture, layout, stage)
@@ -119,18 +122,50 @@ def plan_config(
     return replace(busiest, memory=max((p.memory for p in plans), key=lambda m: m.total))
 
 
+def stage_ends(layers: int, layout: ParallelLayout) -> list[int]:
+    """Returns the first layer of each virtual stage, and the number of layers.
+
+    The embedding and the head count as a layer each, as torchtitan does by default
+    (torchtitan/distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part), unless the
+    layers divide in Megatron-LM or by virtual stages. The first stages have a layer more if they do
+    not divide either.
+    """
+    count = layout.pp * layout.virtual
+    even = layers % count == 0 and (layout.data == ZERO1 or layout.virtual > 1 or layout.pp == 1)
+    least, more = divmod(layers + (0 if even else 2), count)
+    ends = [0 if even else -1]
+    for number in range(count):
+        ends.append(ends[-1] + least + (number < more))
+    return [min(max(end, 0), layers) for end in ends]
+
+
+def idle_share(
+    architecture: Architecture, layout: ParallelLayout, batch: Batch, tokens: float
+) -> float:
+    """Returns how long a rank waits for other stages of the pipeline, as a share of its computation
+    of a step.
+
+    - tokens: of a sequence, for the operations of attention.
+    """
+    if layout.pp < 2:
+        return 0.0
+    ends = stage_ends(len(architecture.layers), layout)
+    flops = [architecture.flops_of_block(layer, tokens) for layer in architecture.layers]
+    ranks = [0.0] * layout.pp
+    for number in range(len(ends) - 1):
+        ranks[number % layout.pp] += sum(flops[ends[number] : ends[number + 1]])
+    ranks[-1] += architecture.flops_of_block(architecture.blocks[-1], tokens)
+    longest = max(ranks) / (sum(ranks) / layout.pp)
+    return longest - 1 + (layout.pp - 1) / layout.virtual / batch.micro_batches
+
+
 def stage_blocks(
     architecture: Architecture, layout: ParallelLayout, stage: int
 ) -> list[list[ModelBlock]]:
-    """Returns the blocks of each virtual stage of a rank; the first stages have a layer more if the
-    layers do not divide.
-    """
+    """Returns the blocks of each virtual stage of a rank."""
     count = layout.pp * layout.virtual
     layers = architecture.layers
-    least, more = divmod(len(layers), count)
-    ends = [0]
-    for number in range(count):
-        ends.append(ends[-1] + least + (number < more))
+    ends = stage_ends(len(layers), layout)
     chunks = []
     for number in range(stage, count, layout.pp):
         blocks = layers[ends[number] : ends[number + 1]]
@@ -186,6 +221,22 @@ def in_order_of_gradients(weights: Sequence[Weight]) -> list[Weight]:
     return sorted(weights, key=used, reverse=True)
 
 
+def least_memory(
+    architecture: Architecture, layout: ParallelLayout, batch: Batch, options: TrainingOptions
+) -> Memory:
+    """Returns the memory of a rank without the buffers of FSDP2, except in a pipeline: quickly.
+
+    The layout must have passed ``check_layout``.
+    """
+    stages = (
+        StagePlan(
+            architecture, layout, batch, options, stage, stage_blocks(architecture, layout, stage)
+        )
+        for stage in sorted({0, layout.pp - 1})
+    )
+    return max((stage.least_memory() for stage in stages), key=lambda memory: memory.total)
+
+
 class StagePlan:
     """Writes the program of one rank."""
 
@@ -223,6 +274,11 @@ class StagePlan:
         self._bubble()
         memory = stage_memory(self)
         return ConfigPlan(StepProgram(tuple(self.writer.acts)), memory)
+
+    def least_memory(self) -> Memory:
+        if self.layout.sharded:
+            self._shards([ShardedChunk(self, blocks) for blocks in self.chunks])
+        return stage_memory(self)
 
     def weights(self) -> Iterator[Weight]:
         for blocks in self.chunks:
@@ -283,6 +339,13 @@ class StagePlan:
         size_bytes = math.ceil(tokens * self.architecture.hidden * itemsize)
         return SentCall("pp", "sendrecv", size_bytes, what)
 
+    def received_bytes(self) -> int:
+        """Returns the bytes that the rank receives from other stages in a step."""
+        layout = self.layout
+        ends = (self.stage == 0) + (self.stage == layout.pp - 1)
+        messages = self.batch.micro_batches * (2 * layout.virtual - ends)
+        return messages * self._between_stages("").size_bytes if layout.pp > 1 else 0
+
     def _tied_embedding(self) -> None:
         if not self.architecture.tied or self.layout.pp < 2:
             return
@@ -314,8 +377,8 @@ class StagePlan:
             if not self._hidden(sent)
         ]
         sends = (self._between_stages("activations"),) * (2 * (pp - 1))
-        share = 1 / self.batch.micro_batches
-        self.writer.acts.append(Idle((pp - 1) / virtual, share, tuple(blocking), sends))
+        share = idle_share(self.architecture, self.layout, self.batch, self.batch.tokens)
+        self.writer.acts.append(Idle(share, (pp - 1) / virtual, tuple(blocking), sends))
 
     @property
     def reduce_itemsize(self) -> int:
@@ -472,6 +535,9 @@ class StagePlan:
             for number, chunk in reversed(list(enumerate(chunks))):
                 chunk.backward(first, last)
                 self._send_activations(number, forward=False)
+        self._shards(chunks)
+
+    def _shards(self, chunks: Sequence[ShardedChunk]) -> None:
         self.peak_bytes = sum(chunk.peak_bytes for chunk in chunks)
         self.kept_bytes = sum(chunk.kept_bytes() for chunk in chunks)
         self.trained_bytes = sum(chunk.kept_bytes(trainable=True) for chunk in chunks)

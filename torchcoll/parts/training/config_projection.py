@@ -12,7 +12,12 @@ from torchcoll.core.units import counted, format_digits
 from torchcoll.parts.curves.predictor import Predictor
 from torchcoll.parts.curves.published_machine import PublishedMachine
 from torchcoll.parts.training.architectures import Architecture
-from torchcoll.parts.training.config_plan import TrainingOptions, plan_config
+from torchcoll.parts.training.config_plan import (
+    TrainingOptions,
+    idle_share,
+    least_memory,
+    plan_config,
+)
 from torchcoll.parts.training.layouts import (
     DATA_PARALLEL,
     FULL,
@@ -247,7 +252,8 @@ def _shared_batches(layout: ParallelLayout, batch: Batch, sequences: int) -> lis
 
 
 _MOST_SEQUENCES = 16  # of a micro-batch in a search
-# A search does not plan layouts that are slower than the best one by more, without communication.
+# A search does not plan layouts that are slower than the best one of the same program by more,
+# without communication.
 _SLOWER = 1.25
 
 
@@ -257,68 +263,102 @@ def memory_of_gpu(machine: Predictor | None) -> float | None:
     return None if limit is None else 1e9 * limit
 
 
-class _LayoutPlans:
-    """Plans each layout with the micro-batches with which its step is the fastest that fits."""
+def _plan_fastest(
+    setting: PlanSetting,
+    layout: ParallelLayout,
+    batches: Sequence[Batch],
+    memory_bytes: float | None,
+) -> LayoutRow:
+    """Returns the row of a layout with the batch of its fastest step that fits, or with that of the
+    least memory. A layout that does not fit is tried with checkpointing.
+    """
+    rows = [_row(setting, layout, batch, memory_bytes) for batch in batches]
+    fitting = [row for row in rows if row.fits != TOO_LARGE]
+    if fitting:
+        return min(fitting, key=lambda row: (row.cost, row.memory_bytes))
+    least = min(rows, key=lambda row: row.memory_bytes)
+    if layout.checkpoint or not setting.architecture.hidden:
+        return least
+    again = _plan_fastest(setting, replace(layout, checkpoint=FULL), batches, memory_bytes)
+    return least if again.fits == TOO_LARGE else again
 
-    def __init__(self, setting: PlanSetting, memory_bytes: float | None, search: bool) -> None:
-        self.setting, self.memory_bytes, self.search = setting, memory_bytes, search
+
+def _row(
+    setting: PlanSetting, layout: ParallelLayout, batch: Batch, memory_bytes: float | None
+) -> LayoutRow:
+    step = replace(setting, batch=batch).step(layout)
+    return LayoutRow(layout, step, batch, fits=_fits(step, memory_bytes))
+
+
+class _Search:
+    """Plans layouts, each without checkpointing and, unless that fits, with it. Leaves out those
+    that do not fit, and those that by their computation alone are slower than the fastest one of
+    the same program.
+    """
+
+    def __init__(self, setting: PlanSetting, memory_bytes: float | None) -> None:
+        self.setting, self.memory_bytes = setting, memory_bytes
         self.rows: list[LayoutRow] = []
-        self.fastest = math.inf  # ns, of the rows of a search that fit
+        self.fastest = {True: math.inf, False: math.inf}  # ns, in Megatron-LM and in torch
+        self.least: tuple[float, ParallelLayout, Batch] | None = None  # bytes
 
     def add(self, layout: ParallelLayout, batches: Sequence[Batch]) -> None:
-        """Adds the row of a layout. A layout that does not fit is tried with checkpointing; in a
-        search a tight one has a row with it too.
-        """
-        row = tight = self._best(layout, batches)
-        again = (SELECTIVE, FULL) if self.search and layout.data != ZERO1 else (FULL,)
-        allowed = self.setting.architecture.hidden and not layout.checkpoint
-        for checkpoint in again if allowed and not (row and self._too_many_states(row)) else ():
-            if row and (row.fits == FITS or (row.fits == TIGHT and not self.search)):
-                break
-            other = self._best(replace(layout, checkpoint=checkpoint), batches)
-            row = other if other and (not row or other.fits != TOO_LARGE) else row
-        rows = [row] if row else []
-        if tight and tight is not row and tight.fits == TIGHT:
-            rows.append(tight)
-        self.rows += rows
-        for row in rows:
-            if self.search and row.fits != TOO_LARGE and row.step.step_ns:
-                self.fastest = min(self.fastest, row.cost)
-
-    def _best(self, layout: ParallelLayout, batches: Sequence[Batch]) -> LayoutRow | None:
-        """Returns the fastest row that fits, or the one with the least memory; None if a search
-        need not plan the layout.
-        """
-        rows = []
-        if self.search:
-            batches = [batch for batch in batches if batch.sequences <= _MOST_SEQUENCES]
-            # A pipeline is the fastest with many micro-batches, the gathers of FSDP2 with few.
-            batches = batches[::-1] if layout.pp > 1 else batches
-        for batch in batches:
-            if self.least_ns(layout, batch) > _SLOWER * self.fastest:
+        modes = ["", FULL] if layout.megatron else ["", SELECTIVE, FULL]
+        # A pipeline is the fastest with many micro-batches, the gathers of FSDP2 with few.
+        batches = batches[::-1] if layout.pp > 1 else batches
+        for mode in modes if self.setting.architecture.hidden else modes[:1]:
+            row = self._first_that_fits(replace(layout, checkpoint=mode), batches)
+            if row is None:
                 continue
-            step = replace(self.setting, batch=batch).step(layout)
-            rows.append(LayoutRow(layout, step, batch, fits=_fits(step, self.memory_bytes)))
-            if self.search and (rows[-1].fits != TOO_LARGE or self._too_many_states(rows[-1])):
+            self.rows.append(row)
+            if row.step.step_ns:
+                self.fastest[layout.megatron] = min(self.fastest[layout.megatron], row.cost)
+            if row.fits == FITS:
                 break
-        fitting = [row for row in rows if row.fits != TOO_LARGE]
-        if fitting:
-            return min(fitting, key=lambda row: (row.cost, row.memory_bytes))
-        return min(rows, key=lambda row: row.memory_bytes, default=None)
 
-    def _too_many_states(self, row: LayoutRow) -> bool:
-        """Returns whether a search cannot make the layout fit by less activations."""
-        memory, limit = row.step.memory, self.memory_bytes
-        if not self.search or memory is None or limit is None:
-            return False
-        return memory.total - memory.activations - memory.peak > (1 + UNSURE) * limit
+    def _first_that_fits(
+        self, layout: ParallelLayout, batches: Sequence[Batch]
+    ) -> LayoutRow | None:
+        architecture, options = self.setting.architecture, self.setting.options
+        most = math.inf if self.memory_bytes is None else (1 + UNSURE) * self.memory_bytes
+        for batch in batches:
+            if self.least_ns(layout, batch) > _SLOWER * self.fastest[layout.megatron]:
+                continue
+            memory = least_memory(architecture, layout, batch, options)
+            if self.least is None or memory.total < self.least[0]:
+                self.least = (memory.total, layout, batch)
+            if memory.total - memory.activations - memory.peak > most:
+                return None
+            if memory.total <= most:
+                row = _row(self.setting, layout, batch, self.memory_bytes)
+                if row.fits != TOO_LARGE:
+                    return row
+        return None
 
     def least_ns(self, layout: ParallelLayout, batch: Batch) -> float:
-        """Returns the computation and the bubble of a step; 0.0 if unknown."""
+        """Returns the computation and the waiting in a pipeline; 0.0 if unknown."""
         if self.setting.computing is None:
             return 0.0
-        computed = self.setting.computing.on(self.setting.architecture, layout, batch)
-        return computed.ns[0] * (1 + (layout.pp - 1) / layout.virtual / batch.micro_batches)
+        architecture = self.setting.architecture
+        computed = self.setting.computing.on(architecture, layout, batch)
+        return computed.ns[0] * (1 + idle_share(architecture, layout, batch, batch.tokens))
+
+    def run(self, shared: Sequence[tuple[ParallelLayout, Sequence[Batch]]]) -> list[LayoutRow]:
+        """Returns the rows of layouts with the batches that they can have; if none fits, one row:
+        that of the layout with the least memory.
+        """
+        found = [
+            (layout, few)
+            for layout, batches in shared
+            if (few := [batch for batch in batches if batch.sequences <= _MOST_SEQUENCES])
+        ]
+        found.sort(key=lambda pair: min(self.least_ns(pair[0], each) for each in pair[1]))
+        for layout, batches in found:
+            self.add(layout, batches)
+        if not self.rows and self.least is not None:
+            _, layout, batch = self.least
+            self.rows.append(_row(self.setting, layout, batch, self.memory_bytes))
+        return self.rows
 
 
 def compare_layouts(
@@ -339,7 +379,6 @@ def compare_layouts(
     does not fit is tried with checkpointing. Raises UsageError for a batch that cannot be shared.
     """
     machine, architecture, batch = setting.machine, setting.architecture, setting.batch
-    plans = _LayoutPlans(setting, memory_bytes, search)
     widest = min(layouts, key=lambda layout: layout.inner)
     sequences = batch.micro_batches * batch.sequences
     if search:
@@ -352,12 +391,11 @@ def compare_layouts(
         expected = "sequences of all ranks that data-parallel ranks can share"
         raise UsageError("batch", counted(sequences, "sequence"), expected)
     if search:
-        shared.sort(key=lambda pair: min(plans.least_ns(pair[0], each) for each in pair[1]))
-    for layout, batches in shared:
-        plans.add(layout, batches)
+        rows = _Search(setting, memory_bytes).run(shared)
+    else:
+        rows = [_plan_fastest(setting, *pair, memory_bytes) for pair in shared]
     tokens = round(sequences * batch.tokens)
     model = f"{architecture.source}: {architecture.parameters:,} parameters"
-    rows = plans.rows
     return LayoutComparison(
         what=f"{model}, {setting.options.dtype}; {tokens:,} tokens in a step",
         ranks=layouts[0].ranks,

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,79 +34,72 @@ def is_inspector(begin: bytes) -> bool:
 
 def read_inspector(paths: Sequence[Path]) -> list[Traffic]:
     """The traffic of each job in the files, the oldest first. UnreadableError without any."""
-    imported, log = base.Imported(), Log()
-    for path in paths:
-        add_records(log, Source(str(path)).lines(), imported)
-    jobs = find_jobs(log, imported)
+    imported = base.Imported()
+    records: list[Record] = []
+    lost = sum(_add_records(records, Source(str(path)).lines(), imported) for path in paths)
+    jobs = _jobs(_communicators(records, imported))
     if not jobs:
         refused = next((reason for _, reason in imported.refusals()), "no call")
         raise UnreadableError("NCCL Inspector", f"{paths[0]}: {refused}", "calls of collectives")
     notes = list(imported.warnings)
-    if log.lost:
-        notes.append(LOST.format(n=log.lost))
+    if lost:
+        notes.append(LOST.format(n=lost))
     if imported.refused:
         notes.append(f"{counted(len(imported.refused), 'line')} of Inspector's were not read")
     folder = paths[0] if len(paths) == 1 else Path(common_folder(paths))
     return [_traffic(job, notes, folder) for job in jobs]
 
 
-def _traffic(job: Job, notes: Sequence[str], path: Path) -> Traffic:
-    traffic = Traffic(SOURCE, job.ranks, notes=[*notes], path=path)
-    if job.numbering:
-        traffic.notes.append(job.numbering)
-    hosts: dict[int, str] = {}
-    calls: dict[int, list[TrafficCall]] = {}
-    for communicator in job.communicators:
-        seen = communicator.members
+def _traffic(job: Sequence[Communicator], notes: Sequence[str], path: Path) -> Traffic:
+    """The traffic of one job. The largest communicator that has all processes is the world."""
+    traffic = Traffic(SOURCE, notes=[*notes], path=path)
+    processes = {process for communicator in job for process in communicator.processes.values()}
+    for world in job:
+        if set(world.processes.values()) == processes:
+            traffic.ranks = world.ranks
+            rank_of = {process: rank for rank, process in world.processes.items()}
+            break
+    else:
+        traffic.ranks = len(processes)
+        rank_of = {process: rank for rank, process in enumerate(sorted(processes))}
+        traffic.notes.append(
+            "no communicator has all processes: ranks are numbered by the host and the pid"
+        )
+    for communicator in job:
+        seen = {rank: rank_of[process] for rank, process in communicator.processes.items()}
         complete = len(seen) == communicator.ranks
         if not complete:
             traffic.notes.append(
                 f"communicator {communicator.identity}: records of rank {format_ranges(seen)} of "
                 f"{communicator.ranks} only: who came last is not known. {ALL_FILES}"
             )
-        members = [seen[rank] for rank in range(communicator.ranks)] if complete else []
-        name = traffic.add_group(
-            Group(communicator.identity, tuple(members), "nccl", communicator.label)
-        )
-        hosts |= {m: communicator.hosts[rank] for rank, m in communicator.members.items()}
-        numbers = _numbers(communicator)
-        for record in _records(communicator):
-            rank = communicator.members[record.rank]
+        members = tuple(seen[rank] for rank in range(communicator.ranks)) if complete else ()
+        group = Group(communicator.identity, members, "nccl", communicator.label)
+        name = traffic.add_group(group)
+        numbers = communicator.numbers()
+        for record in communicator.records:
             sequence = numbers.get((record.name, record.number), record.number)
-            calls.setdefault(rank, []).append(_call(record, communicator, name, sequence))
+            call = _call(record, seen, name, sequence)
+            traffic.calls.setdefault(seen[record.rank], []).append(call)
     traffic.calls = {
-        rank: sorted(of_rank, key=lambda call: call.logged_ns or 0)
-        for rank, of_rank in sorted(calls.items())
+        rank: sorted(traffic.calls[rank], key=lambda call: call.logged_ns or 0)
+        for rank in sorted(traffic.calls)
     }
-    traffic.environment = {"hosts": {str(rank): hosts[rank] for rank in sorted(hosts)}}
-    if job.first_us:
-        traffic.environment["written"] = job.name
+    hosts = {str(rank): host for (host, _, _), rank in sorted(rank_of.items(), key=itemgetter(1))}
+    traffic.environment = {"hosts": hosts}
+    if first_us := _first_us(job):
+        largest = f"{job[0].identity} of {job[0].ranks} ranks"
+        traffic.environment["written"] = f"{largest} from {_clock(first_us)}"
     return traffic
 
 
-def _records(communicator: JobCommunicator) -> Iterator[Record]:
-    for by_rank in communicator.calls.values():
-        yield from by_rank.values()
-    yield from communicator.messages
-
-
-def _numbers(communicator: JobCommunicator) -> dict[CallKey, int]:
-    """Each call of a communicator -> its number among those of all collectives."""
-
-    def order(key: CallKey) -> int:
-        record = communicator.calls[key][min(communicator.calls[key])]
-        return record.dumped_us or 0
-
-    return {key: number for number, key in enumerate(sorted(communicator.calls, key=order))}
-
-
-def _call(record: Record, communicator: JobCommunicator, group: str, sequence: int) -> TrafficCall:
+def _call(record: Record, members: Mapping[int, int], group: str, sequence: int) -> TrafficCall:
     bytes_in = bytes_out = record.size_bytes
     peer = None
     if record.name in POINT_TO_POINT:
         bytes_in = record.size_bytes if record.name == "send" else 0
         bytes_out = record.size_bytes - bytes_in
-        peer = communicator.members.get(-1 if record.peer is None else record.peer)
+        peer = members.get(-1 if record.peer is None else record.peer)
     elif not (entry := COLLECTIVES[record.name]).has_splits and not entry.has_root:
         count = record.total_bytes // entry.parts(record.ranks)
         bytes_in, bytes_out = entry.elements(Layout(record.rank, record.ranks, count, 0))
@@ -174,58 +168,35 @@ class Record(NamedTuple):
 
 
 Process = tuple[str, int, int]  # host, pid (-1: not recorded), index of its GPU
-CallKey = tuple[str, int]  # collective, number
 
 
 @dataclass
-class JobCommunicator:
-    """One communicator of a job.
-
-    hosts, processes: by rank in it. members: rank in it -> rank of the job. calls: of its
-    collectives -> rank in it -> record. messages: sends and receives.
-    """
+class Communicator:
+    """One communicator of a job. processes: by rank in it."""
 
     identity: str
     ranks: int
     label: str = ""
-    hosts: dict[int, str] = field(default_factory=dict)
     processes: dict[int, Process] = field(default_factory=dict)
-    members: dict[int, int] = field(default_factory=dict)
-    calls: dict[CallKey, dict[int, Record]] = field(default_factory=dict)
-    messages: list[Record] = field(default_factory=list)
-
-
-@dataclass
-class Job:
-    """The communicators of one job, and its processes. ranks: size of the world, as far as seen.
-
-    numbering: how the ranks of the job are numbered. first_us: of writing, since 1970.
-    """
-
-    communicators: list[JobCommunicator]
-    ranks: int = 0
-    numbering: str = ""
-    first_us: int | None = None
-
-    @property
-    def name(self) -> str:
-        """The largest communicator, and when it was first written of."""
-        began = f" from {_clock(self.first_us)}" if self.first_us else ""
-        return f"{self.communicators[0].identity} of {self.communicators[0].ranks} ranks{began}"
-
-
-@dataclass
-class Log:
-    """The records of some files. lost: calls that Inspector says it did not write."""
-
     records: list[Record] = field(default_factory=list)
-    lost: int = 0
+
+    def numbers(self) -> dict[tuple[str, int], int]:
+        """Its collectives, by name and number -> number among those of all names."""
+        first: dict[tuple[str, int], Record] = {}  # of the lowest rank
+        for record in self.records:
+            if record.name not in POINT_TO_POINT:
+                key = record.name, record.number
+                first[key] = min(first.get(key, record), record, key=attrgetter("rank"))
+        ordered = sorted(first, key=lambda key: first[key].dumped_us or 0)
+        return {key: number for number, key in enumerate(ordered)}
 
 
-def add_records(log: Log, lines: Iterable[base.Line], imported: base.Imported) -> None:
-    """Add the records of one file. Lines that cannot be used are refused in ``imported``."""
+def _add_records(records: list[Record], lines: Iterable[base.Line], imported: base.Imported) -> int:
+    """Adds the records of one file, and returns how many calls Inspector did not write. Lines that
+    cannot be used are refused in ``imported``.
+    """
     marker: dict[str, Any] = {}
-    left = 0  # how many further records the marker belongs to
+    left = lost = 0  # left: how many further records the marker belongs to
     for line, text in lines:
         text = text.strip().rstrip(",")
         if not text or text in "[]" or text.startswith("#"):
@@ -234,7 +205,7 @@ def add_records(log: Log, lines: Iterable[base.Line], imported: base.Imported) -
             stats = record.get("dump_stats")
             if isinstance(stats, Mapping):
                 marker, left = _flat(record), 1 + sum(base.whole(stats.get(k)) or 0 for k in _BATCH)
-                log.lost += base.whole(stats.get("coll_dropped_since_last_dump")) or 0
+                lost += base.whole(stats.get("coll_dropped_since_last_dump")) or 0
                 continue
             if "proxy_trace" in record:
                 imported.refuse(line, "network: no call")
@@ -245,8 +216,9 @@ def add_records(log: Log, lines: Iterable[base.Line], imported: base.Imported) -
                     imported.refuse(line, "no header: the dump_stats record before it is missing")
                     continue
                 flat = {**marker, **flat}
-            _add(log, flat, line, imported)
+            _add(records, flat, line, imported)
         left = max(0, left - 1)
+    return lost
 
 
 def _objects(text: str, line: int, imported: base.Imported) -> Iterator[Mapping[str, Any]]:
@@ -272,7 +244,9 @@ def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _add(log: Log, flat: Mapping[str, Any], line: int, imported: base.Imported) -> None:
+def _add(
+    records: list[Record], flat: Mapping[str, Any], line: int, imported: base.Imported
+) -> None:
     """Add one record, or refuse it with the reason."""
     message = "p2p" in flat
     if not message and "coll" not in flat:
@@ -318,7 +292,7 @@ def _add(log: Log, flat: Mapping[str, Any], line: int, imported: base.Imported) 
         " ".join(str(flat[k])[:40] for k in ("coll_algo", "coll_proto") if flat.get(k)),
         base.whole(flat.get("p2p_peer")) if message else None,
     )
-    log.records.append(record)
+    records.append(record)
     imported.take(most=MOST_RECORDS)
 
 
@@ -329,16 +303,16 @@ def _clock(us: int) -> str:
         return f"{us} us"
 
 
-def find_jobs(log: Log, imported: base.Imported) -> list[Job]:
-    """The jobs of the records, the first to write first.
-
-    Processes are of one job if a communicator connects them. Of a call that a rank recorded twice
-    the last record counts.
+def _communicators(
+    every: Sequence[Record], imported: base.Imported
+) -> dict[tuple[str, int], Communicator]:
+    """The communicators of the records. Of a call that a rank recorded twice the last record
+    counts.
     """
     records: dict[tuple[object, ...], Record] = {}
     ranks_of_process: dict[tuple[object, ...], set[int]] = defaultdict(set)
     repeated = replaced = 0
-    for record in sorted(log.records, key=lambda record: record.dumped_us or 0):
+    for record in sorted(every, key=lambda record: record.dumped_us or 0):
         identity = (record.communicator, record.ranks)
         call = (identity, record.rank, record.name, record.number, record.peer)
         if before := records.get(call):
@@ -350,66 +324,39 @@ def find_jobs(log: Log, imported: base.Imported) -> list[Job]:
         imported.warn(f"{repeated} records are there twice: each counts once")
     if replaced:
         imported.warn(RESTARTED.format(n=replaced))
-    communicators: dict[tuple[str, int], JobCommunicator] = {}
+    communicators: dict[tuple[str, int], Communicator] = {}
     for record in records.values():
         identity = (record.communicator, record.ranks)
         local_ranks = sorted(ranks_of_process[record.host, record.pid, identity])
         pid = -1 if record.pid is None else record.pid
-        communicator = communicators.setdefault(identity, JobCommunicator(*identity))
+        communicator = communicators.setdefault(identity, Communicator(*identity))
         communicator.label = communicator.label or record.label
-        communicator.hosts[record.rank] = record.host
-        place = local_ranks.index(record.rank)
-        communicator.processes[record.rank] = (record.host, pid, place)
-        if record.name in POINT_TO_POINT:
-            communicator.messages.append(record)
-        else:
-            calls = communicator.calls.setdefault((record.name, record.number), {})
-            calls[record.rank] = record
-    jobs = [_job(each) for each in _connected(list(communicators.values()))]
-    return sorted(jobs, key=lambda job: (job.first_us or 0, job.name))
+        index = local_ranks.index(record.rank)
+        communicator.processes[record.rank] = (record.host, pid, index)
+        communicator.records.append(record)
+    return communicators
 
 
-def _connected(communicators: list[JobCommunicator]) -> list[list[JobCommunicator]]:
-    """The communicators of each set of processes that they connect."""
-    parent: dict[Process, Process] = {}
+def _jobs(communicators: Mapping[tuple[str, int], Communicator]) -> list[list[Communicator]]:
+    """The communicators of each job, the largest first; the first job to write first. Processes are
+    of one job if a communicator connects them.
+    """
+    jobs: list[tuple[set[Process], list[Communicator]]] = []
+    for communicator in communicators.values():
+        processes, connected = set(communicator.processes.values()), [communicator]
+        apart = []
+        for job in jobs:
+            if job[0].isdisjoint(processes):
+                apart.append(job)
+            else:
+                processes |= job[0]
+                connected += job[1]
+        jobs = [*apart, (processes, connected)]
+    ordered = [sorted(job, key=lambda each: (-each.ranks, each.identity)) for _, job in jobs]
+    return sorted(ordered, key=lambda job: (_first_us(job) or 0, job[0].identity))
 
-    def root(process: Process) -> Process:
-        while parent.setdefault(process, process) != process:
-            parent[process] = parent[parent[process]]
-            process = parent[process]
-        return process
 
-    for communicator in communicators:
-        first, *others = communicator.processes.values()
-        for other in others:
-            parent[root(other)] = root(first)
-    sets: dict[Process, list[JobCommunicator]] = defaultdict(list)
-    for communicator in communicators:
-        sets[root(next(iter(communicator.processes.values())))].append(communicator)
-    return list(sets.values())
-
-
-def _job(communicators: list[JobCommunicator]) -> Job:
-    """The job of these communicators. The largest one that has all processes is the world."""
-    job = Job(sorted(communicators, key=lambda c: (-c.ranks, c.identity)))
-    processes = {p for communicator in communicators for p in communicator.processes.values()}
-    worlds = [c for c in job.communicators if set(c.processes.values()) == processes]
-    if worlds:
-        world = worlds[0]
-        job.ranks = world.ranks
-        rank_of = {process: rank for rank, process in world.processes.items()}
-    else:
-        job.ranks = len(processes)
-        rank_of = {process: rank for rank, process in enumerate(sorted(processes))}
-        job.numbering = (
-            "no communicator has all processes: ranks are numbered by the host and the pid"
-        )
-    for communicator in job.communicators:
-        communicator.members = {
-            rank: rank_of[process] for rank, process in communicator.processes.items()
-        }
-    records = (r for c in communicators for call in c.calls.values() for r in call.values())
-    messages = (r for c in communicators for r in c.messages)
-    stamps = [r.dumped_us for each in (records, messages) for r in each if r.dumped_us]
-    job.first_us = min(stamps, default=None)
-    return job
+def _first_us(job: Sequence[Communicator]) -> int | None:
+    """When the first record of a job was written, since 1970."""
+    stamps = (record.dumped_us for communicator in job for record in communicator.records)
+    return min(filter(None, stamps), default=None)

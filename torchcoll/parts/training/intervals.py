@@ -60,23 +60,3 @@ def exposed(spans: Sequence[Span], hiding: Union) -> list[int]:
             exposed_ns[index] = end - start - hiding.within(start, end)
             reached = end
     return exposed_ns
-
-
-def uncovered(spans: Sequence[Span], hiding: Sequence[Span]) -> list[Span]:
-    """Returns the parts of ``spans`` outside of ``hiding``.
-
-    Both are in ascending order, and the spans of each do not touch.
-    """
-    gaps: list[Span] = []
-    index = 0
-    for start, end in spans:
-        while index < len(hiding) and hiding[index][1] <= start:
-            index += 1
-        reached, i = start, index
-        while i < len(hiding) and hiding[i][0] < end:
-            if hiding[i][0] > reached:
-                gaps.append((reached, hiding[i][0]))
-            reached, i = max(reached, hiding[i][1]), i + 1
-        if reached < end:
-            gaps.append((reached, end))
-    return gaps

@@ -122,6 +122,11 @@ class ParallelLayout:
         return self.tp * self.pp * self.cp
 
     @property
+    def megatron(self) -> bool:
+        """Whether it is a layout of Megatron-LM, not of torch."""
+        return self.data == ZERO1
+
+    @property
     def sharded(self) -> bool:
         """Whether the parameters are sharded by FSDP2."""
         return self.data in (ZERO2, FSDP, HSDP)
@@ -310,9 +315,11 @@ def check_layout(layout: ParallelLayout, architecture: Architecture, micro_batch
         if number % tp:
             raise UsageError("parallel", f"tp={tp}", f"a divisor of the {number} {what}")
     stages = layout.pp * layout.virtual
-    if stages > max(1, layers):
+    # A first and a last stage may have the embedding and the head alone.
+    most = layers + 2 if layout.pp > 1 else 1
+    if stages > most:
         actual = f"pp={layout.pp}" + (f"x{layout.virtual}" if layout.virtual > 1 else "")
-        raise UsageError("parallel", actual, f"at most as many stages as the {layers} layers")
+        raise UsageError("parallel", actual, f"at most {most} stages for {layers} layers")
     if layout.virtual > 1 and micro_batches % layout.pp:
         expected = f"a multiple of pp={layout.pp} micro-batches, as interleaving needs"
         raise UsageError("batch", f"{micro_batches} micro-batches", expected)

@@ -26,7 +26,6 @@ from functools import cached_property
 from torchcoll.core.backends import backend_of
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Span, Traffic, TrafficCall
-from torchcoll.parts.training.intervals import merged
 from torchcoll.parts.training.joined import (
     JoinedCall,
     Offsets,
@@ -71,6 +70,15 @@ class LedgerEntry:
     def first(self) -> TrafficCall:
         """The call on the lowest rank."""
         return self.joined.calls[min(self.joined.calls)]
+
+    def wait_for_last_ns(self, rank: int) -> int:
+        """Returns how long the rank waited for the one that came last; 0 if that is not known."""
+        return 0 if self.last in (None, rank) else self.waits_ns[rank]
+
+    @property
+    def caused_ns(self) -> int:
+        """How long all other ranks waited for the one that came last; 0 if that is not known."""
+        return sum(map(self.wait_for_last_ns, self.waits_ns))
 
 
 class Ledger:
@@ -222,12 +230,12 @@ def blocks(traffic: Traffic, call: TrafficCall) -> bool:
     return call.asynchronous is False and call.clock == "host" and on_host
 
 
-def waiting_spans(traffic: Traffic, calls: Iterable[TrafficCall]) -> list[Span] | None:
-    """Returns when a rank of a capture waited for the calls; None if a call does not tell it."""
-    spans = []
-    for call in calls:
-        exposed_ns = call_exposed_ns(traffic, call)
-        if exposed_ns is None or call.span is None or call.clock != "host":
-            return None
-        spans.append((max(call.span[0], call.span[1] - exposed_ns), call.span[1]))
-    return merged(spans)
+def waiting_spans(traffic: Traffic, calls: Iterable[TrafficCall]) -> list[Span]:
+    """Returns when a rank of a capture waited for those calls that tell it."""
+    return [
+        (max(call.span[0], call.span[1] - exposed_ns), call.span[1])
+        for call in calls
+        if (exposed_ns := call_exposed_ns(traffic, call)) is not None
+        and call.span is not None
+        and call.clock == "host"
+    ]

@@ -266,15 +266,17 @@ def _figures(
         moved = sum(entries[i].service_ns[rank] for i in indices) - waited
         before = of_calls.get(kind, (0.0, 0.0))
         of_calls[kind] = before[0] + share * moved, before[1] + share * waited
-    total, computing = rank_steps.step_ns(step), rank_steps.computing_ns(step)
+    times = rank_steps.steady[step]
+    total, computing = times.step_ns, times.computing_ns
     if total is None:
         return _Figures(of_calls, 0.0, None, compute_ns, None)
+    mark = rank_steps.marks[step]
     if computing is not None:
-        copies = Union(traffic.copies.get(rank, ())).within(*rank_steps.marks[step])
-        return _Figures(of_calls, copies, rank_steps.idle_ns(step), computing - copies, total)
-    if not all(blocks(traffic, call) for call in rank_steps.calls if call.step == step):
+        copies = Union(traffic.copies.get(rank, ())).within(*mark)
+        return _Figures(of_calls, copies, times.idle_ns, computing - copies, total)
+    if not all(blocks(traffic, call) for call in rank_steps.calls(step)):
         return _Figures(of_calls, 0.0, None, compute_ns, total)
-    rest = max(0.0, total - rank_steps.in_flight.within(*rank_steps.marks[step]))
+    rest = max(0.0, total - rank_steps.in_flight.within(*mark))
     if compute_ns is None:
         return _Figures(of_calls, 0.0, None, rest, total)
     return _Figures(of_calls, 0.0, max(0.0, rest - compute_ns), compute_ns, total)

@@ -1,7 +1,9 @@
 """The memory of a pipeline stage: parameters, gradients, Adam's states, buffers, and activations.
 
 - FSDP2 pads the shards of each parameter to equal ones. In a pipeline it keeps whole gradients of
-  the stage from the second micro-batch on (``to_accumulated_grad_if_needed``).
+  the stage from the second micro-batch on (``to_accumulated_grad_if_needed``). torch's pipeline
+  has a buffer for what each micro-batch receives, the activations and their gradients
+  (torch/distributed/pipelining/stage.py, args_recv_info and grad_recv_info).
 - ZERO1 has float32 copies of 16-bit parameters in its optimizer state: 12 bytes for each parameter
   (Megatron-LM, megatron/training/theoretical_memory_usage.py, num_bytes_per_parameter). Elsewhere
   Adam's states have the parameters' dtype, as in torch.optim.AdamW.
@@ -54,6 +56,7 @@ def stage_memory(stage: StagePlan) -> Memory:
         if layout.pp > 1 and stage.batch.micro_batches > 1:
             weights = {w.name: math.prod(stage.local(w)) for w in stage.weights()}
             buffers += sum(weights.values()) * stage.reduce_itemsize
+        buffers += stage.received_bytes()
         return Memory(kept, trained, 2 * trained, buffers, activations, peak, unfused)
     seen = {weight.name: weight for weight in stage.weights()}
     whole = {False: 0.0, True: 0.0}  # elements of a rank, of experts or others

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torchcoll.core.errors import UsageError, one_line
-from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.core.traffic import TrafficCall
 from torchcoll.core.units import format_size
 from torchcoll.parts.training.ledger import Ledger
+from torchcoll.parts.training.steps import group_labels
 
 UNKNOWN_CALLS = "unknown call"  # communication that belongs to no recorded call
 _US = 1e3  # ns; the format counts microseconds
@@ -47,7 +47,7 @@ def traffic_trace(ledger: Ledger) -> tuple[str, list[str]]:
             thread = tracks.assign_thread(track, start, end)
             event = _complete_event(name, category, rank, start + shift, end - start, {})
             events.append({**event, "tid": thread})
-        labels = _labels(traffic, calls)
+        labels = group_labels(traffic.groups, (call.group for call in calls))
         spans = [(call.span, number, call) for number, call in enumerate(calls) if call.span]
         for (start, end), number, call in sorted(spans, key=lambda entry: entry[:2]):
             thread = tracks.assign_thread(f"group {one_line(labels[call.group])}", start, end)
@@ -75,16 +75,6 @@ def _call_text(call: TrafficCall) -> str:
     size = call.bytes_in or call.bytes_out
     texts = (call.collective, format_size(size) if size else "", call.module)
     return one_line(" ".join(filter(None, texts)))
-
-
-def _labels(traffic: Traffic, calls: Sequence[TrafficCall]) -> dict[str, str]:
-    """Returns a label for each group of a rank; with its name, if several would have the same."""
-    names = dict.fromkeys(call.group for call in calls)
-    labels = {name: traffic.groups.get(name, Group(name)).label for name in names}
-    counts = Counter(labels.values())
-    return {
-        name: label if counts[label] == 1 else f"{label} ({name})" for name, label in labels.items()
-    }
 
 
 class _Tracks:

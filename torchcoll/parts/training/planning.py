@@ -44,7 +44,6 @@ from torchcoll.parts.training.projection import Computation, Correction, Plan, P
 from torchcoll.parts.training.traces import read_traffic
 
 DEFAULT_BATCH = "1x8192"
-_LAUNCHED = 3  # layouts of a search whose flags are shown
 Machine = FittedModel | MachineModel | PublishedMachine | str | os.PathLike[str]
 Captured = Traffic | str | os.PathLike[str]
 
@@ -172,7 +171,11 @@ def compare_plans(
     comparison = compare_layouts(setting, compared, memory_bytes, search=text == FIND)
     if text == FIND:
         layers = len(setting.architecture.layers)
-        best = [row for row in comparison.rows[:_LAUNCHED] if row.fits != TOO_LARGE]
+        fitting = [row for row in comparison.rows if row.fits != TOO_LARGE]
+        # The best two, and the best one of the other program, of torchtitan and Megatron-LM.
+        programs = {row.layout.megatron for row in fitting[:2]}
+        others = [row for row in fitting[2:] if {row.layout.megatron} != programs]
+        best = [*fitting[:2], *others[:1]]
         comparison.launch = [launch_flags(row.layout, row.batch, layers) for row in best]
     if of_gpu is not None:
         comparison.notes.append(

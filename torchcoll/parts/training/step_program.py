@@ -104,12 +104,12 @@ class BeginCall(NamedTuple):
 
 
 class Idle(NamedTuple):
-    """Waiting for other stages of a pipeline: ``times`` the work and blocking calls of a
-    micro-batch, and calls that are waited for.
+    """Waiting for other stages of a pipeline: while these do a share of a step's computation, and
+    ``times`` the blocking calls of a micro-batch, and for calls.
     """
 
-    times: float
     share: float
+    times: float
     blocking: tuple[SentCall, ...]
     waited: tuple[SentCall, ...]
 
@@ -260,8 +260,8 @@ class _Moment:
 def _idle_ns(
     act: Idle, time_ns: Callable[[SentCall], float], passes_ns: Mapping[str, float]
 ) -> float:
-    blocking = sum(map(time_ns, act.blocking)) + act.share * sum(passes_ns.values())
-    return act.times * blocking + sum(map(time_ns, act.waited))
+    blocking = act.times * sum(map(time_ns, act.blocking))
+    return blocking + act.share * sum(passes_ns.values()) + sum(map(time_ns, act.waited))
 
 
 class ProgramWriter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -65,6 +65,21 @@ def call_kinds(calls: Sequence[TrafficCall], groups: Mapping[str, Group]) -> lis
 def group_description(group: Group) -> str:
     """Returns what the program calls a group; torch sets ``undefined`` if it has no description."""
     return "" if group.description == "undefined" else group.description
+
+
+def group_labels(groups: Mapping[str, Group], names: Iterable[str]) -> dict[str, str]:
+    """Returns the labels of groups by their names; with the ranks where several share a label, or
+    else with the name.
+    """
+    texts = {}
+    for name in dict.fromkeys(names):
+        group = groups.get(name, Group(name))
+        texts[name] = group.label, f"{group.label} {format_ranges(group.ranks)}".rstrip()
+    counts = Counter(text for of_group in texts.values() for text in {*of_group})
+    return {
+        name: next((text for text in of_group if counts[text] == 1), f"{of_group[0]} ({name})")
+        for name, of_group in texts.items()
+    }
 
 
 @dataclass

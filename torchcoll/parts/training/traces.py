@@ -19,7 +19,7 @@ from torchcoll.core.errors import ForeignError, UnreadableError, UsageError
 from torchcoll.core.file import is_traffic
 from torchcoll.core.opening import common_folder, from_stdin
 from torchcoll.core.other_commands import TRACE, begin_of
-from torchcoll.core.traffic import Group, Traffic, join, latest
+from torchcoll.core.traffic import Traffic, join, latest
 from torchcoll.core.units import counted, format_ranges, shorten, shorten_list
 from torchcoll.parts.training.inspector import is_inspector, read_inspector
 from torchcoll.parts.training.kineto import is_trace, read_trace
@@ -98,7 +98,7 @@ def _join_job(files: Sequence[RankFile]) -> Traffic:
     with_all_ranks = [
         t if t.source == "capture" else dataclasses.replace(t, ranks=ranks) for t in traffics
     ]
-    joined = _fill_ranks(join(_share_group_ranks(with_all_ranks)))
+    joined = _fill_ranks(join(with_all_ranks))
     joined.path = shown_path(files)
     return joined
 
@@ -183,22 +183,6 @@ def _check_steps(files: Sequence[RankFile]) -> None:
         steps = " and ".join("none" if first is None else str(first) for first in list(firsts)[:2])
         action = "Read one rank alone, or profile all with one schedule."
         raise UsageError(f"first step of {paths}", steps, "the same of all ranks", action)
-
-
-def _share_group_ranks(traffics: Sequence[Traffic]) -> list[Traffic]:
-    """Give a group the ranks that other files have for it, since ``join`` compares them."""
-    groups_with_ranks: dict[str, Group] = {}
-    for traffic in traffics:
-        for name, group in traffic.groups.items():
-            if group.ranks:
-                groups_with_ranks.setdefault(name, group)
-    renamed = []
-    for traffic in traffics:
-        groups = {
-            n: g if g.ranks else groups_with_ranks.get(n, g) for n, g in traffic.groups.items()
-        }
-        renamed.append(dataclasses.replace(traffic, groups=groups))
-    return renamed
 
 
 def _fill_ranks(traffic: Traffic) -> Traffic:

@@ -5,7 +5,7 @@ a step waits for.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -24,12 +24,9 @@ from torchcoll.core.units import (
 )
 from torchcoll.parts.training.arrivals import Arrivals, RankArrival, find_arrivals
 from torchcoll.parts.training.ledger import Ledger
-from torchcoll.parts.training.traffic_charts import arrivals_chart, traffic_charts
+from torchcoll.parts.training.traffic_charts import arrivals_chart, step_charts, traffic_charts
 from torchcoll.parts.training.traffic_table import (
-    Exposed,
-    ModuleRow,
     OverTime,
-    RankTimes,
     TrafficRow,
     TrafficTable,
     summarise_traffic,
@@ -45,142 +42,23 @@ from torchcoll.stats.drift import LEAST, SURE, drift_text
 if TYPE_CHECKING:
     from torchcoll.questions.page.page_draft import PageDraft
 
-_MOST_ROWS = 8
-_LAST = (
-    "who came last: the rank with the shortest time of a call; caused: the waiting of all other "
-    "ranks in these calls"
+VIEWS = ("calls", "modules", "ranks", "time")
+MOST_ROWS = 10  # of modules and of ranks; ``--format json`` has all of them
+_LATE = (
+    "last: with the shortest time of a call; caused: the waiting of all other ranks in these "
+    "calls; late: chance does not explain it"
 )
-_TEST = (
-    "late = yes: this rank comes later than the others on average, and chance does not explain it "
-    "(error 5 % over all ranks, groups and thirds of the time)"
-)
-
-
-def arrivals_answer(arrivals: Arrivals, sent: Answer | None) -> Answer:
-    """Who is late, and ``sent``, the answer on what was sent; that first where no rank is late."""
-    who = arrivals.answer
-    who = dataclasses.replace(who, subject=one_line(who.subject))
-    if sent is None:
-        return who
-    if (who.certainty == PROBABLY or arrivals.late) and not sent.next_step:
-        return dataclasses.replace(who, details=(*who.details, sent.text))
-    details = (*sent.details, who.headline, *map(one_line, who.details))
-    return dataclasses.replace(sent, details=details, next_step=sent.next_step or who.next_step)
-
-
-def arrivals_object(arrivals: Arrivals) -> dict[str, Any]:
-    return {"answer": arrivals.answer.to_json(), **dataclasses.asdict(arrivals)}
-
-
-def arrivals_grids(arrivals: Arrivals) -> list[Grid]:
-    several = len({row.group for row in arrivals.ranks}) > 1
-    chosen = [row for row in arrivals.ranks if row.late]
-    chosen += [row for row in arrivals.ranks if not row.late][: max(0, _MOST_ROWS - len(chosen))]
-    with_host = any(row.host for row in chosen)
-    columns = [(Head("rank", repeat=True), lambda r: str(r.rank))]
-    columns += [(Head("host", left=True), lambda r: one_line(r.host or "-"))] * with_host
-    columns += [(Head("group", left=True, repeat=True), lambda r: one_line(r.group))] * several
-    columns += [
-        (Head("calls"), lambda r: str(r.calls + r.ties)),
-        (Head("last in", "% of calls"), lambda r: _whole_percent(r.share)),
-        (Head("by", "chance"), lambda r: _whole_percent(r.chance)),
-        (Head("caused"), lambda r: format_time(r.caused_ns)),
-        (Head("% of", "waiting"), lambda r: _whole_percent(r.caused_share)),
-        (Head("late", left=True), _late_text),
-    ]
-    below = []
-    if len(arrivals.ranks) > len(chosen):
-        below.append(f"the {len(chosen)} of {len(arrivals.ranks)} rows with most waiting caused")
-    below += [
-        f"{counted(number, 'call')} not counted: {reason}"
-        for reason, number in arrivals.unsplit.items()
-    ]
-    return [make_grid(columns, chosen, above=[_LAST, _TEST], below=below)]
-
-
-def _late_text(row: RankArrival) -> str:
-    if row.small:
-        return "< 1 %"
-    if row.undecided:
-        return "unknown"
-    if not row.late:
-        return "chance" if row.p > 0.05 else "-"
-    if row.after is not None:
-        return f"after rank {row.after}"
-    return row.when or "yes"
-
-
-def _whole_percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-MOST_ROWS = 10
-_EXPOSED_OF_MODULE = (
-    "exposed: the call is in flight and the rank does nothing else (in a capture: the program "
-    "waits for the call); each row is for the rank on which it takes longest"
-)
-
-
-def exposed_object(exposed: Exposed, traffic: Traffic) -> dict[str, Any]:
-    """Returns the members of a JSON document: the total, and all modules with their parameters."""
-    modules = [
-        {**dataclasses.asdict(row), "parameters": list(traffic.parameters.get(row.module, ()))}
-        for row in exposed.modules
-    ]
-    total = {"total_ns": exposed.total_ns, "share": exposed.share, "unknown": exposed.unknown}
-    return {"exposed": total, "modules": modules}
-
-
-def module_grids(exposed: Exposed) -> list[Grid]:
-    """Returns the table of modules, those with most exposed or sent first; [] without modules."""
-    if not exposed.modules:
-        return []
-
-    def order(row: ModuleRow) -> tuple[float, ...]:
-        return row.exposed_ns or 0, row.time_per_step_ns or 0, row.bytes_per_step
-
-    rows = sorted(exposed.modules, key=order, reverse=True)
-    more = len(rows) - MOST_ROWS
-    below = [f"{more} more, with less: --format json has all of them"] if more > 0 else []
-    grid = make_grid(
-        [
-            (Head("module", left=True, repeat=True), lambda row: one_line(row.module)),
-            (Head("collective", left=True, repeat=True), lambda row: one_line(row.collective)),
-            (Head("calls", "a step", drop=2), lambda row: format_digits(row.calls_per_step)),
-            (Head("bytes", "a step", drop=1), lambda row: format_bytes(row.bytes_per_step)),
-            (Head("time", "a step"), lambda row: format_time(row.time_per_step_ns)),
-            (
-                Head("exposed", "a step", legend=_EXPOSED_OF_MODULE),
-                lambda row: format_time(row.exposed_ns),
-            ),
-            (Head("share", "of step"), lambda row: _percent(row.share)),
-        ],
-        rows[:MOST_ROWS],
-        above=["by module: whose parameters or gradients the calls move"],
-    )
-    grid.below = [*grid.below, *below]
-    return [grid]
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f} %"
-
-
 _SUMMARY = (
     "in flight: a collective runs; exposed: it runs, and the rank does nothing else; waiting: for "
     "the last rank of a call; each on the rank with the most"
 )
 _BYTES = "bytes a step: the input of one rank"
-_TIME = (
-    "time a step: the calls' times on their slowest ranks, which include waiting for other ranks, "
-    "summed over a step; each row has its own median or mean over steps, so rows need not add up"
-)
+_TIME = "time a step: of the calls on their slowest ranks, added up; they may overlap"
 _WAITING = (
     "waiting: for the last rank of each call, on the rank that waited longest; transfer: the rest "
     "of the time, from when all ranks had begun the call"
 )
 _ALGORITHM = "algorithm: a hint (?) by the names of the kernels, some of which run others too"
-_EXPOSED = "exposed: the part of that time that no computation hides, an estimate"
 # Dimensions are columns, or part of the header if all rows agree; the functions make that text.
 _TRAFFIC_DIMENSIONS: dict[str, Callable[[Any], str]] = {
     "ranks": "ranks {}".format,
@@ -196,7 +74,78 @@ _TRAFFIC_DIMENSIONS: dict[str, Callable[[Any], str]] = {
 _NOTHING = {"group_ranks": 0, "groups": 1}  # values that are not worth showing
 
 
-VIEWS = ("calls", "modules", "ranks", "time")
+def _percent(share: float | None, decimals: int = 1) -> str:
+    return "-" if share is None else f"{100 * share:.{decimals}f} %"
+
+
+def _whole_percent(share: float | None) -> str:
+    return _percent(share, 0)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value in (None, "") else one_line(value)
+
+
+def _bytes(size_bytes: float | None) -> str:
+    if size_bytes is None:
+        return "varies"
+    whole = float(size_bytes).is_integer()
+    return format_size(int(size_bytes)) if whole else format_bytes(size_bytes)
+
+
+def _count(number: float) -> str:
+    return format_digits(number, 4)
+
+
+# Fields of the rows of all tables: the heading, and the cell of a value.
+_COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
+    "collective": (Head("collective", left=True, repeat=True), _plain),
+    "bytes_in": (Head("bytes", "in", repeat=True), _bytes),
+    "bytes_out": (Head("bytes", "out"), _bytes),
+    "dtype": (Head("dtype", left=True), _plain),
+    "op": (Head("op", left=True), _plain),
+    "group": (Head("group", left=True, repeat=True), _plain),
+    "group_ranks": (Head("ranks", "a group"), _plain),
+    "groups": (Head("groups"), _plain),
+    "backend": (Head("backend", left=True), _plain),
+    "asynchronous": (Head("async", left=True), _plain),
+    "ranks": (Head("ranks", left=True), _plain),
+    "clock": (Head("clock", left=True), _plain),
+    "calls_per_step": (Head("calls", "a step"), _count),
+    "bytes_per_step": (Head("bytes", "a step", legend=_BYTES), _bytes),
+    "time_per_step_ns": (Head("time", "a step", legend=_TIME), format_time),
+    "wait_per_step_ns": (Head("waiting", "a step", legend=_WAITING), format_time),
+    "transfer_per_step_ns": (Head("transfer", "a step", drop=3), format_time),
+    "median_ns": (Head("median", "a call", drop=2), format_time),
+    "share": (Head("share", "of step", drop=1), _percent),
+    "exposed_ns": (Head("exposed", "a step"), format_time),
+    # ``RING/LL?``: the question mark of ``show`` for what is known only from a kernel's name.
+    "algorithm": (
+        Head("algorithm", left=True, drop=3, legend=_ALGORITHM),
+        lambda text: "-" if text is None else one_line(text).replace(", ", "?, ") + "?",
+    ),
+    "module": (Head("module", left=True, repeat=True), _plain),
+    "rank": (Head("rank", repeat=True), _plain),
+    "host": (Head("host", left=True), _plain),
+    "step_ns": (Head("step"), format_time),
+    "computing_ns": (Head("computing"), format_time),
+    "in_flight_ns": (Head("in flight"), format_time),
+    "idle_ns": (Head("idle"), format_time),
+    "wait_ns": (Head("wait"), format_time),
+    "chance": (Head("by", "chance"), _whole_percent),
+    "caused_ns": (Head("caused"), format_time),
+    "caused_share": (Head("% of", "waiting"), _whole_percent),
+}
+_FIGURES = [*_COLUMNS][[*_COLUMNS].index("calls_per_step") : [*_COLUMNS].index("module")]
+
+
+def _columns(names: Iterable[str]) -> list[tuple[Head, Callable[[Any], str]]]:
+    def column(head: Head, cell: Callable[[Any], str], name: str) -> Any:
+        return head, lambda row: cell(getattr(row, name))
+
+    return [column(*_COLUMNS[name], name) for name in names]
 
 
 def show_traffic(
@@ -232,8 +181,12 @@ def show_traffic(
                 "notes": [*table.notes, *traffic.notes],
                 "problems": traffic.problems,
             },
-            "rows": [select_fields(row, " ".join(_COLUMNS)) for row in table.rows],
-            **exposed_object(table.exposed, traffic),
+            "rows": list(map(dataclasses.asdict, table.rows)),
+            "exposed": select_fields(table.exposed, "total_ns share unknown"),
+            "modules": [
+                {**dataclasses.asdict(row), "parameters": traffic.parameters.get(row.module, ())}
+                for row in table.exposed.modules
+            ],
             "ranks": [dataclasses.asdict(rank) for rank in table.ranks],
             **({"over_time": dataclasses.asdict(table.over_time)} if table.over_time else {}),
             **({"arrivals": arrivals_object(arrivals)} if arrivals else {}),
@@ -254,15 +207,17 @@ def traffic_grids(
     if "calls" in views or not grids:
         grids.append(_calls(table))
     grids[0].above = [*_title(traffic, table), *grids[0].above]
-    if "modules" in views:
-        grids += module_grids(table.exposed)
+    if "modules" in views and table.exposed.modules:
+        grids.append(_modules(table))
     if "time" in views and table.over_time:
         grids.append(_time_grid(table.over_time))
-    if "ranks" in views:
-        grids += [_rank_times(table.ranks)] if table.marked else []
-        grids += arrivals_grids(arrivals) if arrivals else []
-    answer = traffic_answer(table)
-    answer = arrivals_answer(arrivals, answer) if arrivals else answer
+    if "ranks" in views and table.marked:
+        names = ("rank", "step_ns", "computing_ns", "in_flight_ns", "exposed_ns", "idle_ns")
+        about = ["by rank: computing + exposed + idle = the step"]
+        grids.append(make_grid(_columns((*names, "wait_ns")), table.ranks, above=about))
+    if "ranks" in views and arrivals:
+        grids.append(_arrivals_grid(arrivals))
+    answer = traffic_answer(table, arrivals)
     below = [*table.notes, *traffic.notes, *traffic.problems]
     return [*grids, Grid([], [], below=[one_line(text) for text in below], answer=answer)]
 
@@ -309,29 +264,13 @@ def _summary(table: TrafficTable, arrivals: Arrivals | None) -> Grid:
     )
 
 
-def _rank_times(ranks: Sequence[RankTimes]) -> Grid:
-    names = ("step", "computing", "in_flight", "exposed", "idle", "wait")
-    return make_grid(
-        [
-            (Head("rank", repeat=True), lambda rank: str(rank.rank)),
-            *(
-                (
-                    Head(name.replace("_", " ")),
-                    lambda rank, name=name: format_time(getattr(rank, f"{name}_ns")),
-                )
-                for name in names
-            ),
-        ],
-        ranks,
-        above=["by rank: computing + exposed + idle = the step"],
-    )
-
-
 def _calls(table: TrafficTable) -> Grid:
-    columns = [_COLUMNS[name] for name in _default(table.rows)]
-    rows = [[cell(row) for _, cell in columns] for row in table.rows]
-    heads = [head for head, _ in columns]
-    return Grid(heads, rows, [_BYTES] if rows else [], [] if rows else ["no calls"])
+    if not table.rows:
+        return Grid([], [], below=["no calls"])
+    out = any(row.bytes_out != row.bytes_in for row in table.rows)
+    varying = [name for name, varies in _varying(table.rows).items() if varies]
+    names = ["collective", "bytes_in", *["bytes_out"] * out, *varying, *_FIGURES]
+    return make_grid(_columns(names), table.rows)
 
 
 def _varying(rows: Sequence[TrafficRow]) -> dict[str, bool]:
@@ -344,15 +283,52 @@ def _varying(rows: Sequence[TrafficRow]) -> dict[str, bool]:
     }
 
 
-def _default(rows: Sequence[TrafficRow]) -> list[str]:
-    keys = ["collective", "bytes_in"]
-    if any(row.bytes_out != row.bytes_in for row in rows):
-        keys.append("bytes_out")
-    keys += [name for name, varies in _varying(rows).items() if varies]
-    keys += ["calls_per_step", "bytes_per_step"]
-    figures = ["time_per_step_ns", "wait_per_step_ns", "transfer_per_step_ns", "median_ns", "share"]
-    figures += ["exposed_ns", "algorithm"]
-    return keys + [name for name in figures if any(getattr(row, name) is not None for row in rows)]
+def _modules(table: TrafficTable) -> Grid:
+    """Returns the table of modules, those with most exposed or sent first."""
+    rows = sorted(
+        table.exposed.modules,
+        key=lambda row: (row.exposed_ns or 0, row.time_per_step_ns or 0, row.bytes_per_step),
+        reverse=True,
+    )
+    more = len(rows) - MOST_ROWS
+    figures = ("calls_per_step", "bytes_per_step", "time_per_step_ns", "exposed_ns", "share")
+    columns = _columns(("module", "collective", *figures))
+    return make_grid(
+        [(dataclasses.replace(head, legend=""), cell) for head, cell in columns],
+        rows[:MOST_ROWS],
+        above=["by module: whose parameters or gradients the calls move"],
+        below=[f"{more} more, with less: --format json has all of them"] if more > 0 else [],
+    )
+
+
+def _arrivals_grid(arrivals: Arrivals) -> Grid:
+    rows = sorted(arrivals.ranks, key=lambda row: not row.late)
+    shown = rows[: max(MOST_ROWS, sum(row.late for row in rows))]
+    several = len({row.group for row in rows}) > 1
+    columns = _columns(("rank", "host", *["group"] * several))
+    columns.append((Head("calls"), lambda row: str(row.calls + row.ties)))
+    columns.append((Head("last in", "% of calls"), lambda row: _whole_percent(row.share)))
+    columns += _columns(("chance", "caused_ns", "caused_share"))
+    columns.append((Head("late", left=True), _late_text))
+    below = [
+        f"{counted(number, 'call')} not counted: {reason}"
+        for reason, number in arrivals.unsplit.items()
+    ]
+    if len(rows) > len(shown):
+        below.insert(0, f"the {len(shown)} of {len(rows)} rows with most waiting caused")
+    return make_grid(columns, shown, above=[_LATE], below=below)
+
+
+def _late_text(row: RankArrival) -> str:
+    if row.small:
+        return "< 1 %"
+    if row.undecided:
+        return "unknown"
+    if not row.late:
+        return "chance" if row.p > 0.05 else "-"
+    if row.after is not None:
+        return f"after rank {row.after}"
+    return row.when or "yes"
 
 
 def _title(traffic: Traffic, table: TrafficTable) -> list[str]:
@@ -382,31 +358,83 @@ def _title(traffic: Traffic, table: TrafficTable) -> list[str]:
     return lines
 
 
-def traffic_answer(table: TrafficTable) -> Answer | None:
-    """How long a step takes, how much of it a collective is in flight, and what is sent. None if
-    there are no calls.
+def arrivals_object(arrivals: Arrivals) -> dict[str, Any]:
+    return {"answer": arrivals.answer.to_json(), **dataclasses.asdict(arrivals)}
+
+
+def traffic_answer(table: TrafficTable, arrivals: Arrivals | None = None) -> Answer | None:
+    """Who is late; first what communication costs a step, where no rank is late. None if there are
+    no calls.
     """
+    cost = _cost(table)
+    if arrivals is None:
+        return cost
+    who = arrivals.answer
+    who = dataclasses.replace(who, subject=one_line(who.subject))
+    if cost is None:
+        return who
+    if (who.certainty == PROBABLY or arrivals.late) and not cost.next_step:
+        return dataclasses.replace(who, details=(*who.details, cost.text))
+    details = (*cost.details, who.headline, *map(one_line, who.details))
+    return dataclasses.replace(cost, details=details, next_step=cost.next_step or who.next_step)
+
+
+def _cost(table: TrafficTable) -> Answer | None:
+    """What communication costs a step: what is exposed, or else how long any call is in flight."""
     if not table.rows:
         return None
-    numbers = table.most_calls.items()
-    sent = ", ".join(f"{_count(number)} {one_line(name)}" for name, number in numbers)
-    if len({row.ranks for row in table.rows}) == 1:
-        sent += f", {format_bytes(sum(row.bytes_per_step for row in table.rows))} per rank"
-    elif len(table.ranks) > 1:  # each rank has a different sum
-        sent = f"at most {sent} per rank"
+    if table.behind:
+        return dataclasses.replace(table.behind, details=(_sent(table),))
     if not table.marked:
-        sent += " in all (no steps are marked)"
-        return dataclasses.replace(table.behind, details=(sent,)) if table.behind else Answer(sent)
+        unmarked = "(no steps are marked)"
+        if not table.busy_ns:
+            return Answer(_sent(table), scope=unmarked)
+        return Answer(
+            "communication",
+            verb="takes {} in all",
+            size=table.busy_ns,
+            unit="ns",
+            scope=unmarked,
+            details=(_sent(table),),
+        )
     if not table.step_ns:
-        return Answer(f"a step sends {sent}")
-    text = f"a step takes {format_ns(table.step_ns, 3)}"
-    if table.busy_ns is not None:
-        text += f", {100 * table.busy_ns / table.step_ns:.0f} % of it with a collective in flight"
-    if table.exposed.share is not None and not table.exposed.unknown:
-        text += f" and {100 * table.exposed.share:.0f} % exposed"
-        if most := table.exposed.most:
-            text += f" (most for the {one_line(most.text)})"
-    return Answer(f"{text}; {sent}")
+        return Answer(_sent(table))
+    step = f"a step of {format_ns(table.step_ns, 3)}"
+    busy = None if table.busy_ns is None else _whole_percent(table.busy_ns / table.step_ns)
+    exposed = table.exposed
+    if exposed.total_ns is not None and not exposed.unknown:
+        most = exposed.most
+        what = f", most of it for the {one_line(most.text)}" if most else ""
+        flight = () if busy is None else (f"a collective is in flight in {busy} of the step",)
+        return Answer(
+            step,
+            verb="spends {} on communication",
+            size=exposed.total_ns,
+            unit="ns",
+            scope=f"({_whole_percent(exposed.share)}{what})",
+            details=(*flight, _sent(table)),
+        )
+    if busy is None:
+        return Answer(step, verb="has communication of unknown time", details=(_sent(table),))
+    return Answer(
+        step,
+        verb="has a collective in flight for {}",
+        size=table.busy_ns,
+        unit="ns",
+        scope=f"({busy})",
+        details=(_sent(table),),
+    )
+
+
+def _sent(table: TrafficTable) -> str:
+    numbers = table.most_calls.items()
+    calls = ", ".join(f"{_count(number)} {one_line(name)}" for name, number in numbers)
+    span = " a step" if table.marked else " in all"
+    if len({row.ranks for row in table.rows}) == 1:
+        size = format_bytes(sum(row.bytes_per_step for row in table.rows))
+        return f"each rank sends {size}{span} in {calls}"
+    most = "at most " if len(table.ranks) > 1 else ""  # each rank has a different sum
+    return f"each rank makes {most}{calls}{span}"
 
 
 def _time_grid(over_time: OverTime) -> Grid:
@@ -426,100 +454,20 @@ def _time_grid(over_time: OverTime) -> Grid:
             (Head("to"), lambda s: clock_text(s.to_s)),
             (Head("steps"), lambda s: str(s.steps)),
             (Head("a step", "takes"), lambda s: format_time(s.step_ns)),
-            (Head("wait", "a step", legend=_WAIT), lambda s: format_time(s.wait_ns)),
+            (Head("wait", "a step"), lambda s: format_time(s.wait_ns)),
             (Head("transfer", "a step"), lambda s: format_time(s.transfer_ns)),
             (
                 Head("most waiting", "caused by"),
                 lambda s: (
                     "-"
                     if s.late_share is None
-                    else f"rank {s.late_rank}, {100 * s.late_share:.0f} % of it"
+                    else f"rank {s.late_rank}, {_whole_percent(s.late_share)} of it"
                 ),
             ),
         ],
         over_time.stretches,
         above=[f"over time: {drift}"],
     )
-
-
-_WAIT = (
-    "wait, transfer: added up over the calls of a step, on the rank with most; medians over steps"
-)
-
-
-def _count(number: float) -> str:
-    return format_digits(number, 4)
-
-
-def _bytes(size_bytes: float) -> str:
-    return (
-        format_size(int(size_bytes)) if float(size_bytes).is_integer() else format_bytes(size_bytes)
-    )
-
-
-def _traffic_cell(name: str) -> Callable[[Any], str]:
-    def cell(row: Any) -> str:
-        value = getattr(row, name)
-        if isinstance(value, bool):
-            return "yes" if value else "no"
-        return "-" if value in (None, "") else one_line(value)
-
-    return cell
-
-
-def _size(name: str) -> Callable[[Any], str]:
-    def cell(row: Any) -> str:
-        value = getattr(row, name)
-        return "varies" if value is None else format_size(value)
-
-    return cell
-
-
-# Every field of a TrafficRow, in order: its heading and its cell.
-_COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
-    "collective": (Head("collective", left=True, repeat=True), _traffic_cell("collective")),
-    "bytes_in": (Head("bytes", "in", repeat=True), _size("bytes_in")),
-    "bytes_out": (Head("bytes", "out"), _size("bytes_out")),
-    "dtype": (Head("dtype", left=True), _traffic_cell("dtype")),
-    "op": (Head("op", left=True), _traffic_cell("op")),
-    "group": (Head("group", left=True, repeat=True), _traffic_cell("group")),
-    "group_ranks": (Head("ranks", "a group"), _traffic_cell("group_ranks")),
-    "groups": (Head("groups"), _traffic_cell("groups")),
-    "backend": (Head("backend", left=True), _traffic_cell("backend")),
-    "asynchronous": (Head("async", left=True), _traffic_cell("asynchronous")),
-    "ranks": (Head("ranks", left=True), _traffic_cell("ranks")),
-    "calls_per_step": (Head("calls", "a step"), lambda row: _count(row.calls_per_step)),
-    "bytes_per_step": (Head("bytes", "a step"), lambda row: _bytes(row.bytes_per_step)),
-    "time_per_step_ns": (
-        Head("time", "a step", legend=_TIME),
-        lambda row: format_time(row.time_per_step_ns),
-    ),
-    "wait_per_step_ns": (
-        Head("waiting", "a step", legend=_WAITING),
-        lambda row: format_time(row.wait_per_step_ns),
-    ),
-    "transfer_per_step_ns": (
-        Head("transfer", "a step", drop=3),
-        lambda row: format_time(row.transfer_per_step_ns),
-    ),
-    "median_ns": (Head("median", "a call", drop=2), lambda row: format_time(row.median_ns)),
-    "clock": (Head("clock", left=True), _traffic_cell("clock")),
-    "share": (
-        Head("share", "of step", drop=1),
-        lambda row: "-" if row.share is None else f"{100 * row.share:.1f} %",
-    ),
-    "exposed_ns": (
-        Head("exposed", "a step", legend=_EXPOSED),
-        lambda row: format_time(row.exposed_ns),
-    ),
-    # ``RING/LL?``: the question mark of ``show`` for what is known only from a kernel's name.
-    "algorithm": (
-        Head("algorithm", left=True, drop=3, legend=_ALGORITHM),
-        lambda row: (
-            "-" if row.algorithm is None else one_line(row.algorithm).replace(", ", "?, ") + "?"
-        ),
-    ),
-}
 
 
 def add_traffic(draft: PageDraft) -> None:
@@ -530,22 +478,28 @@ def add_traffic(draft: PageDraft) -> None:
     for traffic in draft.material.traffic:
         ledger = Ledger(traffic)
         arrivals = find_arrivals(ledger)
-        grids = traffic_grids(traffic, summarise_traffic(ledger), arrivals)
+        table = summarise_traffic(ledger)
+        grids = traffic_grids(traffic, table, arrivals)
         name = f": {one_line(traffic.path or 'traffic')}" if several else ""
-        drawings = [Drawing("The step of each rank", partial(traffic_charts, traffic))]
+        drawings = [Drawing("Where the step goes", partial(step_charts, ledger, table, arrivals))]
         if arrivals:
             chart = partial(arrivals_chart, arrivals)
-            drawings.insert(0, Drawing("The waiting that each rank caused", chart))
+            drawings.append(Drawing("The waiting that each rank caused", chart))
         command = draft.command("trace", "traffic")
         draft.add(f"What a training sends{name}", grids, command, drawings)
         if not several and grids[-1].answer:
             draft.answers[-1] = grids[-1].answer  # the sentence of trace, without a title
 
 
+def _answer_of(traffic: Traffic) -> Answer | None:
+    ledger = Ledger(traffic)
+    return traffic_answer(summarise_traffic(ledger), find_arrivals(ledger))
+
+
 TRAFFIC = Shown(
     show_traffic,
     charts=traffic_charts,
     frame=traffic_frame,
-    answer=lambda traffic: traffic_answer(summarise_traffic(Ledger(traffic))),
+    answer=_answer_of,
 )
 SHOWN = {Traffic: TRAFFIC}

@@ -12,6 +12,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pandas
 
@@ -21,8 +22,14 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import format_ranges, plural
-from torchcoll.parts.training.intervals import Union, merged, uncovered
-from torchcoll.parts.training.ledger import Column, Ledger, call_exposed_ns, waiting_spans
+from torchcoll.parts.training.intervals import Union
+from torchcoll.parts.training.ledger import (
+    Column,
+    Ledger,
+    LedgerEntry,
+    call_exposed_ns,
+    waiting_spans,
+)
 from torchcoll.parts.training.steps import Kind, group_description
 from torchcoll.stats.drift import TimeDrift, drift_of
 
@@ -82,7 +89,7 @@ def over_time(ledger: Ledger) -> OverTime | None:
     caused: dict[int, Counter[int]] = defaultdict(Counter)  # step -> last rank -> waits of others
     for entry in ledger.every:
         if entry.last is not None and entry.first.step is not None:
-            caused[entry.first.step][entry.last] += sum(entry.waits_ns.values())
+            caused[entry.first.step][entry.last] += entry.caused_ns
 
     def stretch(index: int, steps: Sequence[int]) -> Stretch:
         def per_step(column: Column) -> float | None:
@@ -181,139 +188,153 @@ class RankSteps:
     def __init__(self, ledger: Ledger, rank: int) -> None:
         traffic = ledger.traffic
         self.ledger, self.rank = ledger, rank
-        self.calls, self.marks = traffic.calls[rank], traffic.steps.get(rank, ())
+        self.marks = traffic.steps.get(rank, ())
         self.indices = ledger.steps.at[rank]
-        self.computing = merged(traffic.computing[rank]) if rank in traffic.computing else None
-        spans = [call.span for call in self.calls if call.span]
-        self.talking = merged([*spans, *traffic.apart.get(rank, ())])
-        self.in_flight, self.computes = Union(self.talking), Union(self.computing or ())
-        self.alone = Union(uncovered(self.talking, self.computing or []))
+        spans = [call.span for call in traffic.calls[rank] if call.span]
+        spans += traffic.apart.get(rank, ())
+        computing = traffic.computing.get(rank, ())
+        self.records_computing = rank in traffic.computing
+        self.in_flight, self.computes = Union(spans), Union(computing)
+        self.busy = Union([*spans, *computing])
+        self.steady = {step: self.times(step) for step in ledger.steps.steady}
 
-    def _calls(self, step: int) -> list[TrafficCall]:
-        return [self.calls[i] for i in self.indices.get(step, ())]
+    def calls(self, step: int) -> list[TrafficCall]:
+        return [self.ledger.call(self.rank, i) for i in self.indices.get(step, ())]
+
+    def times(self, step: int) -> RankTimes:
+        """Returns the times of one step; what is exposed may lack the calls that are unknown."""
+        calls, computing, idle = self.calls(step), None, None
+        at = {self.rank: {step: self.indices.get(step, ())}}
+        wait = self.ledger.slowest(at, step, self.ledger.wait_ns, partial=True)
+        timed = all(call.span for call in calls)
+        if step >= len(self.marks):
+            in_flight = self.in_flight.total if timed else None
+            return RankTimes(self.rank, None, None, in_flight, None, None, wait)
+        start, end = self.marks[step]
+        if self.records_computing:
+            computing, busy = (each.within(start, end) for each in (self.computes, self.busy))
+            exposed, idle = busy - computing, end - start - busy
+        else:
+            traffic = self.ledger.traffic
+            known = [
+                c for c in calls if c.clock == "host" and call_exposed_ns(traffic, c) is not None
+            ]
+            exposed = Union(waiting_spans(traffic, known) or []).within(start, end)
+        return RankTimes(
+            self.rank,
+            end - start,
+            computing,
+            self.in_flight.within(start, end) if timed else None,
+            exposed,
+            idle,
+            wait,
+        )
 
     def unknown(self, step: int) -> int:
         """Returns how many calls of the step do not tell whether they are exposed."""
-        if self.computing is not None or step >= len(self.marks):
+        if self.records_computing or step >= len(self.marks):
             return 0
-        return sum(call_exposed_ns(self.ledger.traffic, call) is None for call in self._calls(step))
+        return sum(call_exposed_ns(self.ledger.traffic, call) is None for call in self.calls(step))
 
-    def step_ns(self, step: int) -> int | None:
-        return self.marks[step][1] - self.marks[step][0] if step < len(self.marks) else None
+    def typical(self) -> RankTimes:
+        """Returns the medians over the steady steps."""
+        times = {name: _typical(self.ledger, [self], name) for name in _TIMES}
+        if any(map(self.unknown, self.steady)):
+            times["exposed_ns"] = None
+        return RankTimes(self.rank, **times)
 
-    def computing_ns(self, step: int) -> int | None:
-        if self.computing is None or step >= len(self.marks):
-            return None
-        return self.computes.within(*self.marks[step])
 
-    def in_flight_ns(self, step: int) -> int | None:
-        """Returns how long any call was in flight; None if a call does not tell when it ran."""
-        if any(call.span is None for call in self._calls(step)):
-            return None
-        if step >= len(self.marks):
-            return self.in_flight.total
-        return self.in_flight.within(*self.marks[step])
+_TIMES = [each.name for each in dataclasses.fields(RankTimes) if each.name != "rank"]
 
-    def exposed_ns(self, step: int) -> int | None:
-        if step >= len(self.marks):
-            return None
-        if self.computing is not None:
-            return self.alone.within(*self.marks[step])
-        traffic = self.ledger.traffic
-        on_host = [call for call in self._calls(step) if call.clock == "host"]
-        timed = [call for call in on_host if call_exposed_ns(traffic, call) is not None]
-        return Union(waiting_spans(traffic, timed) or []).within(*self.marks[step])
 
-    def idle_ns(self, step: int) -> int | None:
-        parts = (self.step_ns(step), self.computing_ns(step), self.exposed_ns(step))
-        whole, computing, exposed = parts
-        if whole is None or computing is None or exposed is None:
-            return None
-        return whole - computing - exposed
+def _typical(ledger: Ledger, ranks: Sequence[RankSteps], name: str) -> float | None:
+    """Returns a time of a steady step, on the rank with the most; None if none has it."""
 
-    def wait_ns(self, step: int) -> int | None:
-        at = {self.rank: {step: self.indices.get(step, ())}}
-        return self.ledger.slowest(at, step, self.ledger.wait_ns, partial=True)
+    def most(step: int) -> float | None:
+        values = [getattr(rank.steady[step], name) for rank in ranks]
+        return max((value for value in values if value is not None), default=None)
 
-    def times(self) -> RankTimes:
-        reduce = self.ledger.steps.reduce
-        return RankTimes(
-            self.rank,
-            reduce(self.step_ns),
-            reduce(self.computing_ns),
-            reduce(self.in_flight_ns),
-            None if any(map(self.unknown, self.ledger.steps.steady)) else reduce(self.exposed_ns),
-            reduce(self.idle_ns),
-            reduce(self.wait_ns),
-        )
+    return ledger.steps.reduce(most)
 
 
 def _find_exposed(ledger: Ledger, ranks: Sequence[RankSteps]) -> Exposed:
     """Returns the exposed communication of the steady steps."""
     steps = ledger.steps
     unknown = sum(rank.unknown(step) for rank in ranks for step in steps.steady)
-    total_ns = steps.reduce(_most(RankSteps.exposed_ns, ranks))
+    total_ns = _typical(ledger, ranks, "exposed_ns")
     total_ns = total_ns if total_ns or not unknown else None
+
+    def of_module(rank: int, index: int) -> tuple[str, str] | None:
+        call = ledger.call(rank, index)
+        return (call.module, call.collective) if call.module else None
+
+    modules = [
+        ModuleRow(module, collective, **figures, share=_share(ledger, figures["exposed_ns"]))
+        for (module, collective), at in _grouped(ledger, of_module).items()
+        for figures in (_figures(ledger, at),)
+    ]
     return Exposed(
         total_ns,
-        total_ns / steps.duration_ns if total_ns is not None and steps.duration_ns else None,
+        _share(ledger, total_ns),
         unknown / max(1, len(steps.steady) * len(steps.at)),
-        _module_rows(ledger),
+        modules,
     )
 
 
-def _most(
-    figure: Callable[[RankSteps, int], int | None], ranks: Sequence[RankSteps]
-) -> Callable[[int], int | None]:
-    """Returns a function of a step: the figure of the rank with the most; None if none has it."""
-
-    def most(step: int) -> int | None:
-        values = [figure(rank, step) for rank in ranks]
-        return max((value for value in values if value is not None), default=None)
-
-    return most
+CallIndices = dict[int, dict[int, list[int]]]  # rank -> step -> indices of the rank's calls
 
 
-def _module_rows(ledger: Ledger) -> list[ModuleRow]:
-    steps, duration_ns = ledger.steps, ledger.steps.duration_ns
-    of_modules: dict[tuple[str, str], CallIndices] = {}
-    for rank, by_step in steps.at.items():
-        for step in steps.steady:
+def _grouped(ledger: Ledger, key: Callable[[int, int], Any]) -> dict[Any, CallIndices]:
+    """Returns the calls of the steady steps by their key, in the order of the first call; without
+    those that have None.
+    """
+    groups: dict[Any, CallIndices] = {}
+    for rank, by_step in ledger.steps.at.items():
+        for step in ledger.steps.steady:
             for i in by_step.get(step, ()):
-                call = ledger.call(rank, i)
-                if call.module:
-                    at = of_modules.setdefault((call.module, call.collective), {})
-                    at.setdefault(rank, {}).setdefault(step, []).append(i)
+                if (name := key(rank, i)) is not None:
+                    of_rank = groups.setdefault(name, {}).setdefault(rank, {})
+                    of_rank.setdefault(step, []).append(i)
+    return groups
 
-    def per_step(at: CallIndices, column: Column) -> float | None:
-        # In a step in which no rank makes the call it has no figure.
-        calling = {step for by_step in at.values() for step in by_step}
-        return steps.reduce(
-            lambda step: ledger.slowest(at, step, column) if step in calling else None
-        )
 
-    rows = []
-    for (module, collective), at in of_modules.items():
-        calls = [
-            ledger.call(rank, i)
-            for rank, by_step in at.items()
-            for indices in by_step.values()
-            for i in indices
-        ]
-        rank_steps = len(at) * len(steps.steady)  # also those in which it does not make the call
-        exposed_ns = per_step(at, ledger.exposed_ns)
-        rows.append(
-            ModuleRow(
-                module,
-                collective,
-                len(calls) / rank_steps,
-                sum(call.bytes_in for call in calls) / rank_steps,
-                per_step(at, ledger.time_ns),
-                exposed_ns,
-                exposed_ns / duration_ns if exposed_ns is not None and duration_ns else None,
-            )
+def _calls_at(ledger: Ledger, at: CallIndices) -> list[tuple[TrafficCall, LedgerEntry]]:
+    return [
+        (ledger.call(rank, i), ledger.entries[rank][i])
+        for rank, by_step in at.items()
+        for indices in by_step.values()
+        for i in indices
+    ]
+
+
+def _per_step(ledger: Ledger, at: CallIndices, column: Column) -> float | None:
+    """Returns the sum over the calls of a step, on the slowest rank.
+
+    A step in which no rank makes these calls has no figure, unless all steps differ.
+    """
+    calling = {step for by_step in at.values() for step in by_step}
+    return ledger.steps.reduce(
+        lambda step: (
+            ledger.slowest(at, step, column) if step in calling or ledger.steps.varying else None
         )
-    return rows
+    )
+
+
+def _figures(ledger: Ledger, at: CallIndices) -> dict[str, Any]:
+    """Returns what the rows of calls and of modules have in common."""
+    calls = [call for call, _ in _calls_at(ledger, at)]
+    rank_steps = len(at) * len(ledger.steps.steady)  # also those without such a call
+    return {
+        "calls_per_step": len(calls) / rank_steps,
+        "bytes_per_step": sum(call.bytes_in for call in calls) / rank_steps,
+        "time_per_step_ns": _per_step(ledger, at, ledger.time_ns),
+        "exposed_ns": _per_step(ledger, at, ledger.exposed_ns),
+    }
+
+
+def _share(ledger: Ledger, time_ns: float | None) -> float | None:
+    duration = ledger.steps.duration_ns
+    return time_ns / duration if time_ns is not None and duration else None
 
 
 @dataclass(frozen=True)
@@ -409,11 +430,6 @@ def summarise_traffic(ledger: Ledger) -> TrafficTable:
     uneven = (row for row in rows if has_splits(row.collective) and row.bytes_in is None)
     for name in dict.fromkeys(row.collective for row in uneven):
         notes.append(f"{name}: bytes vary from call to call; bytes a step are a mean over them")
-    if any(row.asynchronous is not False and row.clock == "host" for row in rows):
-        notes.append(
-            "asynchronous calls overlap each other and the computation: their times add up to more "
-            "than the step pays"
-        )
     missing = [row for row in rows if row.time_per_step_ns is None]
     if missing and len(missing) < len(rows):
         notes.append(
@@ -423,7 +439,7 @@ def summarise_traffic(ledger: Ledger) -> TrafficTable:
         some = f"{len(traffic.calls)} of {traffic.ranks} ranks"
         notes.append(f"times are of {some}: the slowest may be another")
     ranks = [RankSteps(ledger, rank) for rank in traffic.calls]
-    timed = all(rank.in_flight_ns(step) is not None for rank in ranks for step in steps.steady)
+    timed = all(time.in_flight_ns is not None for rank in ranks for time in rank.steady.values())
     return TrafficTable(
         rows,
         steps.steady,
@@ -431,10 +447,10 @@ def summarise_traffic(ledger: Ledger) -> TrafficTable:
         steps.marked,
         "mean" if steps.varying else "median",
         steps.duration_ns,
-        steps.reduce(_most(RankSteps.computing_ns, ranks)),
-        steps.reduce(_most(RankSteps.in_flight_ns, ranks)) if timed else None,
-        steps.reduce(_most(RankSteps.wait_ns, ranks)),
-        [rank.times() for rank in ranks],
+        _typical(ledger, ranks, "computing_ns"),
+        _typical(ledger, ranks, "in_flight_ns") if timed else None,
+        _typical(ledger, ranks, "wait_ns"),
+        [rank.typical() for rank in ranks],
         _find_exposed(ledger, ranks),
         _most_calls(ledger),
         notes,
@@ -482,46 +498,27 @@ def _behind(traffic: Traffic) -> Answer | None:
     return None
 
 
-CallIndices = dict[int, dict[int, list[int]]]  # rank -> step -> indices of the rank's calls
-
-
 def _rows(ledger: Ledger) -> list[TrafficRow]:
     """Returns a row for each kind of call and each set of ranks with equally many of them.
 
     Rows are in the order of their first call.
     """
-    by_kind: dict[Kind, CallIndices] = {}
-    for rank, at in ledger.steps.at.items():
-        kinds = ledger.steps.kinds[rank]
-        for step in ledger.steps.steady:
-            for i in at.get(step, ()):
-                by_step = by_kind.setdefault(kinds[i], {}).setdefault(rank, {})
-                by_step.setdefault(step, []).append(i)
     rows = []
-    for kind, by_rank in by_kind.items():
+    for kind, at in _grouped(ledger, lambda rank, i: ledger.steps.kinds[rank][i]).items():
         alike: dict[int, CallIndices] = defaultdict(dict)
-        for rank, by_step in by_rank.items():
+        for rank, by_step in at.items():
             alike[sum(map(len, by_step.values()))][rank] = by_step
-        rows += [_row(ledger, kind, at) for at in alike.values()]
+        rows += [_row(ledger, kind, of_ranks) for of_ranks in alike.values()]
     return rows
 
 
 def _row(ledger: Ledger, kind: Kind, at: CallIndices) -> TrafficRow:
-    ranks = list(at)
-    pairs = [(rank, i) for rank in ranks for indices in at[rank].values() for i in indices]
-    calls = [ledger.call(rank, i) for rank, i in pairs]
-    joined_calls = list(dict.fromkeys(ledger.entries[rank][i].joined for rank, i in pairs))
-    times = [joined.completion_ns for joined in joined_calls]
+    calls, entries = zip(*_calls_at(ledger, at), strict=True)
+    times = [entry.joined.completion_ns for entry in dict.fromkeys(entries)]
     known_times = [time for time in times if time is not None]
-
-    def per_step(column: Column) -> float | None:
-        return ledger.steps.reduce(lambda step: ledger.slowest(at, step, column))
-
-    time_ns = per_step(ledger.time_ns)
     names = list(dict.fromkeys(call.group for call in calls))
     groups = [ledger.traffic.groups.get(name) or Group(name) for name in names]
-    share = len(ranks) * len(ledger.steps.steady)
-    duration = ledger.steps.duration_ns
+    figures = _figures(ledger, at)
     return TrafficRow(
         kind.collective,
         _single_value(call.bytes_in for call in calls),
@@ -533,17 +530,14 @@ def _row(ledger: Ledger, kind: Kind, at: CallIndices) -> TrafficRow:
         len(groups),
         _join_distinct(group.backend for group in groups),
         kind.asynchronous,
-        format_ranges(ranks),
-        len(calls) / share,
-        sum(call.bytes_in for call in calls) / share,
-        time_ns,
-        per_step(ledger.wait_ns),
-        per_step(ledger.transfer_ns),
-        median(known_times) if known_times else None,
-        _join_distinct(call.clock for call in calls if call.time_ns is not None) or None,
-        time_ns / duration if time_ns is not None and duration else None,
-        per_step(ledger.exposed_ns),
-        _join_distinct(call.algorithm for call in calls) or None,
+        format_ranges(at),
+        wait_per_step_ns=_per_step(ledger, at, ledger.wait_ns),
+        transfer_per_step_ns=_per_step(ledger, at, ledger.transfer_ns),
+        median_ns=median(known_times) if known_times else None,
+        clock=_join_distinct(call.clock for call in calls if call.time_ns is not None) or None,
+        share=_share(ledger, figures["time_per_step_ns"]),
+        algorithm=_join_distinct(call.algorithm for call in calls) or None,
+        **figures,
     )
 
 

@@ -22,7 +22,7 @@ from torchcoll.core.units import (
     shorten_list,
 )
 from torchcoll.libraries.nccl import ceilings
-from torchcoll.questions.check import rules
+from torchcoll.questions.check import published, rules
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
 CANNOT_TELL = "CANNOT TELL"  # a reference applies, and what it says is not enough to pass or fail
@@ -172,16 +172,7 @@ def by_fabric(rows: Sequence[Row], fabric: rules.Fabric | None, run: Run) -> lis
         text = "where the number of ranks is unknown"
         return [Phrase(NO_REFERENCE, text, next_step="state it with --ranks N")]
     if fabric is None:
-        where = " and ".join(
-            dict.fromkeys(
-                f"{row.backend}{' (RCCL)' if is_rccl(row) else ''} on {row.device}" for row in rows
-            )
-        )
-        within = hosts_of(run) == 1 and all(row.device == "cpu" for row in rows)
-        text = f"for {where}{' within one host' if within else ''}"
-        option = "" if within else "--fabric NAME, or "
-        next_step = f"torchcoll check FILE {option}--baseline EARLIER-RUN"
-        return [Phrase(NO_REFERENCE, text, next_step=next_step)]
+        return _no_reference(rows, run)
     device = plausibility.device_of(run) if fabric.several_hosts else None
     judged = list(_judged(rows, fabric, device))
     if not judged:
@@ -202,6 +193,20 @@ def by_fabric(rows: Sequence[Row], fabric: rules.Fabric | None, run: Run) -> lis
         text = f"not judged: {' and '.join(shorten_list(names, 3))}, without a limit at these sizes"
         first.append(Phrase("", text))
     return [*first, *_doubts(rows, fabric, judged, device)]
+
+
+def _no_reference(rows: Sequence[Row], run: Run) -> list[Phrase]:
+    where = " and ".join(
+        dict.fromkeys(
+            f"{row.backend}{' (RCCL)' if is_rccl(row) else ''} on {row.device}" for row in rows
+        )
+    )
+    if all(row.device == "cpu" for row in rows):
+        text = f"for {where}{' within one host' if hosts_of(run) == 1 else ''}"
+        return [Phrase(NO_REFERENCE, text, next_step="torchcoll check FILE --baseline EARLIER-RUN")]
+    text, next_step = published.no_reference_text(run, where.replace("unknown on unknown", "it"))
+    reached = [Phrase("", case.text) for case in published.standings(run, rows)[:1]]
+    return [Phrase(NO_REFERENCE, text, next_step=next_step), *reached]
 
 
 def is_rccl(row: Row) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 from torchcoll.core.backends import BACKENDS, NCCL, ONECCL, of_family
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, busbw_gbps
+from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Reported, Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row
@@ -107,10 +108,37 @@ def kind_of_run(run: Run) -> str:
     return f"{run.ranks} {name}" if hosts == 1 else f"{hosts}x{run.ranks // hosts} {name}"
 
 
+def missing_labels(run: Run) -> tuple[str, str]:
+    """What a file lacks to be compared with published runs, and how to add it; '' if nothing."""
+    missing = [] if _name_of(run) else [("GPUs", "gpu=NAME")]
+    missing += [] if hosts_of(run) else [("hosts", "hosts=N")]
+    labels = " ".join(f"--label {label}" for _, label in missing)
+    text = " and ".join(f"no {what}" for what, _ in missing)
+    return text and f"the file names {text}", f"torchcoll convert FILE {labels} -o RUN"
+
+
+def no_reference_text(run: Run, where: str) -> tuple[str, str]:
+    """Of a run on GPUs whose fabric is not known: what was looked for, and the nearest step.
+
+    where: such as ``nccl on cuda``.
+    """
+    name, kind = one_line(_name_of(run)), one_line(kind_of_run(run))
+    baseline = "torchcoll check FILE --baseline EARLIER-RUN"
+    if name and not any(_words(each.gpu) <= _words(name) for each in publications()):
+        return f"for {kind or name}: neither a limit nor a published run is known", baseline
+    missing, step = missing_labels(run)
+    if missing:
+        return f"for {where}: {missing}", step
+    if alike(run):
+        return f"for {kind}", "torchcoll show --published FILE has what others reached"
+    return f"for {kind or where}: no published run of as many is known", baseline
+
+
 def _name_of(run: Run) -> str:
     """The name of all GPUs of the run; the label ``gpu`` where it does not tell them."""
     names = {str(m["device_name"]) for m in run.members if m.get("device_name")}
-    names = names or {str(run.labels.get("gpu", ""))}
+    of_log = run.environment.get("device_name", "") if run.source else ""
+    names = names or {str(run.labels.get("gpu") or of_log)}
     return names.pop() if len(names) == 1 else ""
 
 

@@ -9,7 +9,6 @@ from torchcoll.core.answer import Answer, Caveat
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
-from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row
 from torchcoll.core.units import counted, format_bandwidth, format_size
 from torchcoll.questions.check import published
@@ -87,24 +86,14 @@ def published_grid(run: Run) -> Grid | None:
     return grid
 
 
-def _unknown(run: Run) -> str:
-    gpus = bool(run.labels.get("gpu") or any(name.get("device_name") for name in run.members))
-    missing = [] if gpus else ["gpu=NAME"]
-    missing += [] if hosts_of(run) else ["hosts=N"]
-    what = {1: "which GPUs it was" if not gpus else "on how many hosts"}
-    text = what.get(len(missing), "which GPUs on how many hosts")
-    labels_text = " ".join(f"--label {name}" for name in missing)
-    return f"{text} is not known: torchcoll convert FILE {labels_text} -o RUN adds it"
-
-
 def _of_run(run: Run) -> tuple[list[Grid], list[dict[str, Any]]]:
     grid = published_grid(run)
     if grid is None:
         kind = one_line(published.kind_of_run(run))
-        text = f"nothing is published of {kind}" if kind else _unknown(run)
-        return [
-            Grid([], [], answer=Answer(text, next_step="torchcoll show --published has all"))
-        ], []
+        missing, step = published.missing_labels(run)
+        text = missing or f"nothing is published of {kind}"
+        step = step if missing else "torchcoll show --published has all"
+        return [Grid([], [], answer=Answer(text, next_step=step))], []
     cases: list[published.PublishedCase] = published.standings(run, summarise_run(run))
     return [grid], [
         {

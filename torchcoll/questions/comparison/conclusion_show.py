@@ -51,13 +51,22 @@ def answer_of(comparison: Comparison) -> Answer:
     slow_start = comparison.one_backend and (notable_start(comparison) or 0.0) > 1
     if level == "good" and (slow_run or slow_start or base.level == "bad"):
         level = "doubt"
+    # Tables of other tools have other sizes, which nobody lost.
+    swept = not new.faults and all(run.source for run in comparison.new.runs)
     link = ". " if answer.certainty == CANNOT_TELL else "; "
     return dataclasses.replace(
         answer,
-        before="".join(f"{text}{link}" for text in ["; ".join(faults)] if text),
+        before="".join(f"{text}{link}" for text in ["; ".join(faults)] if text and not swept),
         level=worst_level(level, new.level),
         counts=counts_of([comparison]),
-        details=(*answer.details, *of_base, *limit_notes(comparison), *first_calls, *notes),
+        details=(
+            *answer.details,
+            *(faults if swept else []),
+            *of_base,
+            *limit_notes(comparison),
+            *first_calls,
+            *notes,
+        ),
     )
 
 
@@ -238,7 +247,10 @@ def _untested_answer(comparison: Comparison, ratios: wording.Items, what: str) -
             start = f"{new} looks {direction} than {base}{what} in {len(items)} of {of}"
             start = f"{direction} in {len(items)}" if texts else start
             texts.append(f"{start}: {', '.join(_furthest(comparison, items))}")
-    if texts:
+    fewer, more = sorted(map(len, apart.values()))
+    if 0 < more < 2 * fewer:  # no direction to name first
+        texts.insert(0, f"Cannot tell whether {new} is slower than {base}{what} ({why})")
+    elif texts:
         texts.append(f"not judged: {why}")
     else:
         every = "the case does not differ" if len(ratios) == 1 else f"none of {of} differs"

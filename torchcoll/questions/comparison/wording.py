@@ -32,7 +32,7 @@ QUIETER = "measure on a quieter machine (torchcoll doctor names what is busy)"
 # From this share of all cases on, one factor says more than the names of the cases that changed.
 _MOST_CHANGED = 2 / 3
 CHANGED = ("slower", "faster")
-_LARGEST = 10.0  # a share: of a larger one nothing is said but that nothing can be excluded
+_LARGEST = 10.0  # a share: of a larger one nothing is said but that any may be hidden
 
 Items = Sequence[Compared]
 
@@ -217,7 +217,7 @@ def undecided_answer(comparison: Comparison, ratios: Items, others: bool = False
     possible, act_from = max(_possible(item.interval) for item in undecided), ACT_ON_CASE
     least = 1 + comparison.threshold if possible > act_from else NOTABLE
     slower, faster = (_named(comparison, undecided, each, least) for each in CHANGED)
-    if slower or (faster and least == NOTABLE):
+    if slower or faster:
         if slower and faster:
             details.insert(0, f"{faster[0]}, not decided either")
         names = slower or faster

@@ -6,12 +6,16 @@ The tables are those of the commands, and the page begins with the answers that 
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from torchcoll.core.errors import TorchcollError, one_line
-from torchcoll.core.parts import functions_of
+from torchcoll.core.answer import Answer
+from torchcoll.core.errors import TorchcollError, UnreadableError, one_line
+from torchcoll.core.parts import first_answer, functions_of
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import facts_of
 from torchcoll.core.summary import Row
@@ -27,11 +31,11 @@ from torchcoll.questions.check.limits import FAIL, NO_REFERENCE
 from torchcoll.questions.check.measured_show import runs_answer
 from torchcoll.questions.page import question_sections
 from torchcoll.questions.page.comparing_sections import add_comparisons
-from torchcoll.questions.page.page_draft import PageDraft, answers_of, short_names
+from torchcoll.questions.page.page_draft import Drawing, PageDraft, answers_of, short_names
 from torchcoll.questions.show.recipe import recipe_of
 from torchcoll.questions.show.show import answer_of, has_pairs, table_grid, title_of
 from torchcoll.reading.inputs import Material, read_material
-from torchcoll.report.chart import check_installed
+from torchcoll.report.chart import Chart, check_installed
 from torchcoll.report.columns import distinct_values
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.report.header import case_text
@@ -70,16 +74,30 @@ def page_of(
     is_store = [*functions_of("answers", "recognises")]
     stores = [argument for argument in arguments if any(of(argument) for of in is_store)]
     files = [argument for argument in arguments if argument not in stores]
-    material = read_material(files, collective, ranks) if files else Material()
+    jobs: dict[str, tuple[Section, list[Chart]]] = first_answer("answers", "jobs", files) or {}
+    # A folder of a dead job may have captures too.
+    files = [path for path in files if path not in jobs or os.path.isdir(path)]
+    material = Material()
+    try:
+        material = read_material(files, collective, ranks) if files else material
+    except UnreadableError:
+        if not jobs:
+            raise
     material.runs = keep_cases(material.runs, filter)
     document = PageDraft(material, fabric, inline, stores)
+    for argument, (section, charts) in jobs.items():
+        document.draw(section, Drawing("Who waited for whom", partial(list, charts), "job"))
+        document.sections.append(section)
+        name = f"{one_line(argument)}: " if len(arguments) > 1 else ""
+        document.answers += [replace(answer, before=name) for answer in answers_of(section)[:1]]
     document.add_of_parts("nights")
     if material.runs:
         _about_runs(document)
     if material.traffic:
         document.add_of_parts("traffic")
     if material.dumps or material.logs:
-        _about_logs(document)
+        answers = _about_logs(document)
+        document.answers += [] if jobs else answers
     if filter:
         document.notes.append(
             f"--filter {filter} left out cases that the commands of the sections show"
@@ -90,6 +108,8 @@ def page_of(
     printed = {*document.printed, *(answer.text for answer in document.answers)}
     sections = shorten_repeated_caveats(document.sections, printed)
     title = document.title if stores else _title(material)
+    if jobs and not (stores or material.runs):
+        title = jobs[min(jobs)][0].title if len(jobs) == 1 else "Why jobs ended"
     return Page(title, document.answers, sections, *_page_cases(document))
 
 
@@ -249,7 +269,7 @@ def _tables(document: PageDraft, verdicts: Sequence[Verdict]) -> Section:
     return section
 
 
-def _about_logs(document: PageDraft) -> None:
+def _about_logs(document: PageDraft) -> list[Answer]:
     from torchcoll.libraries.job_logs import file_rows, group_jobs, job_log
     from torchcoll.libraries.show import titled_logs
 
@@ -258,8 +278,8 @@ def _about_logs(document: PageDraft) -> None:
     section = Section("What the libraries say", commands=[document.command("log", "logs")])
     for title, grids in titled_logs(jobs, file_rows(material.logs), material.dumps):
         section.tables.append(TitledGrids(title, grids))
-    document.answers += answers_of(section)
     document.sections.append(section)
+    return answers_of(section)
 
 
 def _ending(document: PageDraft, command: str) -> None:

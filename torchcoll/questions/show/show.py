@@ -84,7 +84,8 @@ def table_grid(
         below = notes.lines() if footnotes else []
     below += [] if rows else ["no case has ended"]
     below += limit_lines(entries)
-    below += published_lines(run, rows) if view.usual else []
+    # Of a run without a reference the answer has it.
+    below += published_lines(run, rows) if view.usual and verdict.judged else []
     below += run_lines(run, rows, footnotes and "first_call_ns" in keys)
     ran = [entry for entry in entries if entry.result.time_ns]
     if view.clock and (without := sum(view.clock not in e.result.time_ns for e in ran)):

@@ -88,11 +88,14 @@ _LONGER = 1.1  # times a steady call: a first call that takes less is no longer
 def answer_of(finding: Cold, titles: Sequence[str]) -> Answer:
     """What the first call costs compared with a steady one, on the most ranks of each kind."""
     by_kind: dict[str, Scale] = {}
+    fewest: dict[str, Scale] = {}
     # Of several runs in a job, the first one starts from nothing.
     scales = sorted(finding.scales, key=lambda scale: scale.in_job, reverse=True)
     for scale in sorted(scales, key=lambda scale: scale.ranks):
         if scale.first_ns:
             by_kind[repr(scale.kind)] = scale
+            if fewest.setdefault(repr(scale.kind), scale).ranks == scale.ranks:
+                fewest[repr(scale.kind)] = scale
     if not by_kind:
         return Answer("no first call has a time")
     order = sorted(by_kind.values(), key=lambda scale: -(scale.first_ns or 0.0))
@@ -105,6 +108,9 @@ def answer_of(finding: Cold, titles: Sequence[str]) -> Answer:
         name = " ".join(part for part in parts if part not in common)
         of = f" of {name}" if name else ""
         text = f"the first call{of} takes {format_ns(scale.first_ns, 3)}"
+        least = fewest.get(repr(scale.kind), scale)
+        if least.ranks != scale.ranks:
+            text += f" ({format_ns(least.first_ns, 3)} on {least.ranks})"
         if ratio := over(scale.first_ns, scale.steady_ns):
             times = f"{_times(ratio)} times" if ratio >= _LONGER else "no longer than"
             text += f", {times} a steady call ({format_ns(scale.steady_ns, 3)})"
@@ -129,7 +135,7 @@ def _times(ratio: float) -> str:
 
 
 def _runs(rows: Sequence[ColdRow], above: Sequence[str]) -> Grid:
-    """One line a run, in the order of jobs and time."""
+    """One line a run, by the ranks, then in the order of jobs and time."""
     steady = any(row.steady_ns for row in rows)
 
     def name(row: ColdRow) -> str:
@@ -158,7 +164,7 @@ def _runs(rows: Sequence[ColdRow], above: Sequence[str]) -> Grid:
                 lambda r: format_time(r.first.beyond_ns) if r.first else "-",
             ),
         ],
-        rows,
+        sorted(rows, key=lambda r: r.ranks or 0),
         above=above,
     )
 

@@ -1,0 +1,105 @@
+"""The picture of a dead job: how long each rank took part, who waited, and what is not known."""
+
+import pytest
+from made_jobs import SECOND, START, call, calls_to, event, job
+
+from torchcoll.parts.postmortem.diagnose import diagnose
+from torchcoll.parts.postmortem.waits_charts import waits_charts
+
+
+def drawn(evidence):
+    """The rows from top to bottom, and of each name in the legend the lengths in them."""
+    (chart,) = waits_charts(diagnose(evidence))
+    bars = {trace["name"]: trace for trace in chart.traces}
+    return bars["took part"]["y"], {name: trace["x"] for name, trace in bars.items()}, chart
+
+
+def hung(*ranks, until=64.1):
+    """Ranks that are in call 41 from 4.1 s on, and give up."""
+    calls = [item for rank in ranks for item in calls_to(rank, 41, state="started")]
+    return [*calls, *(event("timeout", r, "Watchdog timeout", seconds=until) for r in ranks)]
+
+
+def test_who_died_when_and_how_long_the_others_waited():
+    killed = event("exit", 3, "exitcode: -9", exit_code=-9, seconds=10)
+    rows, lengths, chart = drawn(job(hung(0, 1, 2), calls_to(3, 40), killed))
+    assert rows == [
+        "rank 3<br>was killed by SIGKILL",
+        "ranks 0-2<br>waited for rank 3 in<br>all_reduce 41",
+    ]
+    # The wait lasts from 4.1 s to 64.1 s; a quarter of that is shown before it.
+    assert lengths == {
+        "took part": [pytest.approx(20.9), pytest.approx(15)],
+        "the cause (certain)": [pytest.approx(54.1), 0],
+        "waited": [0, pytest.approx(60)],
+        "died": [pytest.approx(20.9)],
+    }
+    assert chart.layout["xaxis"]["title"]["text"] == "seconds since 14:13:09 UTC"
+
+
+def test_a_rank_that_is_alive_elsewhere_did_not_die():
+    stack = event("stack", 1, "in user code: train.py:38 tokenize", seconds=60)
+    rows, lengths, _ = drawn(job(hung(0, 2, 3), calls_to(1, 40), stack))
+    assert rows[0] == "rank 1<br>stayed in user code:<br>train.py:38 tokenize"
+    assert "died" not in lengths and lengths["the cause (certain)"][0] > 60
+
+
+def test_how_long_a_rank_waited_is_in_its_complaint():
+    text = "Watchdog caught collective operation timeout: WorkNCCL ran for 600000 milliseconds"
+    call_of = {"group": "0", "number": 7, "collective": "all_gather"}
+    waits = [event("timeout", r, text, seconds=700, **call_of) for r in (0, 1)]
+    rows, lengths, chart = drawn(job(waits, ranks=4))
+    assert rows == ["ranks 2-3<br>no record", "ranks 0-1<br>waited in all_gather 7"]
+    assert lengths["waited"] == [0, pytest.approx(10)]
+    assert lengths["cannot tell"] == [pytest.approx(12.5), 0]
+    assert chart.layout["xaxis"]["title"]["text"].startswith("minutes since")
+
+
+def test_ranks_that_did_the_same_are_one_row():
+    started = {"state": "started", "created_ns": START + 8 * SECOND}
+    parts = [event("exit", 515, "exitcode: -9", exit_code=-9, seconds=5)]
+    for rank in range(1024):
+        group = f"tp{rank // 8}"
+        parts += calls_to(rank, 3, group=group)
+        if rank // 8 != 64:
+            parts.append(call(rank, 1, **started))
+        elif rank != 515:
+            parts.append(call(rank, 4, group=group, **started))
+    groups = {f"tp{n}": range(8 * n, 8 * n + 8) for n in range(128)}
+    rows, lengths, _ = drawn(job(parts, ranks=1024, groups=groups))
+    assert [row.split("<br>")[0] for row in rows] == [
+        "rank 515",
+        "ranks 0-511 and 520-1023",
+        "ranks 512-514 and 516-519",
+    ]
+    assert lengths["died"] == lengths["took part"][:1]
+
+
+def test_many_different_waits_keep_the_picture_small():
+    parts = [event("exit", 0, "exitcode: -9", exit_code=-9, seconds=5)]
+    for rank in range(1, 101):
+        parts.append(call(rank, rank, state="started", created_ns=START + 8 * SECOND))
+    rows, _, _ = drawn(job(parts, ranks=101))
+    assert len(rows) == 18 and rows[-1] == "ranks 17-100<br>84 further waits"
+
+
+def test_without_times_the_order_alone_is_drawn():
+    killed = event("exit", 2, "exitcode: -9", exit_code=-9)
+    lost = [event("peer_lost", r, "Connection closed by peer") for r in (0, 1)]
+    rows, lengths, chart = drawn(job(killed, lost, ranks=3))
+    assert rows == ["rank 2<br>was killed by SIGKILL", "ranks 0-1<br>waited"]
+    assert lengths["the cause (certain)"] == [1, 0] and lengths["waited"] == [0, 1]
+    assert chart.layout["xaxis"]["tickvals"] == [] and "no times" in chart.caption[0]
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        job([event("ending", r, "ended", seconds=5) for r in range(4)]),
+        job(event("exception", 1, "ValueError: x")),
+        job([event("exception", r, "ValueError: x", seconds=r) for r in range(4)]),
+    ],
+    ids=["nothing failed", "one word of one rank", "all failed alike"],
+)
+def test_no_picture_where_it_would_say_nothing(evidence):
+    assert waits_charts(diagnose(evidence)) == []

@@ -1,0 +1,26 @@
+"""How what ``postmortem`` found is displayed."""
+
+from collections.abc import Sequence
+from typing import TextIO
+
+from torchcoll.parts.postmortem.show import (
+    Postmortem,
+    answer_of,
+    postmortem_charts,
+    show_postmortem,
+)
+from torchcoll.report.shown import Shown
+
+
+def _show(found: Sequence[Postmortem], format: str, file: TextIO | None) -> None:
+    for each in found:
+        show_postmortem(each, format, file)
+
+
+SHOWN = {
+    Postmortem: Shown(
+        _show,
+        charts=postmortem_charts,
+        answer=lambda found: answer_of(found.diagnoses[0], found.folder),
+    )
+}

@@ -1,0 +1,208 @@
+"""The picture of a dead job: until when each rank took part, and who waited for whom."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from statistics import median
+from typing import Any
+
+from torchcoll.core.errors import cut_text, one_line
+from torchcoll.core.units import counted
+from torchcoll.parts.postmortem.diagnosis import (
+    DIFFERENCES,
+    Diagnosis,
+    rank_names,
+    ranks_text,
+    what_it_did,
+)
+from torchcoll.parts.postmortem.evidence import JobEvent
+from torchcoll.parts.postmortem.job_facts import JobFacts, name_wait
+from torchcoll.parts.postmortem.standing import OpenCall
+from torchcoll.report import chart
+
+CERTAIN, PROBABLY, UNKNOWN = "the cause (certain)", "the cause (probably)", "cannot tell"
+WAITED, TOOK_PART = "waited", "took part"
+# In the order of the rows.
+_COLOURS = {
+    CERTAIN: chart.PALETTE[1],
+    PROBABLY: "rgba(213,94,0,0.5)",
+    UNKNOWN: chart.NEUTRAL,
+    WAITED: chart.PALETTE[0],
+    TOOK_PART: "rgba(61,143,196,0.4)",
+}
+_MOST_ROWS = 16  # of one role
+_MOST_LETTERS = 30  # of a line beside a bar
+_BEFORE = 0.25  # of the time from the first stop to the end, that is shown before the stop
+_WAITED_FOR = re.compile(r"(?:ran for|waiting) (\d+) ?m(?:illi)?s")
+
+
+@dataclass
+class _Row:
+    """Ranks of which the evidence says the same, and when each stopped and ended, where known."""
+
+    role: str
+    text: str
+    ended: bool
+    ranks: list[int] = field(default_factory=list)
+    stops_ns: list[int] = field(default_factory=list)
+    ends_ns: list[int] = field(default_factory=list)
+
+
+def waits_charts(diagnosis: Diagnosis) -> list[chart.Chart]:
+    """A bar for all ranks that did the same: how long they took part, and what they did then; []
+    if the evidence names none, or says the same of all.
+    """
+    rows = _rows(diagnosis) if diagnosis.kind != "none" else []
+    times = [ns for row in rows for ns in (*row.stops_ns, *row.ends_ns)]
+    times += diagnosis.job.alive_ns.values()
+    first, last = min(times, default=0), max(times, default=0)
+    timed = last > first
+    known = {row.role for row in rows if timed or row.role != UNKNOWN}
+    if len(known) < 2 or not (diagnosis.culprits or diagnosis.candidates or diagnosis.waiting):
+        return []
+    begin = first - _BEFORE * (last - first)
+    unit_ns, unit = _unit(last - first) if timed else (1, "")
+    stops, ends = [], []
+    for row in rows:
+        stop = median(row.stops_ns) if row.stops_ns else first
+        gone = row.ended or not row.ends_ns
+        end = last if gone else max(stop, median(row.ends_ns))
+        stops.append((stop - begin) / unit_ns if timed else 1)
+        ends.append((end - begin) / unit_ns if timed else 2)
+    names = [_name(row, diagnosis) for row in rows]
+    hover = [chart.plain(f"{ranks_text(row.ranks)}: {row.text}") for row in rows]
+    spans = list(zip((row.role for row in rows), stops, ends, strict=True))
+    lengths = {TOOK_PART: [0.0 if of == UNKNOWN else stop for of, stop, _ in spans]}
+    lengths[UNKNOWN] = [end if of == UNKNOWN else 0.0 for of, _, end in spans]
+    for role in (CERTAIN, PROBABLY, WAITED):
+        lengths[role] = [end - stop if of == role else 0.0 for of, stop, end in spans]
+    bars = [chart.bars(of, x, hover, _COLOURS[of]) for of, x in lengths.items() if any(x)]
+    if died := [n for n, row in enumerate(rows) if row.ended]:
+        bars.append(
+            {
+                "mode": "markers",
+                "name": "died",
+                "x": [stops[n] for n in died],
+                "y": [names[n] for n in died],
+                "text": [hover[n] for n in died],
+                "marker": {"color": "#000000", "size": 12, "symbol": "x"},
+                "hovertemplate": chart.HOVER,
+            }
+        )
+    clock = datetime.fromtimestamp(begin / 1e9, timezone.utc).strftime("%T UTC on %F")
+    caption = ["orange: from when the cause is missing; a bar ends when its ranks gave up or ended"]
+    caption += [f"0 is {clock}"] if timed else []
+    if not timed:
+        caption = ["the files have no times: only who waited for whom is drawn"]
+    title = f"{unit} since {clock[:12]}" if timed else "no times"
+    axis: dict[str, Any] = {"rangemode": "tozero", "title": {"text": title}}
+    if not timed:
+        axis |= {"tickvals": [], "ticktext": []}
+    return [chart.bar_chart("Who waited for whom", names, bars, axis, caption)]
+
+
+def _unit(span_ns: float) -> tuple[float, str]:
+    scales = ((3600e9, "hours"), (60e9, "minutes"), (1e9, "seconds"))
+    return next((scale for scale in scales if span_ns > 2 * scale[0]), (1e6, "milliseconds"))
+
+
+def _name(row: _Row, diagnosis: Diagnosis) -> str:
+    """Two or three lines: the ranks, and what they did."""
+    texts = (rank_names(diagnosis.job, row.ranks), ranks_text(row.ranks))
+    who = next((text for text in texts if len(text) <= _MOST_LETTERS), "")
+    lines = textwrap.wrap(row.text, _MOST_LETTERS)
+    lines = [*lines[:1], *(cut_text(" ".join(lines[1:]), _MOST_LETTERS) for _ in lines[1:2])]
+    return "<br>".join(map(chart.plain, (who or counted(len(row.ranks), "rank"), *lines)))
+
+
+def _rows(diagnosis: Diagnosis) -> list[_Row]:
+    """Sorted by role; of one role the largest first, and the smallest in one row."""
+    facts = JobFacts(diagnosis.job)
+    last_ns: dict[int, int] = {}
+    for call in diagnosis.job.calls:
+        if call.created_ns is not None:
+            last_ns[call.rank] = max(call.created_ns, last_ns.get(call.rank, 0))
+    awaited: dict[int, frozenset[int]] = {}
+    for edge in facts.graph.edges:
+        awaited[edge.wait.rank] = awaited.get(edge.wait.rank, frozenset()) | edge.behind
+    named = {"certain": CERTAIN, "unknown": UNKNOWN}.get(diagnosis.certainty, PROBABLY)
+    verb, noun = DIFFERENCES.get(diagnosis.detail or "", ("made", "call"))
+    differs = f"{verb} another {noun}" if diagnosis.kind == "mismatch" else ""
+    did = what_it_did(diagnosis) or differs
+    rows: dict[tuple[str, str, bool], _Row] = {}
+    for rank in facts.ranks:
+        events = facts.events
+        cause = events.causes.get(rank)
+        complaint = events.timeouts.get(rank) or events.peer_lost.get(rank)
+        ended = False
+        stop_ns, end_ns = last_ns.get(rank), complaint.when_ns if complaint else None
+        if rank in diagnosis.culprits:
+            role, text = named, did
+            if cause is not None:
+                ended, stop_ns = True, cause.event.when_ns
+        elif rank in diagnosis.candidates:
+            role, text = UNKNOWN, "may be the cause"
+        elif rank in diagnosis.waiting or rank in facts.shown_to_wait:
+            wait = _first_wait(facts, rank)
+            behind = awaited.get(rank, frozenset())
+            role = WAITED
+            text = _wait_text(facts, wait, behind & {*diagnosis.culprits} or behind)
+            stop_ns, end_ns = _wait_times(wait, complaint)
+        elif rank in facts.standings.recorded or rank in events.endings:
+            role, text = TOOK_PART, "ended as it should" if rank in events.endings else ""
+            end_ns = events.endings[rank].when_ns if rank in events.endings else None
+        else:
+            role, text = UNKNOWN, "no record"
+        row = rows.setdefault((role, text, ended), _Row(role, text, ended))
+        row.ranks.append(rank)
+        row.stops_ns += [stop_ns] if stop_ns else []
+        row.ends_ns += [end_ns] if end_ns else []
+    return [row for role in _COLOURS for row in _largest(rows.values(), role)]
+
+
+def _largest(rows: Iterable[_Row], role: str) -> list[_Row]:
+    ordered = sorted((row for row in rows if row.role == role), key=lambda row: -len(row.ranks))
+    kept, others = ordered[:_MOST_ROWS], ordered[_MOST_ROWS:]
+    if others:
+        rest = _Row(role, f"{len(others)} further waits" if role == WAITED else "others", False)
+        for row in others:
+            rest.ranks += row.ranks
+            rest.stops_ns += row.stops_ns
+            rest.ends_ns += row.ends_ns
+        kept.append(rest)
+    return kept
+
+
+def _first_wait(facts: JobFacts, rank: int) -> OpenCall | None:
+    """The first call of the rank that had not ended."""
+    waits = facts.standings.waits.get(rank, [])
+    return min(waits, key=lambda wait: wait.call.created_ns or 0 if wait.call else 0, default=None)
+
+
+def _wait_times(wait: OpenCall | None, complaint: JobEvent | None) -> list[int | None]:
+    """When a rank began to wait and when it gave up: by the record of its calls, by its complaint
+    and by how long it says that it waited.
+    """
+    since_ns = wait.call.created_ns if wait is not None and wait.call else None
+    until_ns = complaint.when_ns if complaint else None
+    waited = _WAITED_FOR.search(complaint.text) if complaint else None
+    if waited and since_ns and not until_ns:
+        until_ns = since_ns + int(waited[1]) * 1_000_000
+    elif waited and until_ns and not since_ns:
+        since_ns = until_ns - int(waited[1]) * 1_000_000
+    return [since_ns, until_ns]
+
+
+def _wait_text(facts: JobFacts, wait: OpenCall | None, awaited: Collection[int]) -> str:
+    """``waited for rank 1 in all_reduce 17``. awaited: ranks that are not in the call."""
+    text = f"waited for {ranks_text(awaited)}" if 0 < len(awaited) <= 2 else "waited"
+    if wait is None:
+        return text
+    called = Diagnosis(facts.job)
+    name_wait(facts, called, wait)
+    number = "" if called.number is None or wait.peer is not None else f" {called.number}"
+    return f"{text} in {one_line(called.collective or 'call')}{number}"
