@@ -50,10 +50,8 @@ def check_missing(argument: str) -> None:
 
 
 def answer_paths(arguments: Sequence[str], main: Main) -> int:
-    """Answer these files and folders, one answer for each kind, the most urgent first, and print
-    the commands that did. Returns the worst of their exit codes. main: runs a command.
-
-    Raises UnreadableError if no command reads any of the files.
+    """Answer files and folders, the most urgent first, print the commands that did, and return the
+    worst exit code. Raises UnreadableError if none reads any.
     """
     from torchcoll.reading.inputs import expand, load_all
 
@@ -142,9 +140,8 @@ def _urgency(name: str) -> int:
 
 
 def _by_command(argument: str) -> tuple[dict[str, list[str]], list[str]]:
-    """The commands that answer a file, a folder or a pattern -> what they are given; and those that
-    could, of a few files among many. A command that reads all recognised files, and one of
-    _OF_FOLDERS, is given the folder.
+    """(commands that answer a file, folder or pattern -> their arguments, further ones for few
+    files of many). A folder stands for all of its files.
     """
     from torchcoll.reading.inputs import MANIFEST
 

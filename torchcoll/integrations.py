@@ -12,13 +12,8 @@ from torchcoll.core.errors import UsageError
 
 
 def log_wandb(finding: Displayed, tracker: Any, name: str = "torchcoll") -> None:
-    """Log a run or a finding to a run of Weights & Biases.
-
-    finding: a ``Run``, or what ``compare``, ``check``, ``cold``, ... returned. tracker: what
-    ``wandb.init()`` returned. It gets the table ``NAME/rows``, the image ``NAME/picture`` where
-    ``torchcoll.plot`` draws one, and ``NAME/answer``, the sentence of the finding, in its summary.
-
-    Raises UnavailableError without matplotlib, ImportError without wandb.
+    """Log a finding to ``tracker``, a run of ``wandb.init()``: the table ``NAME/rows``, the image
+    ``NAME/picture`` and the summary ``NAME/answer``. Raises UnavailableError without matplotlib.
     """
     import wandb
 
@@ -31,12 +26,9 @@ def log_wandb(finding: Displayed, tracker: Any, name: str = "torchcoll") -> None
 
 
 def log_mlflow(finding: Displayed, name: str = "torchcoll") -> None:
-    """Log a run or a finding to the active run of MLflow.
-
-    It gets the artifacts ``NAME/rows.json``, which ``mlflow.load_table`` reads, and
-    ``NAME/picture.png``, and a tag NAME with the sentence of the finding.
-
-    Raises UnavailableError without matplotlib, ImportError without mlflow.
+    """Log a finding to the active run of MLflow: ``NAME/rows.json`` for ``mlflow.load_table``,
+    ``NAME/picture.png``, and a tag NAME with its sentence. Raises UnavailableError without
+    matplotlib.
     """
     import mlflow
 

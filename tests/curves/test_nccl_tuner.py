@@ -88,6 +88,4 @@ def test_what_algorithms_lack():
     no_switch = {"nvls": "no NVSwitch that reduces", "nvlstree": "no NVSwitch that reduces"}
     assert missing(True, False) == one_host | no_switch
     assert missing(False, True) == {}
-    no_sharp = "no network with SHARP"
-    without_sharp = {"collnetdirect": no_sharp, "collnetchain": no_sharp}
-    assert missing(False, False, sharp=False) == no_switch | without_sharp
+    assert missing(False, False) == no_switch

@@ -18,7 +18,6 @@ from torchcoll import cli
 from torchcoll.core.case import Case
 from torchcoll.core.errors import ExitCode
 from torchcoll.core.file import SCHEMA as CURRENT
-from torchcoll.core.jsonl import rename_old_keys
 from torchcoll.core.parts import functions_of
 from torchcoll.core.result import CaseResult, Choice, ConcurrentBlocks, Reported, Verification
 from torchcoll.core.soak_windows import SoakCase, SoakWindow
@@ -117,9 +116,7 @@ def offences(path: Path) -> list[str]:
     """What of the file is not as the schema says, and what it does not say."""
     found = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
-        data = json.loads(line)
-        rename_old_keys(data)  # results/ holds files of earlier versions too
-        data = shortened(data)
+        data = shortened(json.loads(line))
         problems = [error.message for error in OF[data["record"]].iter_errors(data)]
         problems += unknown(data, data["record"])
         found += [f"{path.name}:{number}: {problem[:200]}" for problem in problems]

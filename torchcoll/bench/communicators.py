@@ -259,10 +259,8 @@ class Communicators:
             del self._made[count:]
 
     def _renewed(self, refused: Communicator) -> Communicator:
-        """The communicator after one on which all ranks were refused a call. Collective.
-
-        Part of a refused call may still run in gloo, and a barrier would raise its error on some
-        ranks alone. So the next case gets a group of its own.
+        """The communicator after one whose call all ranks were refused: a new one where part of the
+        call may still run (gloo) and a barrier would raise. Collective.
         """
         entry = refused.backend
         if not entry.barrier_rethrows:
@@ -297,10 +295,7 @@ class Communicators:
         return group or self._dist.distributed_c10d._get_default_group()
 
     def align(self, backend: str, communicator: Communicator | None = None) -> Callable[[], object]:
-        """A barrier over all ranks on ``backend``, which is complete when it returns.
-
-        communicator: the one that is measured. If it has all ranks, it makes the barrier.
-        """
+        """A complete barrier over all ranks, by the measured communicator if it has all ranks."""
         group = self._whole[backend]
         if communicator and len(communicator.ranks) == self._local.ranks:
             group = communicator.group

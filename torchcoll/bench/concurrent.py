@@ -74,10 +74,7 @@ def computation(torch: Any, text: str, device: Device) -> Work:
 
 @contextlib.contextmanager
 def collective(sweep: Sweep, sizing: SizedCase, prepare: Callable[..., Call]) -> Iterator[Work]:
-    """Another collective, on groups that last as long as this is open. Collective.
-
-    prepare: ``measure.prepare_call``. Raises RuntimeError without memory.
-    """
+    """Another collective on groups of its own, with ``prepare_call``. Collective. RuntimeError."""
     local, case = sweep.local, sizing.case
     parsed = other_collective(str(sweep.spec.concurrent))
     assert parsed is not None

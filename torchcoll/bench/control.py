@@ -89,12 +89,9 @@ def open_store(torch: Any, launch: Launch, timeout_s: float) -> Any:
             return next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))[0]
         except (RuntimeError, ValueError) as error:
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-            raise HangError(
-                "rendezvous",
-                f"no store at {where} within {timeout_s:g} s ({_first_line(error)})",
-                "torchrun's own there",
-                "Check that torchrun lives on its first node.",
-            ) from None
+            given = f"no store at {where} within {timeout_s:g} s ({_first_line(error)})"
+            action = "Check that torchrun lives on its first node."
+            raise HangError("rendezvous", given, "torchrun's own there", action) from None
     if launch.ranks == 1:
         return dist.HashStore()
     from torchcoll.bench.meeting import join
@@ -403,9 +400,7 @@ def survey(
     grace_s: float = GRACE_S,
     hurries: Callable[[], bool] = lambda: False,
 ) -> list[dict[str, Any] | None]:
-    """The status of each rank, asked once something is wrong: None for a rank that did not answer,
-    {} for one that is not asked, or not waited for because a rank of this host has ended.
-
+    """The status of each rank: None without answer, {} for one that is not asked or waited for.
     hurries: whether the launcher has begun to end this rank.
     """
     first = alarm(store, rank, status)

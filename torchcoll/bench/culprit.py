@@ -184,15 +184,8 @@ def pause(clause: str, symptom: str | None) -> Culprit:
 
 def odd_one(statuses: Sequence[Status], names: Names) -> str:
     """A clause that names the rank that differs most from the others, if one does."""
-    return (
-        _not_waiting(statuses, names)
-        or _out_of_step(statuses, names)
-        or _owing(statuses, names)
-        or _other_call(statuses, names)
-        or _unlike(statuses, names)
-        or _behind(statuses, names)
-        or _nobody(statuses, names)
-    )
+    finds = (_not_waiting, _out_of_step, _owing, _other_call, _unlike, _behind, _nobody)
+    return next(filter(None, (find(statuses, names) for find in finds)), "")
 
 
 def other_world(statuses: Sequence[Status | None], names: Names) -> str:

@@ -303,17 +303,9 @@ class Departure:
         control = self.control
         limit_s = 2 * self.grace_s + 1
         answers, first = self.client.ask(lambda: self._survey(status), limit_s)
-        witness = culprits.Witness(
-            control.rank,
-            symptom,
-            kind,
-            control.timeout_s,
-            "still_s" in status,
-            [*control.pids],
-            dead_ranks(control.pids),
-            first,
-            status["waited"],
-        )
+        asker = (control.rank, symptom, kind, control.timeout_s, "still_s" in status)
+        here, gone = [*control.pids], dead_ranks(control.pids)
+        witness = culprits.Witness(*asker, here, gone, first, status["waited"])
         culprit = culprits.find(witness, answers, control.names)
         seen = self._seen(culprit.lost) if culprit.why is culprits.Why.LOST else ""
         asked = exchange.asked_by(
@@ -339,15 +331,8 @@ class Departure:
             deadline = time.monotonic() + MOMENT_S
             while time.monotonic() < deadline and not self._signalled():
                 time.sleep(0.05)
-        answers = exchange.survey(
-            self._store,
-            control.rank,
-            control.ranks,
-            control.pids,
-            status,
-            self.grace_s,
-            self._signalled,
-        )
+        asking = (self._store, control.rank, control.ranks, control.pids)
+        answers = exchange.survey(*asking, status, self.grace_s, self._signalled)
         first = self._store.get("alarm").decode(errors="replace")
         return answers, int(first) if first.isdecimal() else None
 

@@ -64,13 +64,9 @@ class LibraryLog:
         if not self._libraries:
             names = ", ".join(families)
             *first, last = (*of_family(NCCL), *of_family(ONECCL))
-            able = f"{', '.join(first)} or {last}"
-            raise UnavailableError(
-                "library-log",
-                names,
-                f"a backend whose library writes a log: {able}",
-                f"{names} writes no such log: leave --library-log out.",
-            )
+            able = f"a backend whose library writes a log: {', '.join(first)} or {last}"
+            action = f"{names} writes no such log: leave --library-log out."
+            raise UnavailableError("library-log", names, able, action)
         for library in sorted(set(self._libraries.values())):
             for name, value in _VARIABLES[library].items():
                 recorded = os.environ.get(name)

@@ -23,13 +23,7 @@ from torchcoll.core.summary import P99_CALLS, library_of
 from torchcoll.core.units import format_size
 from torchcoll.questions.check.judging import judge
 from torchcoll.questions.check.measured_show import run_answer
-from torchcoll.questions.show.show import (
-    answer_with_further,
-    further_grids,
-    row_style,
-    show,
-    without_verdict,
-)
+from torchcoll.questions.show import show as shown
 from torchcoll.report import grid
 from torchcoll.report.columns import COLUMNS_OF_DATA, Column, default_columns, distinct_values
 from torchcoll.report.destination import Destination, ProgressLine, RunProgress
@@ -133,7 +127,7 @@ class _AtEnd(Reporter):
 
     def _end(self) -> None:
         self.line.clear()
-        show(self.run, format=self.format, file=self.out.file)
+        shown.show(self.run, format=self.format, file=self.out.file)
 
 
 class _Rows(Reporter):
@@ -169,11 +163,12 @@ class _Rows(Reporter):
         entry = self.view.entry(result, row, self.notes, doubt)
         cells = [column.cell(entry) for column in self.columns]
         self.grid.rows.append(cells)
-        self.grid.styles.append(row_style(entry))
-        shown, widths = [cells[i] for i in self.first], [self.widths[i] for i in self.first]
+        self.grid.styles.append(shown.row_style(entry))
+        in_first, widths = [cells[i] for i in self.first], [self.widths[i] for i in self.first]
         heads = self.grid.only(self.first).heads
         self.line.clear()
-        self.out.styled(grid.row_line(shown, heads, widths, self.gap), row_style(entry))
+        style = shown.row_style(entry)
+        self.out.styled(grid.row_line(in_first, heads, widths, self.gap), style)
 
     def _end(self) -> None:
         self.line.clear()
@@ -185,17 +180,18 @@ class _Rows(Reporter):
         notes = self.notes.lines()
         notes += run_lines(self.run, rows)
         verdict = judge(self.run, rows=rows)
-        below += most_notes(without_verdict(notes, verdict, self.run), self.run, self.verbose)
+        shorter = shown.without_verdict(notes, verdict, self.run)
+        below += most_notes(shorter, self.run, self.verbose)
         below += [self.hidden] if self.hidden else []
         below += [] if self.quiet else first_lines(self.run, total=False, verbose=self.verbose)
         self.out.lines(["", *below])
-        further = further_grids(self.run)
+        further = shown.further_grids(self.run)
         for each in further:
             self.out.write("\n")
             grid.print_grid(each, self.out)
         if further:
             self.out.write("\n")
-        answer = answer_with_further(self.run, run_answer(verdict, rows, self.notes.bimodal))
+        answer = shown.answer_with_further(self.run, run_answer(verdict, rows, self.notes.bimodal))
         grid.print_answer(answer, self.out)
 
 

@@ -156,14 +156,8 @@ def measure(options: Options, launch: Launch, arguments: list[str], work: Work) 
         from torchcoll.bench.output import Output
 
         output = Output(options, launch.ranks)
-    asked = [
-        options.spec.to_json(),
-        options.resume,
-        options.traffic,
-        options.library_log,
-        repr(options.other),
-        options.soak,
-    ]
+    asked = [options.spec.to_json(), options.resume, options.traffic, options.library_log]
+    asked += [repr(options.other), options.soak]
     what = SessionOptions(
         options.spec,
         launch,

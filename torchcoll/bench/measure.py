@@ -281,10 +281,8 @@ class _Measurement:
         self.device.synchronized(self.calls.once, align or self.calls.align, calls, clocks)
 
     def _measure_cold(self) -> None:
-        """Calls 1, 2, ... one by one, in blocks, until rank 0's steady-state rule ends them.
-
-        Barriers lie between an exchange through the store, during which threads fall asleep, and
-        the next call.
+        """Cold calls in blocks until rank 0's rule ends them. Barriers follow each exchange through
+        the store, during which threads fall asleep.
         """
         local, cold, rule = self.local, self.samples["cold"], None
         if local.rank == 0:

@@ -38,10 +38,8 @@ class Master:
 
 
 def join(torch: Any, launch: Launch, timeout_s: float) -> Any:
-    """The store of a run of several ranks, which rank 0 serves.
-
-    Raises HangError if it cannot be reached, UnavailableError if the port is taken, and UsageError
-    if nothing says where to meet.
+    """The store of a run, which rank 0 serves. Raises HangError if it is not reached,
+    UnavailableError if the port is taken, UsageError if nothing says where.
     """
     if launch.rendezvous_file:
         return _join_file(torch, launch, launch.rendezvous_file, timeout_s)
@@ -52,12 +50,10 @@ def join(torch: Any, launch: Launch, timeout_s: float) -> Any:
         # can only count them. Without that wait the hello names who is missing.
         if launch.rank == 0:
             if master.source and not _is_here(host):
-                raise UsageError(
-                    "MASTER_ADDR",
-                    f"{host} from {master.source}, while rank 0 runs on {socket.gethostname()}",
-                    "the host of rank 0",
-                    f"Set MASTER_ADDR={socket.gethostname()} for all ranks.",
-                )
+                here = socket.gethostname()
+                given = f"{host} from {master.source}, while rank 0 runs on {here}"
+                action = f"Set MASTER_ADDR={here} for all ranks."
+                raise UsageError("MASTER_ADDR", given, "the host of rank 0", action)
             _allow_connections(launch.ranks)
             # It listens on all addresses. Its own client needs none of the names.
             store = dist.TCPStore("localhost", port, None, True, timeout, wait_for_workers=False)
@@ -70,12 +66,9 @@ def join(torch: Any, launch: Launch, timeout_s: float) -> Any:
             )
     except RuntimeError as error:
         if launch.rank == 0 and "EADDRINUSE" in str(error):
-            raise UnavailableError(
-                "rendezvous",
-                f"port {port} of {socket.gethostname()} in use by another program",
-                "a free port",
-                "Set MASTER_PORT to one, alike for all ranks.",
-            ) from None
+            given = f"port {port} of {socket.gethostname()} in use by another program"
+            action = "Set MASTER_PORT to one, alike for all ranks."
+            raise UnavailableError("rendezvous", given, "a free port", action) from None
         reason = str(error).splitlines()[0][:160]
         raise _unreachable(launch, master, timeout_s, reason) from None
     # Another run that was given the same port must not hear our ranks.
@@ -90,12 +83,10 @@ def _allow_connections(ranks: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = needed if hard == resource.RLIM_INFINITY else hard
     if most < needed:
-        raise UsageError(
-            f"open files of rank 0 ({socket.gethostname()})",
-            f"a hard limit of {hard}",
-            f"at least {needed}: {ranks} ranks have two connections each to its store",
-            "Raise it there (ulimit -Hn).",
-        )
+        what = f"open files of rank 0 ({socket.gethostname()})"
+        expected = f"at least {needed}: {ranks} ranks have two connections each to its store"
+        action = "Raise it there (ulimit -Hn)."
+        raise UsageError(what, f"a hard limit of {hard}", expected, action)
     if soft != resource.RLIM_INFINITY and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
@@ -125,23 +116,18 @@ def _within(timeout_s: float, connect: Callable[[], Any]) -> Any:
 
 def no_thread(error: RuntimeError) -> UnavailableError:
     """The error of a process that can have no more threads."""
-    return UnavailableError(
-        f"threads on {socket.gethostname()}",
-        error,
-        "room for the few that watch and meet",
-        "See ulimit -u, and pids.max of the container.",
-    )
+    what, expected = f"threads on {socket.gethostname()}", "room for the few that watch and meet"
+    action = "See ulimit -u, and pids.max of the container."
+    return UnavailableError(what, error, expected, action)
 
 
 def _unreachable(launch: Launch, master: Master, timeout_s: float, reason: str) -> HangError:
     """The error names this rank too: if no other rank has it, this one has another address."""
     source = f" (of {master.source})" if master.source else ""
-    return HangError(
-        f"rendezvous of rank {launch.rank} ({socket.gethostname()})",
-        f"no store at {master.host}:{master.port}{source} within {timeout_s:g} s ({reason})",
-        "rank 0 listening there",
-        "Check MASTER_ADDR and MASTER_PORT of this rank, and that rank 0 was started.",
-    )
+    what = f"rendezvous of rank {launch.rank} ({socket.gethostname()})"
+    given = f"no store at {master.host}:{master.port}{source} within {timeout_s:g} s ({reason})"
+    action = "Check MASTER_ADDR and MASTER_PORT of this rank, and that rank 0 was started."
+    return HangError(what, given, "rank 0 listening there", action)
 
 
 def _wait_for_listener(launch: Launch, master: Master, timeout_s: float) -> None:
@@ -195,9 +181,8 @@ def why_none_came(launch: Launch, timeout_s: float, import_s: float) -> str:
 
 
 def find_master(launch: Launch, environ: Mapping[str, str] | None = None) -> Master:
-    """MASTER_ADDR and MASTER_PORT, or else what the launcher's and the scheduler's lists imply.
-
-    Raises UsageError that says what to set, and HangError on a host that lacks a file.
+    """MASTER_ADDR and MASTER_PORT, or what the launcher's lists imply. Raises UsageError, and
+    HangError on a host without the file.
     """
     env = os.environ if environ is None else environ
     host, port, source = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", ""), ""
@@ -323,16 +308,12 @@ def _join_file(torch: Any, launch: Launch, path: str, timeout_s: float) -> Any:
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError:
-            raise UsageError(
-                "rendezvous-file",
-                f"{path}, left over from an earlier run or used by another",
-                "a file that does not exist",
-                "Remove it, or name another.",
-            ) from None
+            given = f"{path}, left over from an earlier run or used by another"
+            expected, action = "a file that does not exist", "Remove it, or name another."
+            raise UsageError("rendezvous-file", given, expected, action) from None
         except OSError as error:
-            raise UsageError(
-                "rendezvous-file", f"{path} ({error.strerror})", "a path that can be written"
-            ) from None
+            given, expected = f"{path} ({error.strerror})", "a path that can be written"
+            raise UsageError("rendezvous-file", given, expected) from None
     else:
         _wait_for_file(path, timeout_s)
     try:
@@ -349,12 +330,9 @@ def _wait_for_file(path: str, timeout_s: float) -> None:
     folder = os.path.dirname(path) or "."
     while not os.path.exists(path):
         if time.monotonic() > deadline:
-            raise HangError(
-                "rendezvous-file",
-                f"no {path} on {socket.gethostname()} within {timeout_s:g} s",
-                "the file that rank 0 makes",
-                "Check that all hosts share the folder and that rank 0 was started.",
-            )
+            given = f"no {path} on {socket.gethostname()} within {timeout_s:g} s"
+            action = "Check that all hosts share the folder and that rank 0 was started."
+            raise HangError("rendezvous-file", given, "the file that rank 0 makes", action)
         time.sleep(0.1)
         # A network file system may remember for half a minute that a name does not exist; reading
         # the folder makes it look again.

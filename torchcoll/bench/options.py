@@ -192,12 +192,8 @@ def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
     spec = Spec(**{"collectives": "all", **fields})
     options = Options(spec=spec, fields=fields, ranks=ranks, **given)
     if ranks is not None and spec.communicates and not options.dry_run:
-        raise UsageError(
-            "ranks",
-            ranks,
-            "--dry-run or --backend fake with it",
-            "The launcher sets the number of ranks: torchrun --nproc-per-node N.",
-        )
+        action = "The launcher sets the number of ranks: torchrun --nproc-per-node N."
+        raise UsageError("ranks", ranks, "--dry-run or --backend fake with it", action)
     if options.dry_run and options.resume:
         raise UsageError("resume", f"{options.resume} with --dry-run", "one of them")
     if options.soak is not None:

@@ -79,12 +79,9 @@ class Output:
         )
         none = asked == plain and asked.collectives in (earlier.collectives, tuple(COLLECTIVES))
         if earlier != same and not none:
-            raise errors.UsageError(
-                "resume",
-                f"other options than {path} was measured with",
-                "the same options or none",
-                "Leave them out: the file has them.",
-            )
+            given = f"other options than {path} was measured with"
+            action = "Leave them out: the file has them."
+            raise errors.UsageError("resume", given, "the same options or none", action)
         self.spec = earlier
         # A case with sub-groups is done when all of them are.
         subgroups = len(earlier.subgroups(self._ranks))

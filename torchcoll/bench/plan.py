@@ -127,10 +127,8 @@ def admit(
     check: bool,
     control: Control,
 ) -> tuple[list[str] | None, NotRun | None]:
-    """(arguments of a UsageError, None), (None, why the case cannot run), or two Nones to run it.
-
-    answers: of each rank; ``case`` (a hash of it), ``where`` (the device or host with its buffers)
-        and ``free`` (bytes there).
+    """(arguments of a UsageError, None), (None, why not), or two Nones to run the case. answers: of
+    each rank ``case`` (a hash), ``where`` and ``free`` (bytes).
     """
     hashes = [answer["case"] for answer in answers]
     if len(set(hashes)) > 1:

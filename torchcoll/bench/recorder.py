@@ -11,17 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.stopping import present
 from torchcoll.bench.verify import tolerance_ulp
+from torchcoll.core import result as records
 from torchcoll.core import shared_cores
 from torchcoll.core.case import Case, SizedCase, size_case
 from torchcoll.core.file import SCHEMA
-from torchcoll.core.result import (
-    CONCURRENT_BLOCKS,
-    LATER_BLOCKS,
-    CaseResult,
-    ConcurrentBlocks,
-    Run,
-    Verification,
-)
+from torchcoll.core.result import CaseResult, Run, Verification
 from torchcoll.core.soak_windows import SoakWindow
 from torchcoll.core.variables import SET_ON_PURPOSE, masked, masked_labels, masked_texts
 from torchcoll.machine import environment
@@ -133,10 +127,8 @@ def keep_members(
     gathered: list[dict[str, Any]],
     cards: list[tuple[str, str | None]],
 ) -> None:
-    """Record who the ranks are and what is unusual about them.
-
-    gathered: of each rank its member, with its variables, its phases and, from the first rank of
-    each host, the state of the machine. cards: host and card, or device, of each rank.
+    """Record who the ranks are and what is unusual about them. gathered: of each rank its member,
+    variables, phases and machine. cards: (host, card) of each.
     """
     variables = environment.variables()
     phases = [member.pop("phases") for member in gathered]
@@ -218,10 +210,8 @@ def results_of(
     stops: Sequence[str] = (),
     **facts: Any,
 ) -> list[CaseResult]:
-    """The result of each sub-group; without sub-groups that of the case. steady:
-    [batch][rank][clock].
-
-    stops: why the calls ended, for each sub-group of which a rank is there. facts: of CaseResult.
+    """The result of each sub-group. steady: [batch][rank][clock]. stops: of each sub-group that has
+    a rank here. facts: of CaseResult.
     """
     for rank, facts_of_rank in enumerate(gathered):
         facts_of_rank["time"] = {
@@ -268,9 +258,10 @@ def _result(
     if first["connect"] is not None:
         result.connect_ns = [s["connect"] for s in gathered]
     if "concurrent" in first:
-        names = [name for name in CONCURRENT_BLOCKS + LATER_BLOCKS if name in first["concurrent"]]
+        block_names = {*records.CONCURRENT_BLOCKS, *records.LATER_BLOCKS}
+        names = [name for name in first["concurrent"] if name in block_names]
         blocks = {name: [s["concurrent"][name] for s in gathered] for name in names}
-        result.concurrent = ConcurrentBlocks.from_json({**first["concurrent"], **blocks})
+        result.concurrent = records.ConcurrentBlocks.from_json({**first["concurrent"], **blocks})
     if "checked" in first:
         counts = [(s["checked"], s["wrong"], s["changed"]) for s in gathered]
         _verify(result, ranks, counts, tolerance_ulp(sizing.case, sizing.ranks))
@@ -314,17 +305,9 @@ def result_of_pair(case: Case, ranks: list[int], gathered: list[Any]) -> CaseRes
 
 
 def _sized(sizing: SizedCase, status: str, ranks: int, **facts: Any) -> CaseResult:
-    return CaseResult(
-        sizing.case,
-        status,
-        ranks,
-        count=sizing.count,
-        size_bytes=sizing.size_bytes,
-        bytes_in=sizing.bytes_in,
-        bytes_out=sizing.bytes_out,
-        busiest_bytes=sizing.busiest_bytes,
-        **facts,
-    )
+    names = ("count", "size_bytes", "bytes_in", "bytes_out", "busiest_bytes")
+    sizes = {name: getattr(sizing, name) for name in names}
+    return CaseResult(sizing.case, status, ranks, **sizes, **facts)
 
 
 def _verify(

@@ -28,10 +28,8 @@ FAULTS = 20  # so many are recorded one by one; the rest are counted
 
 
 def soak(sweep: Sweep, seconds: float, tell: Callable[[str], None] | None) -> str | None:
-    """Repeat the cases; returns what makes the exit code 1, or None, on all ranks.
-
-    tell: called on rank 0 with the progress. Ends after the case in which the time is over, but not
-    in the first round, or a rank got SIGUSR1.
+    """Repeat the cases until the time is over, after one round at least, or SIGUSR1. Returns what
+    makes the exit code 1. tell: gets the progress on rank 0.
     """
     session, control, began, number = sweep.session, sweep.local.control, time.monotonic(), 0
     account = _Account(sweep, seconds) if session.recorder else None

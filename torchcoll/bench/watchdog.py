@@ -128,10 +128,7 @@ class _Stall:
         return {"place": place, "text": text, "how": self._how(), "s": round(self.seconds, 1)}
 
     def _how(self) -> str:
-        """``sleeps``, ``spins`` or ``waits``; '' if the kernel has no states.
-
-        A thread that holds Python's lock is always seen waiting for it: its CPU time shows it.
-        """
+        """``sleeps``, ``spins`` or ``waits``; '' if unknown. CPU time shows who has the GIL."""
         looks, used = self.looks.total(), None
         if self.cpu_s is not None and self.began_cpu_s is not None and self.seconds:
             used = (self.cpu_s - self.began_cpu_s) / self.seconds

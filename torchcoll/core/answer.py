@@ -59,10 +59,8 @@ class Caveat(str):
 
 
 def format_quantity(value: float, unit: str) -> str:
-    """Format the size of an answer: ``3.1x``, ``12 %``, ``1.5 ms``, ``1.21 GB/s``; never with an
-    exponent.
-
-    unit: ``x`` for a factor, ``%`` for a share (0.12), ``ns``, ``B``, or any other as it is.
+    """``3.1x``, ``12 %``, ``1.5 ms``, ``1.21 GB/s``; never with an exponent. unit: ``x``, ``%`` for
+    a share (0.12), ``ns``, ``B``, or any other as it is.
     """
     if unit == "x":
         return format_factor(value)
@@ -197,11 +195,7 @@ def of_several(named: Sequence[tuple[str, Answer]]) -> Answer:
     names = short_names([name for name, _ in named])
     name, worst = max(
         zip(names, (answer for _, answer in named), strict=True),
-        key=lambda pair: (
-            _WORST.index(pair[1].level),
-            pair[1].size or 0.0,
-            pair[1].detectable or 0.0,
-        ),
+        key=lambda p: (_WORST.index(p[1].level), p[1].size or 0.0, p[1].detectable or 0.0),
     )
     alike = {(answer.subject, answer.verb, answer.size) for _, answer in named}
     details = {answer.details for _, answer in named}

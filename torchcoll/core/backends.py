@@ -39,12 +39,9 @@ class Lack:
     def of(self, case: Case) -> str:
         """What the case lacks (``avg``, ``send and receive on cpu``); '' if it lacks nothing."""
         value = getattr(case, self.field)
-        if (
-            value not in self.values
-            or (self.device and case.device != self.device)
-            or (self.reductions and not case.op)
-            or (self.grouped and case.coalesce < 2)
-        ):
+        elsewhere = self.device and case.device != self.device
+        other = (self.reductions and not case.op) or (self.grouped and case.coalesce < 2)
+        if value not in self.values or elsewhere or other:
             return ""
         return self.what.format(value) + (f" on {self.device}" if self.device else "")
 
@@ -223,10 +220,8 @@ def only_device(name: str | None) -> str | None:
 def choose_backends(
     torch: Any, names: str | None, device: str | None
 ) -> tuple[tuple[BackendEntry, ...], str]:
-    """Choose the backends, and the device type that all of them support: the first usable one.
-
-    names: separated by commas; a name that is not in the table is passed on to torch. None chooses
-    the backend that suits the machine. Raises UnavailableError and UsageError.
+    """The backends (None: that of the machine) and the device type that all of them support: the
+    first usable one. Raises UnavailableError and UsageError.
     """
     if not torch.distributed.is_available():
         raise UnavailableError(
@@ -249,11 +244,9 @@ def choose_backends(
         # If none is usable, the first is chosen: opening it reports what is missing.
         kind = next(iter(usable or common), None)
     if kind is None or kind not in common:
-        raise UnavailableError(
-            "device",
-            device or names,
-            f"{' or '.join(common)} for {names}" if common else "backends with a device in common",
-        )
+        of_all = f"{' or '.join(common)} for {names}" if common else ""
+        expected = of_all or "backends with a device in common"
+        raise UnavailableError("device", device or names, expected)
     return entries, kind
 
 
@@ -326,12 +319,9 @@ def _import_bindings(torch: Any, entry: BackendEntry) -> None:
         try:
             importlib.import_module("intel_extension_for_pytorch")
         except Exception as error:
-            raise UnavailableError(
-                "intel_extension_for_pytorch",
-                f"{type(error).__name__}: {error}",
-                f"the version for torch {torch.__version__}, which ccl on xpu needs",
-                entry.absent,
-            ) from None
+            what, given = "intel_extension_for_pytorch", f"{type(error).__name__}: {error}"
+            expected = f"the version for torch {torch.__version__}, which ccl on xpu needs"
+            raise UnavailableError(what, given, expected, entry.absent) from None
     try:
         importlib.import_module(entry.module)
     except Exception as error:
@@ -367,10 +357,8 @@ def bindings_advice(entry: BackendEntry, error: str, version: str | None, torch:
 
 
 def current_backend(torch: Any, kind: str | None) -> str | None:
-    """The backend of the default process group for a device type; None if it has none.
-
-    kind: the device type, or None for the accelerator's backend, else the CPU's. ``get_backend`` is
-    no help: it answers "undefined" for torch's default configuration.
+    """The backend of the default process group for a device type, by default the accelerator's;
+    None if it has none. ``get_backend`` may say "undefined".
     """
     config = torch.distributed.get_backend_config()  # cpu:gloo,cuda:nccl
     backends = dict(pair.split(":", 1) for pair in config.split(",") if ":" in pair)

@@ -70,12 +70,9 @@ class ByteBudget:
         """Add so many bytes of memory. Raises UnreadableError if the limit is exceeded."""
         self._size_bytes += size_bytes
         if self._size_bytes > self._most:
-            raise UnreadableError(
-                self._what,
-                self._path,
-                "records that fit into 1 GB of memory, or into 16 times the size of the file",
-                "Split it; a compressed file may take more once it is unpacked.",
-            )
+            limit = "records that fit into 1 GB of memory, or into 16 times the size of the file"
+            action = "Split it; a compressed file may take more once it is unpacked."
+            raise UnreadableError(self._what, self._path, limit, action)
 
 
 def _no_real_file(what: str, path: object, expected: str) -> UnreadableError:
@@ -91,18 +88,13 @@ class UnpackBudget:
         self._size_bytes = 0
 
     def add(self, unpacked: int, packed: int, lines: int = 0) -> None:
-        """Raises UnreadableError if the file decompresses to more than any real file does.
-
-        unpacked: bytes decompressed since the last call, with so many ``lines``.
-        packed: bytes of the compressed file that have been read so far.
+        """Raises UnreadableError for more than real files decompress to. unpacked: bytes, with so
+        many ``lines``, since the last call. packed: bytes read in all.
         """
         self._size_bytes += unpacked + _LINE_BYTES * lines
         if self._size_bytes > _UNPACKED_BYTES + _UNPACKED_RATIO * packed:
-            raise _no_real_file(
-                self._what,
-                self._path,
-                "a .gz that unpacks to at most 256 MiB, or to 200 times its size",
-            )
+            expected = "a .gz that unpacks to at most 256 MiB, or to 200 times its size"
+            raise _no_real_file(self._what, self._path, expected)
 
 
 class EventBudget:

@@ -226,22 +226,9 @@ FIELDS = {entry.name: entry for entry in (*WHAT, *HOW)}
 SETTINGS = tuple(entry for entry in FIELDS.values() if isinstance(entry, Setting))
 # What distinguishes cases, in the order of the columns.
 DIMENSIONS = (
-    "collective",
-    "backend",
-    "implementation",
-    "device",
-    "ranks",
-    "dtype",
-    "op",
-    "root",
-    "in_place",
-    "group",
-    *(setting.name for setting in SETTINGS),
-    "rehearsal",
-    "splits",
-    "communicator",
-    "mode",
-    "clock",
+    *("collective", "backend", "implementation", "device", "ranks", "dtype", "op", "root"),
+    *("in_place", "group", *(setting.name for setting in SETTINGS)),
+    *("rehearsal", "splits", "communicator", "mode", "clock"),
 )
 
 _T = TypeVar("_T")
@@ -549,17 +536,13 @@ def partitions(
             meshes.setdefault(mesh, []).append(group)
             continue
         fitting = (d for d in loose if set(group).isdisjoint(itertools.chain(*d)))
-        division = next(fitting, None)
-        if division is None:
-            loose.append([group])
-        else:
+        if division := next(fitting, None):
             division.append(group)
+        else:
+            loose.append([group])
     for mesh, subgroups in meshes.items():
-        subgroups += [
-            subgroup
-            for subgroup in mesh
-            if subgroup not in subgroups and not set(subgroup) & set(seen)
-        ]
+        free = (each for each in mesh if not set(each) & set(seen))
+        subgroups += [subgroup for subgroup in free if subgroup not in subgroups]
     return [_filled(division, ranks) for division in (*meshes.values(), *loose)]
 
 

@@ -321,6 +321,8 @@ def _to_neighbours(hosts: Sequence[str], per_host: Counter[str], root: int) -> f
 
 # S has a block for each rank, of which a rank, or the root, has one already.
 _of_blocks = partial(Collective, parts=int, bus_factor=_share_of_others, factor=_OTHERS)
+_in_place_too = partial(_of_blocks, placements=(False, True), overlap=_own_block)
+_rooted = partial(_in_place_too, overlap=_root_block, has_root=True, crossing=_beyond_root)
 _of_uneven_blocks = partial(Collective, bus_factor=_share_of_others, factor=_OTHERS)
 
 COLLECTIVES: dict[str, Collective] = {
@@ -338,24 +340,20 @@ COLLECTIVES: dict[str, Collective] = {
             by_switch=True,
             collected=True,
         ),
-        _of_blocks(
+        _in_place_too(
             "all_gather",
             elements=lambda x: (x.count, x.count * x.ranks),
             segments=_blocks_of_all,
             prepare=_all_gather,
-            placements=(False, True),
-            overlap=_own_block,
             aliases=("all_gather_into_tensor", "all_gather_single"),
             crossing=_of_others,
             collected=True,
         ),
-        _of_blocks(
+        _in_place_too(
             "reduce_scatter",
             elements=lambda x: (x.count * x.ranks, x.count),
             segments=lambda x: [Segment(0, x.count, None, _own_block(x))],
             prepare=_reduce_scatter,
-            placements=(False, True),
-            overlap=_own_block,
             has_op=True,
             aliases=("reduce_scatter_tensor", "reduce_scatter_single", "reduce_scatter_block"),
             crossing=_of_others,
@@ -423,26 +421,18 @@ COLLECTIVES: dict[str, Collective] = {
             crossing=_once,
             rooted_output=True,
         ),
-        _of_blocks(
+        _rooted(
             "gather",
             elements=lambda x: (x.count, x.count * x.ranks if x.rank == x.root else 0),
             segments=lambda x: _blocks_of_all(x) if x.rank == x.root else [],
             prepare=_gather,
-            placements=(False, True),
-            overlap=_root_block,
-            has_root=True,
-            crossing=_beyond_root,
             rooted_output=True,
         ),
-        _of_blocks(
+        _rooted(
             "scatter",
             elements=lambda x: (x.count * x.ranks if x.rank == x.root else 0, x.count),
             segments=lambda x: [Segment(0, x.count, x.root, _own_block(x))],
             prepare=_scatter,
-            placements=(False, True),
-            overlap=_root_block,
-            has_root=True,
-            crossing=_beyond_root,
         ),
         Collective(
             "sendrecv",

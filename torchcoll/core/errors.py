@@ -71,10 +71,7 @@ def unknown(
     expected: str = "one of {}",
     action: str = "",
 ) -> UsageError:
-    """The error for a name that is not among ``choices``.
-
-    expected: {} stands for all choices; ``literal`` escapes a text that is not known in advance.
-    """
+    """The error for a name that is not among ``choices``. expected: {} stands for these."""
     names = [str(each) for each in choices]
     hint = f"{did_you_mean(value, names)} {action}".strip()
     return UsageError(what, value, expected.format(", ".join(names)), hint)
@@ -88,10 +85,8 @@ def literal(text: str) -> str:
 def nearest_names(
     value: object, choices: Iterable[str], least: float = 0.6, most: int = 1
 ) -> list[str]:
-    """The most similar names, ignoring case, the nearest first; one alone if only dashes differ, or
-    if the value lacks a unit: ``size`` is ``size_bytes``.
-
-    least: difflib's ratio.
+    """The most similar names, the nearest first; one alone if only dashes or a unit differ
+    (``size`` is ``size_bytes``). least: difflib's ratio.
     """
     import difflib  # takes 6 ms, which only an error costs
 

@@ -19,19 +19,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from torchcoll.core import errors
+from torchcoll.core import result as records
 from torchcoll.core.jsonl import TRUNCATED, UNUSABLE, LineWriter, lines_of, parse_line, read_records
 from torchcoll.core.opening import MAKE_ROOM, files_in, not_written, open_to_write
-from torchcoll.core.result import (
-    BOUND,
-    CaseResult,
-    Run,
-    case_from_json,
-    check_lists,
-    check_ranks,
-    check_texts,
-    check_whole,
-    or_none,
-)
+from torchcoll.core.result import CaseResult, Run, check_lists
 from torchcoll.core.soak_windows import SoakWindow
 from torchcoll.core.variables import is_name
 
@@ -92,9 +83,9 @@ class Writer:
         try:
             self.append([(record, data)], durable)
         except OSError as error:
-            raise errors.DiskFullError(
-                str(self.path), error.strerror, "a disk that takes the next record", self.when_full
-            ) from None
+            expected = "a disk that takes the next record"
+            what = str(self.path)
+            raise errors.DiskFullError(what, error.strerror, expected, self.when_full) from None
 
     def append(self, records: Iterable[tuple[str, dict[str, Any]]], durable: bool = False) -> None:
         """Write a line for each record, all in one write. Raises OSError if the disk refuses it."""
@@ -150,10 +141,8 @@ class Writer:
 
 
 def append_end(path: Path, run_id: str, event: dict[str, Any], end: dict[str, Any]) -> bool:
-    """End the file of a rank 0 that is gone, from another rank that reaches it.
-
-    Returns whether the event and the end were written. They are not if the file belongs to another
-    run or already has its end, nor if the rank that writes it still lives.
+    """End the file of a rank 0 that is gone, from another rank. Returns False if the file is of
+    another run, already has its end, or its writer lives.
     """
     try:
         import fcntl
@@ -356,10 +345,9 @@ def _header(header: dict[str, Any], path: Path, problems: list[str]) -> dict[str
     """The usable part of a header. Raises one of UNUSABLE for a file that is to be refused."""
     if not all(isinstance(header.get(name) or {}, dict) for name in ("spec", "environment")):
         raise TypeError
-    check_ranks(*or_none(header.get("ranks")))
+    records.check_ranks(*records.or_none(header.get("ranks")))
     header.pop("record")
-    for name in _unusable_fields(header):
-        problems.append(f"{path}:1: unusable field {name}")
+    problems += [f"{path}:1: unusable field {name}" for name in _unusable_fields(header)]
     return dict(header)
 
 
@@ -385,7 +373,7 @@ def _remove(fields: dict[str, Any], types: Mapping[str, tuple[type, ...]]) -> It
     """Remove the fields of other types, and yield their names."""
     for name in types.keys() & fields.keys():
         value = fields[name]
-        too_large = type(value) is int and abs(value) >= BOUND
+        too_large = type(value) is int and abs(value) >= records.BOUND
         if too_large or (value is not None and type(value) not in types[name]):
             del fields[name]
             yield name
@@ -394,9 +382,9 @@ def _remove(fields: dict[str, Any], types: Mapping[str, tuple[type, ...]]) -> It
 def _ranks(run: Run, data: dict[str, Any]) -> None:
     members = [dict(member) for member in data["ranks"]]
     for member in members:
-        check_texts(*(member.get(name) for name in ("host", "device", "device_name")))
-        check_whole(*or_none(member.get("pid")))
-        check_ranks(*or_none(member.get("rank")))
+        records.check_texts(*(member.get(name) for name in ("host", "device", "device_name")))
+        records.check_whole(*records.or_none(member.get("pid")))
+        records.check_ranks(*records.or_none(member.get("rank")))
         if not isinstance(member.get("variables_that_differ") or {}, dict):
             raise TypeError("variables are no object")
     run.members = members
@@ -408,12 +396,12 @@ def _phase(run: Run, data: dict[str, Any]) -> None:
 
 
 def _machine(run: Run, data: dict[str, Any]) -> None:
-    check_texts(data.get("when"), data.get("host"), data.get("utc"))
+    records.check_texts(data.get("when"), data.get("host"), data.get("utc"))
     run.machine.append(data)
 
 
 def _started(run: Run, data: dict[str, Any]) -> None:
-    run.in_flight = case_from_json(data["case"])
+    run.in_flight = records.case_from_json(data["case"])
 
 
 def _case(run: Run, data: dict[str, Any], line: bytes) -> None:
@@ -422,13 +410,13 @@ def _case(run: Run, data: dict[str, Any], line: bytes) -> None:
 
 
 def _event(run: Run, data: dict[str, Any]) -> None:
-    check_texts(data.get("kind"), data.get("message"), data.get("utc"))
+    records.check_texts(data.get("kind"), data.get("message"), data.get("utc"))
     run.events.append(data)
 
 
 def _end(run: Run, data: dict[str, Any]) -> None:
-    check_texts(data.get("status"), data.get("reason"))
-    check_whole(data.get("cases", 0))
+    records.check_texts(data.get("status"), data.get("reason"))
+    records.check_whole(data.get("cases", 0))
     run.end = data
 
 

@@ -118,10 +118,8 @@ API_CALLS: dict[str, ApiCall] = {
 
 
 def find_implementations(text: str, backend: str | None) -> tuple[tuple[str, ...], str | None]:
-    """Read a list of implementations such as ``nccl,one_shot``. Raises UsageError.
-
-    Returns the names, with ``own`` for the name of a backend, and the backend: ``backend``, or else
-    the one that the list names.
+    """(names, backend) of a list such as ``nccl,one_shot``: ``own`` stands for the name of a
+    backend, which becomes the backend without one. Raises UsageError.
     """
     names: list[str] = []
     for name in (name.strip().lower() for name in text.split(",")):

@@ -89,10 +89,7 @@ def chunks_of(path: Path, problems: list[str], what: str, lined: bool = False) -
 def _pieces(
     path: Path, problems: list[str], what: str, most_bytes: int, lined: bool = False
 ) -> Iterator[Iterator[bytes]]:
-    """Yield an iterator over the decompressed file, in pieces of at most ``most_bytes``.
-
-    lined: whether the lines of a compressed file count towards its limit.
-    """
+    """Yield an iterator over the decompressed file. lined: whether its lines count too."""
     # Small pieces: the piece in which a .gz turns out to be damaged is lost.
     most_packed = min(most_bytes, io.DEFAULT_BUFFER_SIZE) if lined else most_bytes
     try:
@@ -211,7 +208,21 @@ def _without_check_sum(data: Any) -> dict[str, Any]:
         raise TypeError("no object")
     data.pop("line", None)
     data.pop("crc", None)
+    _rename_old_keys(data)
     return data
+
+
+# Keys of earlier versions -> their present names.
+_RENAMED = {"settled": "steady_after", "lead_ns": "ramp_up_ns", "lead": "ramp_up"}
+_RENAMED |= {"launch": "run", "launches": "runs", "beside": "concurrent"}
+
+
+def _rename_old_keys(data: dict[str, Any]) -> None:
+    for name in ("labels", "limits", "source", "spec", "spent_ns", "versus"):
+        if isinstance(data.get(name), dict):
+            _rename_old_keys(data[name])
+    for old in _RENAMED.keys() & data.keys():
+        data[_RENAMED[old]] = data.pop(old)
 
 
 def _two_in_one(what: str, path: Path, number: int) -> UnreadableError:
@@ -309,10 +320,9 @@ class CheckSums:
         if not self._crcs:
             if tail is None or self.header_problem:
                 return ""
-            self.header_problem = (
-                "changed or damaged: the lines below have check sums, the header has none"
-            )
-            return self.header_problem
+            problem = "changed or damaged: the lines below have check sums, the header has none"
+            self.header_problem = problem
+            return problem
         self._unread += 1
         if tail is None:
             raise ValueError("no check sum")

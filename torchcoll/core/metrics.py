@@ -109,15 +109,9 @@ def case_labels(case: Case) -> dict[str, object]:
     """The labels of a case. A setting with its default has no label."""
     placement = {True: "true", False: "false", None: None}[case.in_place]
     labels = {
-        "collective": case.collective,
-        "size_bytes": case.size_bytes,
-        "dtype": case.dtype,
-        "op": case.op,
-        "root": case.root,
+        **{n: getattr(case, n) for n in ("collective", "size_bytes", "dtype", "op", "root")},
         "in_place": placement,
-        "backend": case.backend,
-        "group": case.group,
-        "splits": case.splits,
+        **{name: getattr(case, name) for name in ("backend", "group", "splits")},
         "implementation": None if case.implementation == NATIVE else case.implementation,
         **{setting.label or setting.name: _label(setting, case) for setting in SETTINGS},
         "graph": "true" if case.mode == "graph" else None,

@@ -125,10 +125,8 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
 
 
 def unpack(file: IO[bytes], budget: UnpackBudget) -> Iterator[bytes]:
-    """Yield what a gzip file unpacks to, in pieces of at most 1 MiB.
-
-    Raises zlib.error for a damaged file, EOFError at the end of one that was cut off, and
-    UnreadableError for more than real files unpack to.
+    """Yield pieces of at most 1 MiB. Raises zlib.error for a damaged file, EOFError for one that
+    was cut off, and UnreadableError for a bomb.
     """
     unpacker, packed = zlib.decompressobj(31), 0  # with gzip's header
     while data := file.read(_PACKED_BYTES):

@@ -98,9 +98,8 @@ _ALIASES = {"A800": "A100", "H800": "H100", "H20": "H100", "GH200": "H200", "GB2
 
 
 def device_named(name: str) -> DeviceLimits | None:
-    """Find the limits of a device by its full name (``NVIDIA A100-SXM4-80GB``); None if unknown.
-
-    A product that shares the bounds of another (H20 those of H100) keeps its own name.
+    """The limits of ``NVIDIA A100-SXM4-80GB``; None if unknown. H20 keeps its name with those of
+    H100.
     """
     tokens = set(re.split(r"[^A-Z0-9]+", name.upper()))
     for token in tokens:
@@ -139,19 +138,8 @@ _MEETS_NOBODY = (
 _RACK = re.compile(r"\bG[BH][23]00\b|\bVR\d00\b|\bRUBIN\b|\bMI4\d\d")
 # The fields of a Row that are equal in cases that differ only in the size.
 SWEEP = (
-    "collective",
-    "dtype",
-    "op",
-    "root",
-    "in_place",
-    "mode",
-    "clock",
-    "group",
-    "ranks",
-    "backend",
-    "implementation",
-    *(setting.name for setting in SETTINGS),
-    "splits",
+    *("collective", "dtype", "op", "root", "in_place", "mode", "clock", "group", "ranks"),
+    *("backend", "implementation", *(setting.name for setting in SETTINGS), "splits"),
 )
 _sweep_of = operator.attrgetter(*SWEEP)
 
@@ -198,12 +186,8 @@ def doubts_of(run: Run, rows: Sequence[Row] | None = None) -> list[str]:
             reasons |= {key: text for key, _ in sweep}
     causes = ["the time of enqueueing alone"]
     if run.source:
-        causes = [
-            "one rank only (no MPI in the build?)",
-            "a wrong number of ranks",
-            *causes,
-            "data that never left a cache",
-        ]
+        imported = ["one rank only (no MPI in the build?)", "a wrong number of ranks"]
+        causes = [*imported, *causes, "data that never left a cache"]
     if link_gbps is not None:
         causes.append("links that are faster than was stated")
     # The last comma becomes an ``or``.
@@ -257,9 +241,8 @@ def _hosts(run: Run, result: CaseResult) -> list[str]:
 
 
 def crossing(collective: str, hosts: Sequence[str], root: int | None) -> float:
-    """The least that the busiest host must send or receive, divided by S and its number of ranks.
-
-    hosts: the host of each rank. 0.0 if nothing must cross between hosts, or if it is unknown.
+    """The least that the busiest host must send or receive, divided by S and its ranks; 0.0 if
+    nothing must cross. hosts: the host of each rank.
     """
     per_host, entry = Counter(hosts), COLLECTIVES[collective]
     if len(per_host) < 2 or entry.crossing is None:
@@ -279,10 +262,8 @@ def _beyond_interfaces(row: Row, hosts: Sequence[str], link_gbps: float | None) 
         return ""
     many = sorted(set(Counter(hosts).values()))
     each = f"{many[0]}" if len(many) == 1 else f"{many[0]} to {many[-1]}"
-    return (
-        f"busbw beyond what the stated links carry between hosts ({link_gbps:g} GB/s a rank in one "
-        f"direction, {each} {plural(many[-1], 'rank')} a host)"
-    )
+    links = f"{link_gbps:g} GB/s a rank in one direction, {each} {plural(many[-1], 'rank')} a host"
+    return f"busbw beyond what the stated links carry between hosts ({links})"
 
 
 def _beyond_links(row: Row, device: DeviceLimits | None) -> str:
@@ -293,18 +274,16 @@ def _beyond_links(row: Row, device: DeviceLimits | None) -> str:
     if row.busbw_gbps <= SLACK * ceiling:
         return ""
     # The text does not contain the busbw, so that all such rows share one footnote.
-    return (
-        f"busbw beyond all links of one {device.name} ({device.wire_gbps:g} GB/s in one direction)"
-    )
+    wire = f"{device.wire_gbps:g} GB/s in one direction"
+    return f"busbw beyond all links of one {device.name} ({wire})"
 
 
 def _too_short(row: Row) -> str:
     """Why a time is too short for the launch of a kernel (no graph, no group); '' if not."""
     time = row.median_ns or 0.0
     alone = row.mode != "graph" and row.coalesce == 1 and not row.rehearsal
-    if row.device in ("cpu", "unknown") or row.ranks < 2 or not alone or row.clock == "issue":
-        return ""
-    if time >= LEAST_CALL_NS or not row.communicates:
+    launched = row.device not in ("cpu", "unknown") and row.ranks > 1 and row.communicates
+    if not (launched and alone and row.clock != "issue") or time >= LEAST_CALL_NS:
         return ""
     return f"shorter than launching a kernel ({LEAST_CALL_NS} ns)"
 

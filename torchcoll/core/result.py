@@ -414,10 +414,7 @@ class CaseResult:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], large: bool = False) -> CaseResult:
-        """Unknown fields are ignored. Raises KeyError, TypeError or ValueError for a broken one.
-
-        large: whether the samples are so many that they are packed.
-        """
+        """Raises KeyError, TypeError or ValueError for a broken one. large: samples are packed."""
         values = known_fields(cls, data)
         values["case"] = case_from_json(data["case"])
         if values.get("verification") is not None:
@@ -466,8 +463,8 @@ def stated_shortfall(results: Sequence[CaseResult]) -> str:
     short = shortfall(results)
     if not short:
         return ""
-    statuses, first = short
-    return f"{statuses}. First: {first.case.describe()}: {first.reason}"
+    first = short[1]
+    return f"{short[0]}. First: {first.case.describe()}: {first.reason}"
 
 
 @dataclass(repr=False)
@@ -503,9 +500,8 @@ class Run(Displayed):
         of = f" of {shorten(names, 2)}" if names else ""
         where = self.path or self.source.get("file") or self.header.get("run_id") or "unnamed"
         ended = (self.end or {}).get("status", "truncated")
-        cases = f"{counted(len(self.results), 'case')}{of}"
-        ranks = counted(self.ranks, "rank")
-        return as_one_line(f"Run {str(where)[-80:]}: {cases}, {ranks}, {ended}")
+        held = f"{counted(len(self.results), 'case')}{of}, {counted(self.ranks, 'rank')}"
+        return as_one_line(f"Run {str(where)[-80:]}: {held}, {ended}")
 
     def plot(self) -> Sequence[Any]:
         """The run as plotly Figures. Raises UsageError without a time, and UnavailableError."""

@@ -11,17 +11,13 @@ _MOST = 1 << 16  # no kernel has higher CPU numbers (Linux: NR_CPUS is at most 8
 
 
 def oversubscribed_hosts(members: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Find hosts with more ranks than cores. Returns (host, warning) for each.
-
-    members: ``Run.members``. A host is skipped if one of its ranks has no recorded affinity.
-    """
+    """(host, warning) for each host with more ranks than cores, as far as affinities are known."""
     crowds = []
     for host, local in by_host(members).items():
         cores = cores_of(local)
         if cores and len(local) > len(cores):
-            text = f"{len(local)} ranks share {counted(len(cores), 'core')}: "
-            text += "times include waiting for a core"
-            crowds.append((host, text))
+            share = f"{len(local)} ranks share {counted(len(cores), 'core')}"
+            crowds.append((host, f"{share}: times include waiting for a core"))
     return crowds
 
 
@@ -35,14 +31,13 @@ def by_host(members: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str,
 
 def cores_of(members: Iterable[Mapping[str, Any]]) -> set[int]:
     """The cores that these ranks of one host may use; empty if an affinity is not recorded."""
-    spans = [_numbers(member.get("affinity")) for member in members]
+    spans = [cpu_numbers(member.get("affinity")) for member in members]
     return set().union(*spans) if all(spans) else set()
 
 
 def hosts_with_isolated_gpus(members: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Find hosts on which each rank sees only its own GPU. Returns (host, warning) for each.
-
-    NCCL then uses PCIe or host memory without saying so (NVIDIA/nccl#1066).
+    """(host, warning) for each host whose ranks see only their own GPUs: NCCL then silently uses
+    PCIe or host memory (NVIDIA/nccl#1066).
     """
     isolated = []
     for host, local in by_host(members).items():
@@ -56,11 +51,9 @@ def hosts_with_isolated_gpus(members: Iterable[Mapping[str, Any]]) -> list[tuple
     return isolated
 
 
-def _numbers(text: object) -> set[int]:
-    """Parse a list such as ``0-3,8``; empty for anything else (a file edited by hand)."""
-    if not isinstance(text, str):
-        return set()
-    spans = [item.split("-") for item in text.split(",") if item]
+def cpu_numbers(text: object) -> set[int]:
+    """The numbers in a list like ``0-3,8``; empty for anything else (a file edited by hand)."""
+    spans = [item.split("-") for item in text.split(",") if item] if isinstance(text, str) else []
     if not all(number.strip().isdecimal() for span in spans for number in span):
         return set()
     ends = [(int(span[0]), int(span[-1])) for span in spans]

@@ -11,33 +11,11 @@ from dataclasses import astuple, dataclass, field
 from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from torchcoll.core import case as base
+from torchcoll.core import collectives as table
 from torchcoll.core.backends import DEFAULT, communicates
-from torchcoll.core.case import (
-    BLOCKING,
-    FIELDS,
-    NATIVE,
-    SETTINGS,
-    SLOT_BYTES,
-    Case,
-    Field,
-    SizedCase,
-    known_fields,
-    partition,
-    size_case,
-    with_settings,
-)
-from torchcoll.core.collectives import (
-    BOTH,
-    COLLECTIVES,
-    COMMON_DTYPES,
-    DEFAULT_COLLECTIVE,
-    DTYPES,
-    OPS,
-    find_collective,
-    find_dtype,
-    find_op,
-    has_splits,
-)
+from torchcoll.core.case import Case, Field, SizedCase, with_settings
+from torchcoll.core.collectives import has_splits
 from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.units import counted, format_size, parse_duration, parse_size
 
@@ -84,7 +62,7 @@ def _default(value: Any) -> Any:
 @dataclass(frozen=True)
 @with_settings
 class Spec:
-    """A whole sweep. The fields are the options of the command line, in FIELDS of core/case.py.
+    """A whole sweep. The fields are the options of the command line: FIELDS of core/case.py.
 
     collectives, dtypes, ops, sizes, roots: several as a sequence, or as a text with commas.
     step_bytes, in_place, mode, backend, device, iters: None for what the help calls the default.
@@ -93,7 +71,7 @@ class Spec:
     Raises UsageError naming the field.
     """
 
-    collectives: Reads[str | Iterable[str], tuple[str, ...]] = _default((DEFAULT_COLLECTIVE,))
+    collectives: Reads[str | Iterable[str], tuple[str, ...]] = _default((table.DEFAULT_COLLECTIVE,))
     min_bytes: Reads[int | str, int] = _default(8)
     max_bytes: Reads[int | str, int] = _default(128 << 20)
     factor: float = 4.0
@@ -122,7 +100,7 @@ class Spec:
     buffers: str = "default"
     buffer_reuse: str = "same"
     misalign_bytes: Reads[int | str, int] = _default(0)
-    implementation: str = NATIVE
+    implementation: str = base.NATIVE
     groups: str | None = None
     asynchronous: bool = False
     coalesce: int = 1
@@ -141,11 +119,11 @@ class Spec:
             put("points", read_points(self.points))
             for name, values in spec_fields(self.points).items():
                 put(name, values)
-        names = _names(self.collectives, COLLECTIVES)
-        put("collectives", _unique(find_collective(name).name for name in names))
-        names = _names(self.dtypes, COMMON_DTYPES)
-        put("dtypes", _unique(find_dtype(name).name for name in names))
-        put("ops", _unique(find_op(name) for name in _names(self.ops, OPS)))
+        names = _names(self.collectives, table.COLLECTIVES)
+        put("collectives", _unique(table.find_collective(name).name for name in names))
+        names = _names(self.dtypes, table.COMMON_DTYPES)
+        put("dtypes", _unique(table.find_dtype(name).name for name in names))
+        put("ops", _unique(table.find_op(name) for name in _names(self.ops, table.OPS)))
         for entry, value in self._entries():
             if entry.is_size:
                 put(entry.name, parse_size(value, entry.flag))
@@ -170,7 +148,7 @@ class Spec:
                 raise UsageError("offset", offset_text, "--concurrent COLLECTIVE:GROUPS with it")
         if isinstance(self.backend, str):
             put("backend", ",".join(_names(self.backend.lower())))
-        if self.implementation != NATIVE:
+        if self.implementation != base.NATIVE:
             from torchcoll.core.implementations import find_implementations
 
             implementations, backend = find_implementations(self.implementation, self.backend)
@@ -188,8 +166,8 @@ class Spec:
         """The entries of the table with the values of their fields, except for a default None."""
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
-            if each.name in FIELDS and not (value is None and each.default is None):
-                yield FIELDS[each.name], value
+            if each.name in base.FIELDS and not (value is None and each.default is None):
+                yield base.FIELDS[each.name], value
 
     def _check_ranges(self) -> None:
         if self.sizes:
@@ -199,11 +177,8 @@ class Spec:
             if self.min_bytes < 1:
                 raise UsageError("min-bytes", self.min_bytes, "at least 1 byte")
             if self.min_bytes > self.max_bytes:
-                raise UsageError(
-                    "min-bytes (-b)",
-                    format_size(self.min_bytes),
-                    f"at most max-bytes (-e), which is {format_size(self.max_bytes)}",
-                )
+                expected = f"at most max-bytes (-e), which is {format_size(self.max_bytes)}"
+                raise UsageError("min-bytes (-b)", format_size(self.min_bytes), expected)
             if self.step_bytes is not None:
                 if self.step_bytes < 1:
                     raise UsageError("step-bytes", self.step_bytes, "at least 1 byte")
@@ -222,18 +197,18 @@ class Spec:
                 raise UsageError("buffer-reuse", value, "--mode synchronized", action)
             if self.works_concurrently:
                 raise UsageError("buffer-reuse", "flush with --concurrent", "one of them")
-        if self.mode == BLOCKING and self.works_concurrently:
+        if self.mode == base.BLOCKING and self.works_concurrently:
             raise UsageError("mode", "blocking with --concurrent", "one of them")
         if self.misalign_bytes:
-            largest = max((DTYPES[name] for name in self.dtypes), key=lambda dtype: dtype.itemsize)
+            dtypes = [table.DTYPES[name] for name in self.dtypes]
+            largest = max(dtypes, key=lambda dtype: dtype.itemsize)
             if self.misalign_bytes % largest.itemsize:
                 value = f"{self.misalign_bytes} with {largest.name}"
-                action = "A buffer begins at a whole element."
-                raise UsageError(
-                    "misalign", value, f"a multiple of {largest.itemsize} bytes", action
-                )
-            if self.misalign_bytes >= SLOT_BYTES:
-                raise UsageError("misalign", self.misalign_bytes, f"less than {SLOT_BYTES} bytes")
+                expected = f"a multiple of {largest.itemsize} bytes"
+                raise UsageError("misalign", value, expected, "A buffer begins at a whole element.")
+            if self.misalign_bytes >= base.SLOT_BYTES:
+                expected = f"less than {base.SLOT_BYTES} bytes"
+                raise UsageError("misalign", self.misalign_bytes, expected)
         if self.offset is not None:  # of a block that waits longer it would be said that it hangs
             seconds = parse_duration(self.offset, "offset")
             if not _LEAST_OFFSET_S <= seconds <= self.timeout_s / 2:
@@ -245,7 +220,7 @@ class Spec:
         for name in ("precision", "max_time_s", "timeout_s"):
             value = getattr(self, name)
             if not 0 < value <= _MOST_S:
-                raise UsageError(FIELDS[name].flag, value, f"above 0, at most {_MOST_S:g}")
+                raise UsageError(base.FIELDS[name].flag, value, f"above 0, at most {_MOST_S:g}")
         if self.precision >= 1:
             raise UsageError("precision", self.precision, "a number below 1", "5 % is 0.05.")
 
@@ -263,12 +238,8 @@ class Spec:
                 sizes.append(size)
                 exact = exact + self.step_bytes if self.step_bytes else exact * factor
                 if len(sizes) > MAX_SIZES:
-                    raise UsageError(
-                        "sizes",
-                        f"more than {MAX_SIZES} sizes",
-                        f"at most {MAX_SIZES}",
-                        "Use a larger factor or step.",
-                    )
+                    value, most = f"more than {MAX_SIZES} sizes", f"at most {MAX_SIZES}"
+                    raise UsageError("sizes", value, most, "Use a larger factor or step.")
         return _unique(sizes)
 
     def cases(self, ranks: int) -> tuple[Case, ...]:
@@ -285,15 +256,14 @@ class Spec:
             from torchcoll.core.splits import split_rules, split_weights
 
             weights = {rule: split_weights(rule, ranks) for rule in split_rules(self.splits)}
-            others = [
-                n for n in self.collectives if has_splits(n) and COLLECTIVES[n].blocks != BOTH
-            ]
+            of_splits = filter(has_splits, self.collectives)
+            others = [name for name in of_splits if table.COLLECTIVES[name].blocks != table.BOTH]
             if others and len(weights) > 1:
                 what = f"{self.splits} of {others[0]}"
                 raise UsageError("splits", what, "pair: of all_to_all_v alone")
         by_key: dict[tuple[Any, ...], SizedCase] = {}
         for case in self._product():
-            sizing = size_case(case, ranks, weights.get(case.splits or ""))
+            sizing = base.size_case(case, ranks, weights.get(case.splits or ""))
             key = (dataclasses.replace(case, size_bytes=sizing.size_bytes), sizing.count)
             by_key.setdefault(key, sizing)
         sizings = list(by_key.values())
@@ -308,10 +278,10 @@ class Spec:
         """The sub-groups of so many ranks, at least one. Raises UsageError if they do not fit."""
         if self.concurrent_collective and ranks > 1:
             _, rule, _ = other_collective(str(self.concurrent)) or ("", "", None)
-            if max(map(len, partition(rule, ranks))) == 1:
+            if max(map(len, base.partition(rule, ranks))) == 1:
                 value = f"{self.concurrent}, where each of {ranks} ranks is alone"
                 raise UsageError("concurrent", value, "groups of several ranks")
-        return partition(self.groups, ranks) if self.groups else (tuple(range(ranks)),)
+        return base.partition(self.groups, ranks) if self.groups else (tuple(range(ranks)),)
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -361,7 +331,7 @@ class Spec:
             asynchronous = point.asynchronous or self.asynchronous
             yield point.collective, point.dtype, point.op, (point.size_bytes,), asynchronous
         for name in () if self.points else self.collectives:
-            entry = COLLECTIVES[name]
+            entry = table.COLLECTIVES[name]
             for dtype in self.dtypes if entry.has_data else (None,):
                 for op in self.ops if entry.has_op else (None,):
                     sizes = self.size_list() if entry.has_data else (0,)
@@ -379,9 +349,10 @@ class Spec:
         one_by_one = device == "cpu" or self.buffer_reuse == "flush"
         mode = self.mode or ("synchronized" if one_by_one else "back-to-back")
         for name, dtype, op, sizes, asynchronous in self._calls():
-            entry = COLLECTIVES[name]
-            settings = {setting.name: getattr(self, setting.name) for setting in SETTINGS}
-            settings["asynchronous"] = asynchronous
+            entry = table.COLLECTIVES[name]
+            settings = {setting.name: getattr(self, setting.name) for setting in base.SETTINGS}
+            settings |= {"asynchronous": asynchronous}
+            settings |= {"group": self.groups, "rehearsal": self.rehearse}
             if not entry.has_data:
                 settings["misalign_bytes"] = 0
             placements: Sequence[bool | None] = (None,)
@@ -396,22 +367,9 @@ class Spec:
             ):
                 # A B B A: what drifts with time favours neither.
                 for backend, by in back if next(turns) % 2 else forth:
-                    yield Case(
-                        name,
-                        size_bytes,
-                        dtype,
-                        op,
-                        root,
-                        _default_placement(name, by) if in_place is None else in_place,
-                        mode,
-                        backend,
-                        device,
-                        splits=splits,
-                        group=self.groups,
-                        rehearsal=self.rehearse,
-                        implementation=by,
-                        **settings,
-                    )
+                    placed = _default_placement(name, by) if in_place is None else in_place
+                    what = (name, size_bytes, dtype, op, root, placed, mode, backend, device)
+                    yield Case(*what, splits=splits, implementation=by, **settings)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -419,13 +377,13 @@ class Spec:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Spec:
         """Unknown fields are ignored."""
-        return cls(**known_fields(cls, data))
+        return cls(**base.known_fields(cls, data))
 
 
 def _default_placement(collective: str, implementation: str) -> bool:
     """Whether the calls are in place if the Spec does not say it."""
-    default = COLLECTIVES[collective].placements[0]
-    if implementation == NATIVE:
+    default = table.COLLECTIVES[collective].placements[0]
+    if implementation == base.NATIVE:
         return default
     from torchcoll.core.implementations import placement_of
 
@@ -441,7 +399,7 @@ def read_work(text: str) -> str:
     if f"{name}:" == _BACKGROUND and rest:
         return text
     if name not in WORKS:
-        if rest and (name == SAME or name in COLLECTIVES):
+        if rest and (name == SAME or name in table.COLLECTIVES):
             other_collective(text)
             return text
         expected = f"{', '.join(WORKS)}, each with :SIZE, COLLECTIVE:GROUPS or {_BACKGROUND}LABEL"
@@ -452,15 +410,14 @@ def read_work(text: str) -> str:
 
 
 def other_collective(text: str) -> tuple[str, str, int | None] | None:
-    """Read ``all_gather:mod:2:4M``: (collective, groups, size), of a collective that runs on groups
-    of its own during the calls of a case; None for other work. ``same`` is the case's own
-    collective, a size of None the size of the case. Raises UsageError.
+    """Read ``all_gather:mod:2:4M``: (collective, groups, size or None for that of the case); None
+    for other work. ``same`` is the case's collective. Raises UsageError.
     """
     name, _, rest = text.partition(":")
     if name in WORKS or f"{name}:" == _BACKGROUND:
         return None
     rule, _, size = rest.rpartition(":") if rest.count(":") == 2 else (rest, "", "")
-    if name != SAME and not COLLECTIVES[name].has_data:
+    if name != SAME and not table.COLLECTIVES[name].has_data:
         raise UsageError("concurrent", text, "a collective that moves data")
     if rule.partition(":")[0] not in ("mod", "div") or not rule.partition(":")[2].isdecimal():
         raise UsageError("concurrent", text, f"{name}:mod:N or {name}:div:N, and a size after it")
@@ -516,15 +473,15 @@ def _read_point(point: Any) -> ExactCall:
         raise UsageError("points", given, f"{_EXPECTED} each") from None
     if not isinstance(point.asynchronous, bool):
         raise UsageError("points", given, "True or False for asynchronous")
-    entry = find_collective(point.collective)
+    entry = table.find_collective(point.collective)
     size_bytes = parse_size(point.size_bytes, "points")
     if entry.has_data and not size_bytes:
         raise UsageError("points", f"{entry.name} of 0 bytes", "at least 1 byte")
     return ExactCall(
         entry.name,
         size_bytes if entry.has_data else 0,
-        find_dtype(point.dtype or "float32").name if entry.has_data else None,
-        find_op(point.op or "sum") if entry.has_op else None,
+        table.find_dtype(point.dtype or "float32").name if entry.has_data else None,
+        table.find_op(point.op or "sum") if entry.has_op else None,
         point.asynchronous,
     )
 

@@ -287,6 +287,11 @@ class Row:
 # The fields that a row copies from its case. Its size is the actual one.
 _OF_CASE = tuple(f.name for f in fields(Case) if f.name != "size_bytes")
 _values_of_case = operator.attrgetter(*_OF_CASE)
+_OF_RESULT = (
+    *("ranks", "size_bytes", "count", "bytes_in", "bytes_out"),
+    *("stop", "steady_ns", "expected_ns", "status", "reason"),
+)
+_values_of_result = operator.attrgetter(*_OF_RESULT)
 # In these fields, 0 means that an imported file does not have the value.
 _UNSTATED_AT_0 = ("ranks", "count", "bytes_in", "bytes_out", "calls")
 
@@ -336,11 +341,7 @@ def summarise(
     library: str | None = None,
     times: Sequence[float] | None = None,
 ) -> Row:
-    """The row of one case.
-
-    how: how samples are reduced over ranks. clock: None for ``default_clock``.
-    times: its ``steady_times`` if they are known: computing those of many ranks takes a while.
-    """
+    """The row of one case. times: its ``steady_times`` if they are known."""
     clock = clock or default_clock(result)
     times = steady_times(result, clock, how) if times is None else times
     steady, cold = sorted(times), over_ranks(result.cold_ns, how)
@@ -365,15 +366,11 @@ def summarise(
         channels = {choice.channels for choice in result.choices}
     return Row(
         **dict(zip(_OF_CASE, _values_of_case(case), strict=True)),
+        **dict(zip(_OF_RESULT, _values_of_result(result), strict=True)),
         library=library,
-        ranks=result.ranks,
         communicator=result.communicator if result.cold_ns or result.time_ns else None,
         clock=clock,
         size_bytes_requested=case.size_bytes,
-        size_bytes=result.size_bytes,
-        count=result.count,
-        bytes_in=result.bytes_in,
-        bytes_out=result.bytes_out,
         first_call_ns=cold[0] if cold else first_ns,
         second_call_ns=cold[1] if len(cold) > 1 else None,
         statistic=statistic,
@@ -382,16 +379,11 @@ def summarise(
         high_ns=quantile(steady, HIGH) if steady else None,
         p99_ns=p99,
         calls=calls,
-        stop=result.stop,
-        steady_ns=result.steady_ns,
         algorithm=algorithm,
         channels=channels.pop() if len(channels) == 1 else None,
-        expected_ns=result.expected_ns,
         algbw_gbps=algbw,
         busbw_gbps=busbw,
         verified=verified(result),
-        status=result.status,
-        reason=result.reason,
     )
 
 
@@ -480,10 +472,8 @@ def cold_by_rank(results: Sequence[CaseResult]) -> dict[int, Sequence[int]]:
 
 
 def connects(run: Run, backend: str) -> str | None:
-    """Where a backend of the run connected: ``init_process_group``, ``communicator``, ``first
-    call``, ``never``, ``before`` the run, or None or ``unknown``.
-
-    ProcessGroupNCCL2 of torch 2.14 connects earlier than requested, which only the times show.
+    """Where a backend of the run connected: a phase, ``first call``, ``never``, ``before``, None or
+    ``unknown``. ProcessGroupNCCL2 of torch 2.14 connects earlier than requested.
     """
     where = recorded_connects(run, backend)
     init_ns = run.phases.get("init_process_group")
@@ -519,9 +509,8 @@ def first_call_ns(firsts: Sequence[CaseResult], how: str = "max") -> float:
 
 
 def connect_ns(run: Run, firsts: Sequence[CaseResult], how: str = "max") -> float:
-    """The time to create the communicator of these results before their first call; 0 if the first
-    call itself connects, or if it is unknown. All of ``init_process_group`` (for a second backend,
-    of ``new_group``) counts if the backend connects in it.
+    """The time to connect before the first call of these results; 0 if that call connects, or if
+    unknown. All of ``init_process_group`` counts if it connects.
     """
     backend = firsts[0].case.backend if firsts else ""
     where = connects(run, backend)

@@ -436,13 +436,9 @@ def _take(traffic: Traffic, record: str, data: dict[str, Any], _line: bytes) -> 
             raise ValueError("a rank twice in a group")
         calls_before = data.get("calls_before", 0)
         check_whole(calls_before)
-        traffic.groups[data["name"]] = Group(
-            data["name"],
-            tuple(data["ranks"]),
-            data.get("backend") or "",
-            data.get("description") or "",
-            calls_before,
-        )
+        texts = (data.get("backend") or "", data.get("description") or "")
+        name, ranks = data["name"], tuple(data["ranks"])
+        traffic.groups[name] = Group(name, ranks, *texts, calls_before)
     elif record == "parameters":
         check_texts(data["module"], *data["names"])
         traffic.parameters[data["module"]] = tuple(data["names"])

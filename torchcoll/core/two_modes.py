@@ -45,11 +45,8 @@ def two_modes(times_ns: Sequence[float]) -> Modes | None:
     fast, slow = ordered[:k], ordered[k:]
     if quantile(slow, 0.5) / quantile(fast, 0.5) < APART:
         return None
-    return Modes(
-        len(slow) / n,
-        (quantile(slow, LOW), quantile(slow, HIGH)),
-        (quantile(fast, LOW), quantile(fast, HIGH)),
-    )
+    spans = ((quantile(mode, LOW), quantile(mode, HIGH)) for mode in (slow, fast))
+    return Modes(len(slow) / n, *spans)
 
 
 def parted(ordered: Sequence[float], least: int) -> int | None:

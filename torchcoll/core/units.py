@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -32,18 +33,13 @@ def parse_size(text: str | int, what: str = "size") -> int:
         value = Fraction(text)
     else:
         text = str(text).strip()
-        ambiguous = _AMBIGUOUS.fullmatch(text)
-        if ambiguous:
+        if ambiguous := _AMBIGUOUS.fullmatch(text):
             number, suffix, binary = ambiguous.groups()
             suffix = suffix.upper()
             decimal = Fraction(number) * 1000 ** ("KMGT".index(suffix) + 1)
             other = "" if binary or decimal.denominator > 1 else f" or {decimal} (decimal)"
-            raise UsageError(
-                what,
-                text,
-                _SIZE_SET,
-                f"Write {number}{suffix} ({number} x {_SUFFIXES[suffix]} bytes){other}.",
-            )
+            action = f"Write {number}{suffix} ({number} x {_SUFFIXES[suffix]} bytes){other}."
+            raise UsageError(what, text, _SIZE_SET, action)
         match = _SIZE.fullmatch(text)
         if not match:
             raise UsageError(what, text, _SIZE_SET)
@@ -104,13 +100,10 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
 def parse_duration(text: str, what: str) -> float:
     """Parse a duration (``200us``, ``90s``, ``30m``, ``8h``, ``2d``) in s. Raises UsageError."""
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
-    unit = text[len(number) :]
-    try:
-        seconds = float(number) * _SECONDS[unit]
+    with contextlib.suppress(ValueError, KeyError):
+        seconds = float(number) * _SECONDS[text[len(number) :]]
         if 0 < seconds < float("inf"):
             return seconds
-    except (ValueError, KeyError):
-        pass
     raise UsageError(what, text, "a time above 0 with its unit: 90s, 30m, 8h, 2ms")
 
 
@@ -154,10 +147,7 @@ _TIME_UNITS = (("ns", 1), ("us", 10**3), ("ms", 10**6), ("s ", 10**9))
 
 
 def format_time(ns: float | None, digits: int = 4) -> str:
-    """Format a duration for a column: ``812 ns``, ``155.2 us``, ``66.10 ms``, ``1.203 s ``.
-
-    digits: significant digits. Units are two characters wide. Minutes are given in seconds.
-    """
+    """For a column: ``812 ns``, ``155.2 us``, ``1.203 s ``, with significant ``digits``."""
     if ns is None:
         return "-"
     for unit, scale in _TIME_UNITS:

@@ -356,10 +356,8 @@ _LEAST_CHANGES, _MOST_WORDS = 0.4, 0.35
 
 
 def _is_random(run: str) -> bool:
-    """Whether capitals, small letters and digits are mixed as no name and no path has them.
-
-    Of random base64 three neighbours in five are of different classes. Hexadecimal hashes have one
-    kind of letter and stay.
+    """Whether letters and digits are mixed as in no name or path: in random base64 three neighbours
+    in five differ in class. Hexadecimal hashes stay.
     """
     if not (re.search("[a-z]", run) and re.search("[A-Z]", run) and re.search(r"\d", run)):
         return False

@@ -10,15 +10,9 @@ import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from torchcoll.core import errors
 from torchcoll.core.commands import SubCommand
-from torchcoll.core.errors import (
-    ExitCode,
-    UnavailableError,
-    UnreadableError,
-    UsageError,
-    choice,
-    tell,
-)
+from torchcoll.core.errors import ExitCode, UnreadableError
 
 if TYPE_CHECKING:
     from torchcoll.libraries.dumps import Dump
@@ -44,47 +38,38 @@ def log_arguments(parser: argparse.ArgumentParser) -> None:
 def run_log(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.skipping import skip
     from torchcoll.core.units import counted
-    from torchcoll.libraries.job_logs import (
-        file_rows,
-        group_jobs,
-        job_log,
-        list_log_files,
-        read_log,
-    )
+    from torchcoll.libraries import job_logs
     from torchcoll.libraries.nccl.topology import is_dump
     from torchcoll.libraries.show import show_logs
     from torchcoll.report.formats import FORMATS
 
-    choice(options.format, "format", FORMATS)
+    errors.choice(options.format, "format", FORMATS)
     if not options.files:
         return _show_local_topology(options.format)
     readers, dump_paths, dumps, refused = [], [], [], []
-    for path in list_log_files(options.files):
+    for path in job_logs.list_log_files(options.files):
         try:
             if is_dump(path):
                 dump, problems = _read_dump(path)
                 dumps.append(dump)
                 dump_paths.append(path)
             else:
-                reader, problems = read_log(path)
+                reader, problems = job_logs.read_log(path)
                 readers.append(reader)
         except UnreadableError as error:  # the other files are still worth reading
             refused.append(error)
             continue
         for problem in problems:
-            tell(f"torchcoll: warning: {problem}")
+            errors.tell(f"torchcoll: warning: {problem}")
     folder = options.files[0] if len(options.files) == 1 and not (readers or dumps) else ""
     if os.path.isdir(folder):
-        raise UnreadableError(
-            "log",
-            folder,
-            f"a log of NCCL, RCCL or oneCCL: none in {counted(len(refused), 'file')}",
-            f"torchcoll {shlex.quote(folder)} says what is in it.",
-        )
+        expected = f"a log of NCCL, RCCL or oneCCL: none in {counted(len(refused), 'file')}"
+        action = f"torchcoll {shlex.quote(folder)} says what is in it."
+        raise UnreadableError("log", folder, expected, action)
     skip(refused, bool(readers or dumps))
-    jobs = [job_log(job) for job in group_jobs(readers)]
+    jobs = [job_logs.job_log(job) for job in job_logs.group_jobs(readers)]
     limits = None if readers else _limits(dumps, dump_paths)  # one answer
-    show_logs(jobs, file_rows(readers), options.format, dumps=dumps, limits=limits)
+    show_logs(jobs, job_logs.file_rows(readers), options.format, dumps=dumps, limits=limits)
     return ExitCode.OK
 
 
@@ -107,8 +92,8 @@ def _limits(dumps: Sequence[Dump], paths: Sequence[str]) -> LimitsView | None:
 
     try:
         return limits_view(read_machine(paths)) if dumps else None
-    except UsageError as error:
-        tell(f"torchcoll: warning: no limits: {error}")
+    except errors.UsageError as error:
+        errors.tell(f"torchcoll: warning: no limits: {error}")
         return None
 
 
@@ -145,28 +130,23 @@ nccl.all_reduce([torch.zeros(1, device=f"cuda:{n}") for n in range(torch.cuda.de
 
 
 def _dump_topology(path: str) -> None:
-    """Have NCCL write its topology to ``path``. Raises UnavailableError if it did not."""
+    """Have NCCL write its topology to ``path``. Raises errors.UnavailableError if it did not."""
     from torchcoll.machine.doctor_facts import run, text_lines
 
     code, _, stderr = run([sys.executable, "-c", _PROGRAM, path], _TIMEOUT_S)
     if not code and os.path.isfile(path):
         return
     lines = text_lines(stderr)
-    raise UnavailableError(
-        "limits of this machine",
-        lines[-1] if code and lines else "no NCCL_TOPO_DUMP_FILE from NCCL",
-        "GPUs and NCCL",
-        "Where they are, set NCCL_TOPO_DUMP_FILE=topo.xml for a run; then torchcoll log topo.xml.",
-    )
+    given = lines[-1] if code and lines else "no NCCL_TOPO_DUMP_FILE from NCCL"
+    action = "Where they are, set NCCL_TOPO_DUMP_FILE=topo.xml for a run; "
+    action += "then torchcoll log topo.xml."
+    raise errors.UnavailableError("limits of this machine", given, "GPUs and NCCL", action)
 
 
 COMMANDS = {
     "log": SubCommand(
         log_arguments,
         run_log,
-        examples=(
-            "torchcoll log nccl.log",
-            "torchcoll log topo.xml",
-        ),
+        examples=("torchcoll log nccl.log", "torchcoll log topo.xml"),
     ),
 }

@@ -32,10 +32,7 @@ class Dump:
     links: tuple[int, bool, float] | None = None
 
     def matches(self, nvlinks: int | None, to_switch: bool | None, devices: Sequence[str]) -> bool:
-        """Whether ``links`` are those of a fabric (torchcoll/rules/*.toml) with one of these GPUs.
-
-        nvlinks: links of a GPU. to_switch: whether they go to switches. devices: names of GPUs.
-        """
+        """Whether ``links`` are those of a fabric (rules/*.toml) with one of these GPUs."""
         specs = filter(None, map(device_named, devices))
         return self.links in {(nvlinks, to_switch, device.ring_gbps) for device in specs}
 

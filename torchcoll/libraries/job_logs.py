@@ -41,12 +41,8 @@ WRITES = "A run with --library-log writes such a log."
 
 
 def list_log_files(paths: Iterable[str]) -> list[str]:
-    """List the log files among ``paths``: files as they are given, and the files of folders, with
-    rank2.log before rank10.log.
-
-    In a folder of results (also of a matrix) these are the files that --library-log wrote next to
-    each result, in ``x.jsonl.logs``. Results themselves are skipped. Raises UnreadableError for a
-    folder without logs.
+    """The log files among ``paths`` and in folders, rank2.log before rank10.log; of results the
+    logs of --library-log beside them. Raises UnreadableError without any.
     """
     files: list[str] = []
     for path in paths:
@@ -288,10 +284,7 @@ _LOG_MORE = "log the choices too: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,TUN
 
 
 def logs_answer(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> Answer | None:
-    """What these files show: of one job in a sentence, of several how many chose what.
-
-    None for topologies alone, of which their limits are the answer, unless one is damaged.
-    """
+    """What these files show; None for topologies alone, unless one is damaged."""
     problems = _dump_problems(dumps)
     if not jobs:
         return Answer(one_line("; ".join(problems)), "doubt") if problems else None

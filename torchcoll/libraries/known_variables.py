@@ -62,13 +62,8 @@ _OF_FILES = frozenset(_TEXT.split())
 def names_file(name: str, value: str) -> bool:
     """Whether a variable may name a file that a library loads code from, reads or writes."""
     tokens = name.upper().split("_")
-    return (
-        not _OF_FILES.isdisjoint(tokens)
-        or tokens[0] == "LD"
-        or "/" in value
-        or "\\" in value
-        or ".so" in value
-    )
+    of_files = not _OF_FILES.isdisjoint(tokens) or tokens[0] == "LD"
+    return of_files or any(part in value for part in ("/", "\\", ".so"))
 
 
 def _nearest(name: str, prefix: str) -> str | None:

@@ -40,10 +40,8 @@ def show_logs(
     dumps: Sequence[Dump] = (),
     limits: LimitsView | None = None,
 ) -> None:
-    """Print ``dumps`` (topologies in XML), then ``jobs``, then how many lines of each of
-    ``files`` were understood (``job_logs.file_rows``).
-
-    limits: what the machine of the dumps allows. Raises UsageError for an unknown format.
+    """Print topologies, jobs, and how many lines of each file were understood. Raises UsageError
+    for an unknown format.
     """
     titled = titled_logs(jobs, files, dumps)
     rows = _rows(jobs, dumps)

@@ -141,9 +141,8 @@ class Accelerator:
         self._torch = torch
         self._module = torch.get_device_module(kind)
         self._now = now
-        self._graph_class = getattr(self._module, "CUDAGraph", None) or getattr(
-            self._module, "XPUGraph", None
-        )
+        graphs = (getattr(self._module, name, None) for name in ("CUDAGraph", "XPUGraph"))
+        self._graph_class = next(filter(None, graphs), None)
         self.captures = self._graph_class is not None
         self.calls_per_sample = XPU_CALLS_PER_SAMPLE if kind == "xpu" else 1
         self._side: Any = None  # the stream of concurrent work
@@ -176,10 +175,8 @@ class Accelerator:
         self._module.empty_cache()
 
     def synchronized(self, call: Call, align: Call, calls: int, clocks: Clocks) -> None:
-        """Time ``calls`` calls one by one on the host and the issue clock, as on the CPU.
-
-        The device is idle at both time stamps of the host clock: even synchronous calls of nccl,
-        xccl and ccl return once they are queued.
+        """Time calls one by one on host and issue clock. The device is idle at both stamps: even
+        synchronous calls of nccl and xccl return once they are queued.
         """
         now, synchronize, began = self._now, self.synchronize, _starts(clocks)
         host, issue = clocks["host"].append, clocks["issue"].append
@@ -196,10 +193,8 @@ class Accelerator:
             began(start)
 
     def stream(self, call: Call, calls: int, clocks: Clocks, leads: int, lead: list[int]) -> None:
-        """Time ``calls`` calls back to back on the device and the issue clock, as on the CPU.
-
-        There is an event between calls, and one synchronise at the end. On an idle device the first
-        event completes immediately, so the first duration is the host's time to issue a call.
+        """Time calls back to back by events between them, synchronised at the end. The first event
+        of an idle device is complete at once: its duration is the issue's.
         """
         now, issue, each = self._now, clocks["issue"].append, self.calls_per_sample
         counts = split_batch(calls, each)
@@ -247,9 +242,8 @@ class Accelerator:
 
         Without a delay the work is issued first: its calls are long, so the host soon finishes.
         """
-        begun, worked, calling, called = (
-            self._torch.Event(self.name, enable_timing=True) for _ in range(4)
-        )
+        events = (self._torch.Event(self.name, enable_timing=True) for _ in range(4))
+        begun, worked, calling, called = events
 
         def issue_work() -> None:
             if not repeats:
@@ -285,10 +279,8 @@ class Accelerator:
         return of_calls, of_work, round(whole * 1e6), late
 
     def graph(self, call: Call) -> Call:
-        """Capture ``call`` into a graph and return a function that replays it (if ``captures``).
-
-        On CUDA the capture is restricted to this thread, because NCCL's proxies and torch's
-        watchdogs allocate memory and query events in their own threads.
+        """A function that replays the captured ``call``. On CUDA the capture is of this thread:
+        NCCL's and torch's own threads allocate memory and query events.
         """
         assert self._graph_class
         self.synchronize()
@@ -339,10 +331,8 @@ def cost_of_measuring(device: Device, align: Call | None) -> dict[str, int]:
 
 
 def open_device(torch: Any, kind: str, launch: Launch, shared: bool) -> Device:
-    """Open this rank's device: of local rank l device l, or device 0 if the launcher makes only one
-    device visible to each rank. shared: several ranks may use one device (--rehearse).
-
-    Raises UnavailableError if there is none, fewer than ranks, or one that cannot be used.
+    """Open the device of the local rank, or device 0 if a rank sees only one. shared: by several
+    ranks (--rehearse). Raises UnavailableError.
     """
     if kind == "cpu":
         return Cpu()
@@ -350,32 +340,23 @@ def open_device(torch: Any, kind: str, launch: Launch, shared: bool) -> Device:
     count = module.device_count() if module.is_available() else 0
     if not count:
         why = _why_none(module)
-        raise UnavailableError(
-            f"device {kind}",
-            f"none that torch {torch.__version__} can use{f' ({why})' if why else ''}",
-            "at least one",
-            _action(why, "torchcoll doctor says why") + "; --device cpu measures on the CPU.",
-        )
+        none = f"none that torch {torch.__version__} can use{f' ({why})' if why else ''}"
+        action = f"{_action(why)}; --device cpu measures on the CPU."
+        raise UnavailableError(f"device {kind}", none, "at least one", action)
     local = launch.local_rank
     is_masked = any(os.environ.get(name) for name in _MASKS)
     if local >= count and not shared and not (count == 1 and is_masked):
-        raise UnavailableError(
-            f"ranks on {os.uname().nodename}",
-            f"{max(launch.local_ranks, local + 1)} with {counted(count, f'{kind} device')}",
-            f"at most {count}",
-            "Start fewer ranks, or rehearse with several on one device: --rehearse.",
-        )
+        ranks = f"{max(launch.local_ranks, local + 1)} with {counted(count, f'{kind} device')}"
+        action = "Start fewer ranks, or rehearse with several on one device: --rehearse."
+        where = f"ranks on {os.uname().nodename}"
+        raise UnavailableError(where, ranks, f"at most {count}", action)
     device = Accelerator(torch, kind, local % count)
     try:
         device.open()
     except (RuntimeError, AssertionError) as error:  # in use by others, out of memory, no driver
-        text = (str(error).splitlines() or [""])[0]
-        raise UnavailableError(
-            f"device {device.name}",
-            text or type(error).__name__,
-            "one that this process can use",
-            _action(text, "torchcoll doctor says why") + ".",
-        ) from None
+        text = (str(error).splitlines() or [type(error).__name__])[0]
+        usable = "one that this process can use"
+        raise UnavailableError(f"device {device.name}", text, usable, f"{_action(text)}.") from None
     return device
 
 
@@ -395,7 +376,8 @@ _ACTIONS = (
 )
 
 
-def _action(text: str, usual: str) -> str:
+def _action(text: str) -> str:
+    usual = "torchcoll doctor says why"
     return next((action for phrase, action in _ACTIONS if phrase in text.lower()), usual)
 
 
@@ -404,18 +386,15 @@ def _why_none(module: Any) -> str:
     try:
         module.init()
     except (RuntimeError, AssertionError) as error:
-        line = (str(error).splitlines() or [""])[0]
-        return line.partition(". ")[0].rstrip(".")
+        return (str(error).splitlines() or [""])[0].partition(". ")[0].rstrip(".")
     except AttributeError:
         pass
     return ""
 
 
 def refuse_shared(rank_devices: Sequence[tuple[str, str | None]], name: str = "") -> None:
-    """Raise UnavailableError if two ranks use the same device. MIG slices of one GPU count as one
-    device: NCCL refuses them.
-
-    rank_devices: (host, id of the device) of each rank. name: torch's name of this rank's device.
+    """Raise UnavailableError if two ranks use one device; MIG slices of a GPU count as one.
+    rank_devices: (host, id) of each rank. name: torch's, of this rank's.
     """
     first: dict[tuple[str, str | None], int] = {}
     for rank, (host, device) in enumerate(rank_devices):
@@ -425,12 +404,8 @@ def refuse_shared(rank_devices: Sequence[tuple[str, str | None]], name: str = ""
             if " MIG " in f"{name} ":
                 device = f"MIG slices of {device}"
                 action = "NCCL connects no slices of one GPU: one rank alone, or GPUs without MIG."
-            raise UnavailableError(
-                "device",
-                f"ranks {earlier_rank} and {rank} on {device} of {host}",
-                "a device for each rank",
-                action,
-            )
+            ranks = f"ranks {earlier_rank} and {rank} on {device} of {host}"
+            raise UnavailableError("device", ranks, "a device for each rank", action)
 
 
 # Variables with which a launcher hides the devices of other ranks.

@@ -60,9 +60,8 @@ def _device(facts: Facts, kind: str) -> Usable:
     broken = next((d for d in available if d.get("error")), None)
     if broken:
         reason = f"{broken['device']} fails at a sum: {broken['error']}"
-        return unusable(
-            kind, reason, "see what the driver's tool says (nvidia-smi, rocm-smi, xpu-smi)"
-        )
+        action = "see what the driver's tool says (nvidia-smi, rocm-smi, xpu-smi)"
+        return unusable(kind, reason, action)
     names = dict.fromkeys(str(d.get("device_name")) for d in available)
     text = f"{len(available)} x {', '.join(names)}"
     return Usable(kind, True, f"{text}, through ROCm" if facts.torch.get("hip") else text)
@@ -85,9 +84,7 @@ def _why_no_cuda(facts: Facts) -> tuple[str, str]:
     hidden = hiding_variable(facts.environ, "hip" if torch.get("hip") else "cuda")
     if hidden:
         return f"{hidden}={facts.environ[hidden]!r} hides all devices", f"unset {hidden}"
-    vendor = "AMD" if torch.get("hip") else "NVIDIA"
-    reason = _no_driver(facts, vendor)
-    return reason or (
+    return _no_driver(facts, "AMD" if torch.get("hip") else "NVIDIA") or (
         torch.get("why", {}).get("cuda") or "torch finds no device",
         "see what nvidia-smi or rocm-smi says; the driver may be older than torch wants",
     )
@@ -226,6 +223,7 @@ def settings(facts: Facts) -> Iterator[Finding]:
 
 
 SCHEMA = "torchcoll-doctor/1"
+_OF_LAUNCH = ("launcher", "rank", "ranks", "local_rank", "local_ranks", "job_id")
 Check = Callable[[Facts], Iterable[Finding]]
 CHECKS: tuple[Check, ...] = (
     *traps.HOST_CHECKS,
@@ -254,14 +252,7 @@ def report(facts: Facts) -> dict[str, Any]:
         "torchcoll": __version__,
         "usable": any(backend.usable for backend in usable),
         "versions": versions(facts),
-        "launch": {
-            "launcher": launch.launcher,
-            "rank": launch.rank,
-            "ranks": launch.ranks,
-            "local_rank": launch.local_rank,
-            "local_ranks": launch.local_ranks,
-            "job_id": launch.job_id,
-        },
+        "launch": {name: getattr(launch, name) for name in _OF_LAUNCH},
         "devices": [asdict(item) for item in devices(facts)],
         "backends": [asdict(item) for item in usable],
         "interfaces": [asdict(item) for item in interfaces(facts)],

@@ -89,9 +89,8 @@ def rank_device(launch: Launch, devices: list[dict[str, Any]]) -> dict[str, Any]
 
 
 def module_facts(run: Callable[..., tuple[int, str, str]]) -> dict[str, dict[str, Any]]:
-    """Facts about Intel's extensions that are installed: version, error, registers (its backend)
-    and mapped (communication libraries). Each is imported in a child process: importing takes
-    seconds, prints, and fails with AttributeError beside another torch.
+    """Facts about Intel's extensions: version, error, registers (its backend), mapped. Each is
+    imported in a child process: that takes seconds, prints, and may fail.
     """
     modules = {}
     for name in (IPEX, *BINDINGS):
@@ -294,9 +293,8 @@ def gpu_facts(proc: str = "/proc", sysfs: str = "/sys", dev: str = "/dev") -> di
     """Signs of GPUs that do not need torch: vendor -> pci (number of GPUs on the bus), driver (its
     version), files (whether /dev has the files that the vendor's runtime opens).
     """
-    vendors: dict[str, dict[str, Any]] = {
-        name: {"pci": 0, "driver": None, "files": False} for name in ("NVIDIA", "AMD", "Intel")
-    }
+    empty = {"pci": 0, "driver": None, "files": False}
+    vendors: dict[str, dict[str, Any]] = {name: {**empty} for name in ("NVIDIA", "AMD", "Intel")}
     for device in Path(sysfs, "bus/pci/devices").glob("*"):
         vendor = _VENDORS.get(text_in(device / "vendor") or "")
         if vendor and (text_in(device / "class") or "").startswith(_GPU_CLASSES):

@@ -114,18 +114,15 @@ def device_place(torch: Any, device: Device) -> tuple[str | None, str | None]:
     from torchcoll.core.shared_cores import device_identity
     from torchcoll.machine.placement import device_facts
 
-    facts = device_facts(torch, device.name)
-    return facts.get("pci_id") or facts.get("uuid"), device_identity(
-        {**facts, "device": device.name}
-    )
+    facts = {**device_facts(torch, device.name), "device": device.name}
+    return facts.get("pci_id") or facts.get("uuid"), device_identity(facts)
 
 
 def _cpu_model() -> str:
     try:
         with open("/proc/cpuinfo") as info:
-            return next(
-                line.split(":")[1].strip() for line in info if line.startswith("model name")
-            )
+            names = (line for line in info if line.startswith("model name"))
+            return next(names).split(":")[1].strip()
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
 

@@ -11,6 +11,7 @@ import ctypes
 import json
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ _CORRECTED, _UNCORRECTED = 0, 1  # nvmlMemoryErrorType_t
 _VOLATILE = 0  # nvmlEccCounterType_t: since the driver was loaded
 _MAX_LINKS = 36  # NVML_NVLINK_MAX_LINKS; 18 in older headers, whose drivers refuse more
 _SWITCH = 2  # nvmlIntNvLinkDeviceType_t
-_REMOTES = {0: "gpu", 1: "cpu", _SWITCH: "switch"}
+_REMOTES: dict[int | None, str] = {0: "gpu", 1: "cpu", _SWITCH: "switch"}
 _MAX_PROCESSES = 1024
 _NOT_AVAILABLE = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
 
@@ -94,9 +95,8 @@ def nvidia_gpus(device_ids: list[str], library: Any) -> list[dict[str, Any]]:
 
 def _gpu(library: Any, device_id: str) -> dict[str, Any]:
     handle = ctypes.c_void_p()
-    if ":" in device_id:
-        ask, name = "nvmlDeviceGetHandleByPciBusId_v2", device_id
-    else:  # torch omits the prefix
+    ask, name = "nvmlDeviceGetHandleByPciBusId_v2", device_id
+    if ":" not in device_id:  # torch omits the prefix
         ask, name = "nvmlDeviceGetHandleByUUID", f"GPU-{device_id.removeprefix('GPU-')}"
     if not _call(library, ask, name.encode(), ctypes.byref(handle)):
         return {"place": device_id}
@@ -181,11 +181,8 @@ class _Gpu:
         if all(state is None for state in states):  # no NVLink, or its state is not available
             return {"nvlinks": None, "nvlink_to": None, "nvlink_errors": None}
         active = [link for link, state in enumerate(states) if state]
-        remotes: dict[str, int] = {}
-        for link in active:
-            kind = self.number("nvmlDeviceGetNvLinkRemoteDeviceType", link)
-            name = "unknown" if kind is None else _REMOTES.get(kind, "unknown")
-            remotes[name] = remotes.get(name, 0) + 1
+        kinds = (self.number("nvmlDeviceGetNvLinkRemoteDeviceType", link) for link in active)
+        remotes = dict(Counter(_REMOTES.get(kind, "unknown") for kind in kinds))
         call = "nvmlDeviceGetNvLinkErrorCounter"
         errors = {
             name: [self.number(call, link, counter, kind=ctypes.c_ulonglong) for link in active]
@@ -205,10 +202,8 @@ def is_amd(device_id: str, sysfs: str = "/sys") -> bool:
 
 
 def amd_gpus(device_ids: list[str], sysfs: str = "/sys") -> list[dict[str, Any]]:
-    """The state of each GPU, in the order of ``device_ids`` (PCI ids).
-
-    Keys: place (its PCI id), index, busy_percent, sm_clock_mhz, sm_clock_max_mhz, temperature_c
-    (the highest of its sensors), power_w, power_limit_w (kernel: gpu/amdgpu/thermal.rst).
+    """The state of each GPU, in the order of ``device_ids`` (PCI ids), with the keys of
+    ``nvidia_gpus`` that the kernel has (gpu/amdgpu/thermal.rst).
     """
     return _with_facts(device_ids, sysfs, lambda card: _amd_facts(card / "device"))
 

@@ -113,12 +113,9 @@ def detect(environ: Mapping[str, str] | None = None) -> Launch:
             )
     size = _number(("WORLD_SIZE",), env)
     if size not in (None, launches[0].ranks) and not env.get("RANK"):
-        raise UsageError(
-            "launcher variables",
-            f"{_describe(launches[0])} and WORLD_SIZE={size}",
-            "launchers that agree",
-            "Unset WORLD_SIZE.",
-        )
+        given = f"{_describe(launches[0])} and WORLD_SIZE={size}"
+        action = "Unset WORLD_SIZE."
+        raise UsageError("launcher variables", given, "launchers that agree", action)
     # All agree. RANK was set from another launcher's variables, and srun also sets PMI_*.
     # jsrun starts Open MPI's ranks, and sets its variables.
     names = ("PALS", "Flux", "jsrun", "Open MPI", "srun", "MPI", "torchrun")
@@ -182,17 +179,12 @@ def _read(name: str, env: Mapping[str, str], job_id: str | None) -> Launch | Non
     assert ranks is not None
     if rank >= ranks:
         size_name = next((name for name in size_names if env.get(name)), size_names[0])
-        raise UsageError(
-            "launcher variables",
-            f"{rank_names[0]}={rank} with {size_name}={ranks}",
-            "a rank below the number of ranks",
-        )
+        given = f"{rank_names[0]}={rank} with {size_name}={ranks}"
+        raise UsageError("launcher variables", given, "a rank below the number of ranks")
     local_rank = _number(local_names, env)
     local_ranks = _number(local_size_names, env, int(env.get("SLURM_NODEID") or 0))
-    has_local_rank = local_rank is not None
-    return Launch(
-        name, rank, ranks, local_rank or 0, local_ranks or 1, job_id, has_local_rank=has_local_rank
-    )
+    numbers = (rank, ranks, local_rank or 0, local_ranks or 1)
+    return Launch(name, *numbers, job_id, has_local_rank=local_rank is not None)
 
 
 def _check_half(name: str, env: Mapping[str, str], having: tuple[str, ...]) -> None:

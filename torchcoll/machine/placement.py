@@ -16,6 +16,7 @@ from typing import Any
 
 from torchcoll.core.backends import NCCL, BackendEntry
 from torchcoll.core.errors import UnavailableError
+from torchcoll.core.shared_cores import cpu_numbers
 
 _PCI_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
@@ -33,10 +34,8 @@ def device_facts(torch: Any, device: str, proc: str = "/proc") -> dict[str, Any]
         return {}
     uuid = getattr(properties, "uuid", None)
     facts = {"device_name": str(properties.name), "uuid": str(uuid) if uuid else None}
-    components: list[Any] = [
-        getattr(properties, f"pci_{component}_id", None)
-        for component in ("domain", "bus", "device")
-    ]
+    names = (f"pci_{component}_id" for component in ("domain", "bus", "device"))
+    components: list[Any] = [getattr(properties, name, None) for name in names]
     if all(isinstance(component, int) for component in components):
         facts["pci_id"] = "{:04x}:{:02x}:{:02x}.0".format(*components)
         return facts
@@ -136,12 +135,6 @@ def numa_nodes(cpus: Iterable[int], sysfs: str = "/sys") -> list[int]:
     return sorted(nodes)
 
 
-def cpu_numbers(text: str) -> set[int]:
-    """The numbers in a list of CPUs like ``0-3,8``."""
-    spans = (item.split("-") for item in text.strip().split(",") if item)
-    return {n for span in spans for n in range(int(span[0]), int(span[-1]) + 1)}
-
-
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _KINDS = {"1": "ethernet", "32": "infiniband", "772": "loopback"}  # linux/if_arp.h
 
@@ -177,10 +170,8 @@ def _families(name: str, proc: str, is_this_host: bool) -> list[str]:
     if is_this_host:
         import fcntl  # does not exist on Windows, where this module is imported too
 
-        with (
-            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
-            contextlib.suppress(OSError),
-        ):
+        probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        with probe, contextlib.suppress(OSError):
             fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             families.append("ipv4")
     lines = (text_in(Path(proc, "net/if_inet6")) or "").splitlines()
@@ -245,19 +236,14 @@ def check_interfaces(backends: Iterable[BackendEntry]) -> None:
         problem = interface_problem(entry.family == NCCL, value, addressed)
         if addressed and problem:  # without sysfs the list is empty, and no value can be judged
             usable = ", ".join(name for name, has_address in addressed.items() if has_address)
-            raise UnavailableError(
-                variable,
-                f"{value} on {socket.gethostname()} ({problem})",
-                f"one of {usable}",
-                f"Correct or unset {variable}.",
-            )
+            given = f"{value} on {socket.gethostname()} ({problem})"
+            action = f"Correct or unset {variable}."
+            raise UnavailableError(variable, given, f"one of {usable}", action)
 
 
 def interface_problem(pattern: bool, value: str, addressed: Mapping[str, bool]) -> str:
-    """What is wrong with ``value``; '' if nothing is.
-
-    pattern: ``value`` is read as NCCL reads it (``matching``), not as a list of names.
-    addressed: interface -> whether it has an address.
+    """What is wrong with ``value``; '' if nothing. pattern: read as NCCL does (``matching``), not
+    as a list. addressed: interface -> whether it has an address.
     """
     if pattern:
         usable = [name for name, has_address in addressed.items() if has_address]

@@ -45,10 +45,8 @@ def launch(
     timeout_s: float | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> Ended:
-    """Run a command to its end with its output in ``log``; ``tick`` is called each second.
-
-    The command is ended after ``timeout_s``, and on an exception such as Ctrl-C, which is raised
-    again. A second exception kills it at once.
+    """Run a command to its end; ``tick`` is called each second. It is ended after ``timeout_s`` and
+    on an exception, which is raised again; a second one kills it.
     """
     began = time.monotonic()
     try:
@@ -57,17 +55,16 @@ def launch(
         return Ended(None, 0.0, why=str(error))
     timed_out = False
     try:
-        while True:
+        while not timed_out:
             elapsed = time.monotonic() - began
             left = _TICK_S if timeout_s is None else min(_TICK_S, timeout_s - elapsed)
             try:
                 process.wait(max(0.0, left))
                 break
             except subprocess.TimeoutExpired:
-                if timeout_s is not None and time.monotonic() - began >= timeout_s:
-                    timed_out = True
-                    break
-                tick()
+                timed_out = timeout_s is not None and time.monotonic() - began >= timeout_s
+                if not timed_out:
+                    tick()
     except BaseException:
         _end(process, mark)
         raise

@@ -25,19 +25,13 @@ _LIBRARY = re.compile(
 def rank_facts(
     torch: Any, device: str, thorough: bool = True, cpus: Iterable[int] = (), sysfs: str = "/sys"
 ) -> dict[str, Any]:
-    """Libraries, device, NUMA nodes and nearest NICs of this rank, for the ``ranks`` record.
-
-    thorough: also read the libraries' files; one rank of a host is enough for that.
-    cpus: CPUs that this process may use.
+    """Libraries, device, NUMA nodes of ``cpus`` and nearest NICs of this rank. thorough: read the
+    libraries' files too, on one rank of a host.
     """
     facts = device_facts(torch, device)
     pci = pci_facts(facts["pci_id"], sysfs) if facts.get("pci_id") else {}
-    return {
-        **facts,
-        **pci,
-        "cpu_numa_nodes": numa_nodes(cpus, sysfs),
-        "mapped": mapped_libraries(torch, thorough=thorough),
-    }
+    mapped = mapped_libraries(torch, thorough=thorough)
+    return {**facts, **pci, "cpu_numa_nodes": numa_nodes(cpus, sysfs), "mapped": mapped}
 
 
 def mapped_libraries(

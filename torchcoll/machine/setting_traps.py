@@ -91,12 +91,8 @@ class Trap:
 def _workers_lack_cores(settings: Settings) -> bool:
     # Measured with 2 ranks on 2 cores: 24.7 ms instead of 57 us at 1 KiB, and 29.3 ms instead of
     # 516 us at 1 MiB. Under mpirun oneCCL disables its workers itself.
-    return (
-        settings.ccl_on_cpu
-        and settings.ranks > 1
-        and settings.ranks * 2 > settings.cores
-        and settings.launcher not in _WITH_MPI
-    )
+    crowded = settings.ranks > 1 and settings.ranks * 2 > settings.cores
+    return settings.ccl_on_cpu and crowded and settings.launcher not in _WITH_MPI
 
 
 def hiding_variable(environ: Mapping[str, str], gpu_build: str) -> str | None:
@@ -121,28 +117,14 @@ _SLOW = {
     "CCL_OP_SYNC": (_ON, "every call is waited for"),
 }
 _FORCING_NCCL = (
-    "NCCL_ALGO",
-    "NCCL_PROTO",
-    "NCCL_NTHREADS",
-    "NCCL_BUFFSIZE",
-    "NCCL_MIN_CTAS",
-    "NCCL_MAX_CTAS",
-    "NCCL_MIN_NCHANNELS",
-    "NCCL_MAX_NCHANNELS",
-    "NCCL_TUNER_PLUGIN",
-    "NCCL_GRAPH_FILE",
-    "NCCL_TOPO_FILE",
-    "NCCL_LAUNCH_MODE",
+    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_MIN_CTAS"),
+    *("NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_TUNER_PLUGIN"),
+    *("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_LAUNCH_MODE"),
 )
 _OFF = {
-    "NCCL_P2P_DISABLE": _ON,
-    "NCCL_IB_DISABLE": _ON,
-    "NCCL_SHM_DISABLE": _ON,
-    "NCCL_NVB_DISABLE": _ON,
-    "NCCL_PXN_DISABLE": _ON,
-    "NCCL_NET_DISABLE_INTRA": _ON,
-    "NCCL_NVLS_ENABLE": "0",
-    "NCCL_CUMEM_ENABLE": "0",
+    **dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_SHM_DISABLE"), _ON),
+    **dict.fromkeys(("NCCL_NVB_DISABLE", "NCCL_PXN_DISABLE", "NCCL_NET_DISABLE_INTRA"), _ON),
+    **dict.fromkeys(("NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE"), "0"),
 }
 
 TRAPS = (

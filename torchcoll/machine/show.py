@@ -70,11 +70,8 @@ def _lines(report: dict[str, Any], width: int | None) -> Iterator[Line]:
     versions = {"torchcoll": report["torchcoll"], **report["versions"]}
     version_texts = [f"{name} {text}" for name, text in versions.items() if text]
     yield from _wrapped(", ".join(map(one_line, version_texts)), "  ", "  ", width)
-    for title, key in (
-        ("Devices", "devices"),
-        ("Backends", "backends"),
-        ("Network interfaces", "interfaces"),
-    ):
+    lists = {"Devices": "devices", "Backends": "backends", "Network interfaces": "interfaces"}
+    for title, key in lists.items():
         yield from _title(title)
         yield from _items(report[key], width)
     yield from _title("Ranks and devices")
@@ -91,8 +88,7 @@ def _lines(report: dict[str, Any], width: int | None) -> Iterator[Line]:
 
 
 def _title(text: str) -> Iterator[Line]:
-    yield "", ""
-    yield "bold", text
+    yield from (("", ""), ("bold", text))
 
 
 def _wrapped(text: str, first: str, subsequent: str, width: int | None) -> Iterator[Line]:
@@ -136,10 +132,9 @@ def _items(items: list[dict[str, Any]], width: int | None) -> Iterator[Line]:
 def _ranks(report: dict[str, Any], width: int | None) -> Iterator[Line]:
     launch, rows = report["launch"], report["ranks"]
     if not rows:
-        text = "one rank: no launcher started this process"
-        if launch["launcher"] != "none":
-            text = "unknown: the launcher's variables contradict each other (below)"
-        yield "", f"  {text}"
+        contradicting = "unknown: the launcher's variables contradict each other (below)"
+        alone = launch["launcher"] == "none"
+        yield "", f"  {'one rank: no launcher started this process' if alone else contradicting}"
         return
     job = f" in job {launch['job_id']}" if launch["job_id"] else ""
     summary = f"{launch['local_ranks']} of {launch['ranks']} ranks are on this host"

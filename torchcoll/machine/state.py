@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core.shared_cores import cpu_numbers
 from torchcoll.core.units import counted, format_bytes, format_digits, format_share
-from torchcoll.machine.placement import cpu_numbers, number_in, process_ids, text_in
+from torchcoll.machine.placement import number_in, process_ids, text_in
 
 # The load of the cores is the difference of two samples of the ticks in /proc, which only increase.
 # A sample with psutil takes more than twice as long.
@@ -202,12 +203,14 @@ def settings(cpus: set[int], proc: str = "/proc", sysfs: str = "/sys") -> dict[s
     """
     fields = (text_in(f"{proc}/loadavg") or "").split()
     folders = [Path(sysfs, f"devices/system/cpu/cpu{cpu}") for cpu in sorted(cpus)]
-    counts: dict[str, list[int]] = {"core": [], "package": []}
-    for folder in folders:
-        for kind, values in counts.items():
-            count = number_in(folder / f"thermal_throttle/{kind}_throttle_count")
-            if count is not None:
-                values.append(count)
+    counts = {
+        kind: [
+            count
+            for folder in folders
+            if (count := number_in(folder / f"thermal_throttle/{kind}_throttle_count")) is not None
+        ]
+        for kind in ("core", "package")
+    }
     governors = {text_in(folder / "cpufreq/scaling_governor") for folder in folders[:1]}
     return {
         "load": [float(field) for field in fields[:3]] or None,
@@ -311,14 +314,12 @@ def _device_concerns(
     links, earlier = last.get("nvlinks"), first.get("nvlinks")
     if links is not None and earlier is not None and links < earlier:
         yield f"{name}: {earlier - links} of {earlier} NVLinks lost during the run"
-    errors = []
-    for kind, counts in (last.get("nvlink_errors") or {}).items():
-        old = (first.get("nvlink_errors") or {}).get(kind, {})
-        errors += [
-            f"{kind} +{risen} on link {link}"
-            for link, count in counts.items()
-            if (risen := _rise(old.get(link), count))
-        ]
+    errors = [
+        f"{kind} +{risen} on link {link}"
+        for kind, counts in (last.get("nvlink_errors") or {}).items()
+        for link, count in counts.items()
+        if (risen := _rise((first.get("nvlink_errors") or {}).get(kind, {}).get(link), count))
+    ]
     if errors:
         yield f"{name}: NVLink errors during the run: {', '.join(errors)}"
 

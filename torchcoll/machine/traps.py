@@ -205,16 +205,8 @@ def bindings_version(facts: Facts) -> Iterator[Finding]:
 
 
 HOST_CHECKS = (
-    launcher_variables,
-    foreign_torchrun,
-    torch_without_gpu,
-    more_ranks_than_devices,
-    more_ranks_than_cores,
-    stolen_time,
-    governor,
-    other_numa_node,
-    small_shm,
-    memlock,
+    *(launcher_variables, foreign_torchrun, torch_without_gpu, more_ranks_than_devices),
+    *(more_ranks_than_cores, stolen_time, governor, other_numa_node, small_shm, memlock),
     bindings_version,
 )
 

@@ -212,10 +212,7 @@ def collective_named(text: str) -> str | None:
 
 @lru_cache(maxsize=64)  # called with the name of the file for each row
 def collective_in(text: str) -> str | None:
-    """The collective that a file name or a heading contains; None for none or several.
-
-    ``2. All_reduce`` and ``nccl_allgather.log`` contain one. all_reduce does not count as reduce.
-    """
+    """The collective in ``2. All_reduce`` or ``nccl_allgather.log``; None for none or several."""
     plain = re.sub(r"[^a-z0-9]+", "_", text.lower())
     names = set()
     spellings = {name for c in COLLECTIVES.values() for name in (c.name, *c.aliases)}
@@ -279,11 +276,7 @@ def make_result(
     buffer_reuse: str = "unknown",
     group: str | None = None,
 ) -> CaseResult:
-    """Make the result of one case.
-
-    size_bytes: S as nccl-tests defines it. ranks: 0 if not known. wrong: how many of the
-    ``checked`` elements are wrong; None if the source did not check.
-    """
+    """Make a result. size_bytes: S of nccl-tests. ranks: 0 is unknown. wrong: of ``checked``."""
     entry = COLLECTIVES[collective]
     case = Case(
         collective,

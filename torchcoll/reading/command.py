@@ -172,16 +172,8 @@ def _is_result_file(path: str) -> bool:
 
 def _check_own(paths: Sequence[str], options: argparse.Namespace) -> None:
     """Raises UsageError for options of other tools' output with result files alone."""
-    for name in [
-        "importer",
-        "map",
-        "ranks",
-        "collective",
-        "dtype",
-        "backend",
-        "statistic",
-        "label",
-    ]:
+    of_others = ("importer", "map", "ranks", "collective", "dtype", "backend", "statistic", "label")
+    for name in of_others:
         if value := getattr(options, name):
             what = "from" if name == "importer" else name
             raise errors.UsageError(what, value, f"none with {paths[0]}: a result file has its own")
@@ -210,14 +202,9 @@ def _runs_of(
         refused.append(error)
     for run in [] if options.output else runs:
         lines.append(f"{run.path}: result file: {counted(len(run.results), 'case')}")
-    import_options = ImportOptions(
-        ranks=options.ranks,
-        collective=options.collective,
-        dtype=options.dtype,
-        backend=options.backend,
-        statistic=options.statistic,
-        columns=parse_columns(options.map),
-    )
+    names = ("ranks", "collective", "dtype", "backend", "statistic")
+    values = {name: getattr(options, name) for name in names}
+    import_options = ImportOptions(columns=parse_columns(options.map), **values)
     labels = parse_labels(options.label)
     for path in files:
         try:

@@ -23,19 +23,10 @@ from torchcoll.core.jsonl import chunks_of
 from torchcoll.core.other_commands import begin_of, reading_command
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import counted
+from torchcoll.reading import torch_names
 from torchcoll.reading.base import itemsize, number, whole
 from torchcoll.reading.large_json import members
 from torchcoll.reading.safe_pickle import is_pickle, read_pickle
-from torchcoll.reading.torch_names import (
-    Numbers,
-    check_ranks,
-    clock_of_rank,
-    parse_rank_list,
-    product,
-    rank_in_name,
-    torch_collective,
-    torch_dtype,
-)
 
 SOURCE = "flight recorder"
 _LISTS = ("traceEvents", "entries")  # the long lists of a trace and of a dump
@@ -118,21 +109,18 @@ def read_dump(data: Mapping[str, Any], path: Path) -> Traffic:
     listed = data.get("entries")
     entries = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
     if not entries:
-        raise UnreadableError(
-            f"Flight Recorder dump {path}",
-            "no entries",
-            "entries of collectives",
-            "Set TORCH_FR_BUFFER_SIZE=2000 before the start (torch 2.6 to 2.8: "
-            "TORCH_NCCL_TRACE_BUFFER_SIZE).",
-        )
-    rank = rank_in_name(path, bare=True)
+        action = "Set TORCH_FR_BUFFER_SIZE=2000 before the start (torch 2.6 to 2.8: "
+        action += "TORCH_NCCL_TRACE_BUFFER_SIZE)."
+        what = f"Flight Recorder dump {path}"
+        raise UnreadableError(what, "no entries", "entries of collectives", action)
+    rank = torch_names.rank_in_name(path, bare=True)
     if rank is None:
         raise UnreadableError(
             "Flight Recorder dump", path, "a name that ends in the rank, such as fr_rank0.json"
         )
     traffic = Traffic(SOURCE, path=path)
     traffic.groups = read_groups(data, entries)
-    numbers, calls = Numbers(), []
+    numbers, calls = torch_names.Numbers(), []
     start = min(_created(entry) for entry in entries)
     for index, entry in enumerate(entries):
         try:
@@ -144,9 +132,9 @@ def read_dump(data: Mapping[str, Any], path: Path) -> Traffic:
             calls.append(call)
     traffic.calls = {rank: calls}
     if start:
-        traffic.clocks = {rank: (clock_of_rank(rank), start)}
+        traffic.clocks = {rank: (torch_names.clock_of_rank(rank), start)}
     members = {r for group in traffic.groups.values() for r in group.ranks}
-    check_ranks(members, path)
+    torch_names.check_ranks(members, path)
     traffic.ranks = max(rank, *members, 0) + 1
     traffic.notes = _notes(entries, calls)
     return traffic
@@ -175,7 +163,8 @@ def read_groups(data: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -
     config = data.get("pg_config")
     for name, entry in config.items() if isinstance(config, dict) else ():
         if name and isinstance(entry, dict):
-            ranks, description = parse_rank_list(entry.get("ranks")), str(entry.get("desc") or "")
+            ranks = torch_names.parse_rank_list(entry.get("ranks"))
+            description = str(entry.get("desc") or "")
             groups[name] = Group(name, ranks, description=description)
     for entry in entries:
         try:
@@ -188,15 +177,17 @@ def read_groups(data: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -
 
 
 def _call(
-    entry: Mapping[str, Any], groups: Mapping[str, Group], numbers: Numbers, start: int
+    entry: Mapping[str, Any], groups: Mapping[str, Group], numbers: torch_names.Numbers, start: int
 ) -> TrafficCall | None:
     """The call of one entry; None for an entry that is not a call, such as a split."""
     name = str(entry["profiling_name"])
-    collective = torch_collective(name)
+    collective = torch_names.torch_collective(name)
     if collective in NO_CALLS:
         return None
     group, _ = group_name(entry)
-    dtype = next(map(torch_dtype, [*entry["input_dtypes"], *entry["output_dtypes"]]), None)
+    dtype = next(
+        map(torch_names.torch_dtype, [*entry["input_dtypes"], *entry["output_dtypes"]]), None
+    )
     bytes_in, bytes_out = (
         _size_bytes(entry[f"{side}_sizes"], dtype) for side in ("input", "output")
     )
@@ -239,12 +230,12 @@ def _kind_of_call(collective: str, entry: Mapping[str, Any], ranks: int) -> str:
         if ranks and any(count % ranks for count in rows):
             return exchange
         return uneven(collective, rows[:1], rows[1:])
-    sent, received = ([product(shape) or 0 for shape in shapes] for shapes in sides)
+    sent, received = ([torch_names.product(shape) or 0 for shape in shapes] for shapes in sides)
     return uneven(collective, sent, received)
 
 
 def _size_bytes(sizes: Sequence[Sequence[int]], dtype: str | None) -> int:
-    counts = [product(shape) for shape in sizes]
+    counts = [torch_names.product(shape) for shape in sizes]
     elements = sum(count for count in counts if count is not None)
     each = itemsize(dtype)
     if None in counts or elements * (each or 0) >= 1 << 62:

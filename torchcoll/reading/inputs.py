@@ -16,15 +16,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from torchcoll.core import errors
 from torchcoll.core.case import Case
-from torchcoll.core.errors import (
-    ForeignError,
-    UnreadableError,
-    UsageError,
-    one_line,
-    path_text,
-    tell,
-)
+from torchcoll.core.errors import ForeignError, UnreadableError, UsageError
 from torchcoll.core.file import is_ours, is_traffic, load_own
 from torchcoll.core.opening import STDIN, files_in, from_stdin, is_stdin, open_to_read
 from torchcoll.core.result import Run
@@ -78,7 +72,7 @@ def load(
     holds several runs or nothing usable. Raises UsageError for an impossible collective or ranks,
     and for either with a result file, which states its own.
     """
-    path = path_text(path, "file", "a path; runs and traffic need no load")
+    path = errors.path_text(path, "file", "a path; runs and traffic need no load")
     if os.path.isdir(path) or (not os.path.exists(path) and glob.has_magic(os.fspath(path))):
         runs = load_all(expand(path), collective=collective, ranks=ranks)
         check_import_options(runs, collective, ranks)
@@ -151,7 +145,7 @@ def load_all(
     skip(list({str(error): error for error in refused}.values()), others)
     if foreign:
         number_of_files, names = counted(len(foreign), "file"), shorten(list(foreign), _NAMED)
-        tell(f"torchcoll: note: skipped {number_of_files} without results: {names}")
+        errors.tell(f"torchcoll: note: skipped {number_of_files} without results: {names}")
     if not runs and traffic:
         actual = f"traffic alone: {shorten(traffic, 1)}"
         action = "torchcoll show FILE shows traffic; in Python torchcoll.Traffic.load reads it."
@@ -171,10 +165,8 @@ def load_all(
 def resolve_sources(
     arguments: Iterable[str], collective: str | None = None, ranks: int | None = None
 ) -> list[Source]:
-    """Resolve the arguments of a command to sources that ``load_all`` accepts.
-
-    ``label=PATH`` becomes Runs with the label ``cell``, and output of another tool becomes Runs if
-    collective or ranks is given. Other paths stay paths.
+    """Sources for ``load_all``: ``label=PATH`` and output of other tools with collective or ranks
+    become Runs, other paths stay paths.
     """
     resolved = _resolved(arguments, collective, ranks)
     check_import_options(
@@ -205,9 +197,8 @@ def _resolved(arguments: Iterable[str], collective: str | None, ranks: int | Non
 
 
 def select_cases(runs: Sequence[Run], label: str) -> list[Run]:
-    """The runs with the cases that a label such as ``backend:gloo`` selects; all for other labels.
-
-    Raises UsageError for a name that is no field of a case, and if no case has the value.
+    """The runs with the cases of a label such as ``backend:gloo``; all for other labels. Raises
+    UsageError for no field of a case, and without a case.
     """
     name, colon, value = label.partition(":")
     if not colon or not name.isidentifier():
@@ -273,9 +264,8 @@ def add_filter(parser: argparse.ArgumentParser) -> None:
 
 
 def drop_non_results(arguments: Sequence[str], least: int = 1) -> list[str]:
-    """Drop traffic and manifests, which ``DIR/*.jsonl`` matches too; traffic is named on stderr.
-
-    If fewer than ``least`` are left, all are returned, so that reading them says what they are.
+    """Drop traffic and manifests, which ``DIR/*.jsonl`` matches too, unless fewer than ``least``
+    are left: reading them says what they are.
     """
     traffic = [path for path in arguments if os.path.isfile(path) and is_traffic(path)]
     results = [path for path in arguments if not (path in traffic or is_manifest(path))]
@@ -320,10 +310,8 @@ class Material:
 def read_material(
     arguments: Sequence[str], collective: str | None = None, ranks: int | None = None
 ) -> Material:
-    """Read result files, output of other tools, traffic, logs and topology files.
-
-    arguments: such files, folders of them, or ``label=PATH``. Raises UnreadableError for a file
-    that is none of these, and if there is nothing to read.
+    """Read results, output of other tools, traffic, logs and topologies. Raises UnreadableError for
+    any other file, and without anything to read.
     """
     from torchcoll.core.traffic import join_folder
 
@@ -368,7 +356,7 @@ def read_material(
     material.runs += load_all(_resolved(results, collective, ranks))
     check_import_options(material.runs, collective, ranks)
     if not (material.runs or material.traffic or material.dumps or material.logs):
-        why = one_line(material.notes[0]) if material.notes else ""
+        why = errors.one_line(material.notes[0]) if material.notes else ""
         raise UnreadableError("report", "nothing to report", "results, traffic or logs", why)
     return material
 
@@ -477,7 +465,7 @@ def note_traffic(traffic: Sequence[str]) -> None:
     """Print one line on stderr that names these skipped traffic files, if there are any."""
     if traffic:
         text = f"{shorten(traffic, 4)}; torchcoll show FILE shows what it holds"
-        tell(f"torchcoll: note: skipped traffic, which holds no results: {text}")
+        errors.tell(f"torchcoll: note: skipped traffic, which holds no results: {text}")
 
 
 def _holds_no_results(source: str | os.PathLike[str], error: UnreadableError) -> bool:

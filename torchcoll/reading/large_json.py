@@ -25,9 +25,7 @@ Member = tuple[str, Any, int, bool]  # key, value, its length as text, whether i
 
 def members(chunks: Iterable[bytes], arrays: Collection[str]) -> Iterator[Member]:
     """Yield each member of the outermost object; one in ``arrays`` as [], followed by its items.
-
-    Raises ValueError for text that is not a JSON object, or has a member of more than MOST_MEMBER
-    characters, and RecursionError if it is nested too deeply.
+    Raises ValueError, and RecursionError for deep nesting.
     """
     text = _Text(chunks)
     text.expect("{")

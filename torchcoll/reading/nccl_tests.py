@@ -223,10 +223,7 @@ def contradicts_ranks(rows: Sequence[NcclTestsRow], collective: str, ranks: int)
 def fitting_collectives(
     rows: Sequence[NcclTestsRow], ranks: int = 0, since_2022: bool = False
 ) -> dict[str, str]:
-    """Collectives that such rows may belong to -> the evidence.
-
-    ranks: 0 if not known. since_2022: the heading has #wrong instead of error.
-    """
+    """Collectives of such rows -> the evidence. since_2022: the heading has #wrong, not error."""
     sent = [row for row in rows if row.size and row.count]
     low, high = _factors(sent)
     largest = max(_precise_blocks(sent), key=lambda block: block.algbw or 0, default=None)
@@ -339,15 +336,9 @@ def _result(row: NcclTestsRow, block: Block, run: NcclTestsRun) -> CaseResult:
         run.collective,
         row.size,
         reported,
-        ranks=run.ranks,
-        dtype=row.dtype,
-        op=row.op,
-        root=row.root,
+        **{name: getattr(run, name) for name in ("ranks", "mode", "backend", "device")},
+        **{name: getattr(row, name) for name in ("dtype", "op", "root", "count")},
         in_place=block.in_place,
-        mode=run.mode,
-        backend=run.backend,
-        device=run.device,
-        count=row.count,
         wrong=0 if block.error == 0 else block.wrong,
         checked=max(1, row.count),
         warnings=remarks,
@@ -391,10 +382,8 @@ SAYS_FAILED = "FAILED"  # of a test in its last lines: wrong values, or less ban
 
 
 def failed_end(verdict: str, wrong: int, rows: Sequence[NcclTestsRow]) -> dict[str, Any]:
-    """The record ``end`` of a run whose test itself says that it failed.
-
-    verdict: the words of the test; '' if it only counts ``wrong`` results. Then, if no row shows
-    which they are, all rows become unchecked.
+    """The ``end`` of a run that says it failed. verdict: its words, or ''; then it only counts
+    ``wrong`` results, and without wrong rows all become unchecked.
     """
     reason = f"nccl-tests itself says {verdict}"
     if not verdict:

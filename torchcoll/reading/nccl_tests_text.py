@@ -308,9 +308,8 @@ class _TextReader:
     def other(self, line: int, text: str) -> None:
         output = self.output
         if match := _START.search(text):
-            output = self.next_output(
-                line, output.started or bool(output.rows) or bool(output.settings)
-            )
+            begun = output.started or bool(output.rows) or bool(output.settings)
+            output = self.next_output(line, begun)
             output.started = True
             self._entitle(output)
             output.collective = base.collective_named(_plain_program(match[1])) or output.collective

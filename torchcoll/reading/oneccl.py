@@ -113,10 +113,8 @@ class _OneCclReader(TableReader):
             self.add_record(line, record)
 
     def flush(self) -> None:
-        """Add the CSV rows with equal figures.
-
-        If they have several collectives the benchmark timed these together and repeated the sum for
-        each of them, so the rows are refused.
+        """Add the CSV rows with equal figures. Those of several collectives were timed together,
+        and are refused.
         """
         names = list(dict.fromkeys(record["collective"] for _, record in self.equal_rows))
         for line, record in self.equal_rows:

@@ -36,14 +36,9 @@ def sniff(head: Sequence[str]) -> bool:
 
 class _OsuReader(TableReader):
     TOOL, BACKEND, RANKS_UNTOLD = "OSU", "mpi", True
-    COLUMNS = Columns(
-        "Size",
-        ("Avg Latency(us)", "Latency (us)", "Latency(us)", "Overall(us)"),
-        "Min Latency(us)",
-        "Max Latency(us)",
-        "P99 Tail Lat(us)",
-        "Iterations",
-    )
+    TIMES = ("Avg Latency(us)", "Latency (us)", "Latency(us)", "Overall(us)")
+    LOW, HIGH, P99 = "Min Latency(us)", "Max Latency(us)", "P99 Tail Lat(us)"
+    COLUMNS = Columns("Size", TIMES, LOW, HIGH, P99, "Iterations")
     PER_RANK = ("all_gather", "all_to_all", "all_to_all_v", "gather", "scatter")
     title, whole_title = "", ""
     kind: str | None = None

@@ -161,11 +161,8 @@ _SIZE_HEADING = re.compile(r"([KMGT]?)(i?)(B|bytes?)", re.IGNORECASE)
 _ELEMENTS = {"elements", "elems", "elem", "count", "items"}
 _NCCOM = re.compile(r"\bnccom-test\b.*?\s(all\w|redsct|reds|sendrecv)\b")
 _NCCOM_NAMES = {
-    "allr": "all_reduce",
-    "allg": "all_gather",
-    "redsct": "reduce_scatter",
-    "reds": "reduce_scatter",
-    "alla": "all_to_all",
+    **{"allr": "all_reduce", "allg": "all_gather", "alla": "all_to_all"},
+    **dict.fromkeys(("redsct", "reds"), "reduce_scatter"),
 }
 _ALGORITHM = re.compile(r"Algorithm:\s+(\w+)")  # gloo's benchmark, which sends floats
 # torchcoll's own names, where _gbps is 10^9 bytes per second (docs/glossary.md).

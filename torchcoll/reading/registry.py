@@ -38,16 +38,8 @@ _EXCERPT = 80  # characters
 _MOST_WRAPPED, _MOST_APART = 16 << 20, 128 << 20
 # In the order of sniffing. Formats that are recognised by less evidence come later.
 BUILT_IN = (
-    "nccl_tests_json",
-    "nccl_tests_text",
-    "imb",
-    "oneccl",
-    "param",
-    "deepspeed",
-    "pair_files",
-    "osu",
-    "ucc",
-    "plain",
+    *("nccl_tests_json", "nccl_tests_text", "imb", "oneccl", "param", "deepspeed"),
+    *("pair_files", "osu", "ucc", "plain"),
 )
 
 # How JSON begins. Logs of containers, notebooks and test runners contain a benchmark's text in
@@ -64,12 +56,10 @@ def importers() -> dict[str, Importer]:
             module = cast(Importer, point.load())
             by_name[module.NAME] = module
         except Exception as error:  # code of others, which must not raise unknown errors here
-            raise UnreadableError(
-                f"entry point {point.name} of {GROUP}",
-                f"{type(error).__name__}: {error}",
-                "a module with NAME, sniff and read",
-                "Repair or uninstall its package.",
-            ) from None
+            what = f"entry point {point.name} of {GROUP}"
+            given, action = f"{type(error).__name__}: {error}", "Repair or uninstall its package."
+            expected = "a module with NAME, sniff and read"
+            raise UnreadableError(what, given, expected, action) from None
     for name in BUILT_IN:
         module = cast(Importer, importlib.import_module(f"torchcoll.reading.{name}"))
         by_name.setdefault(module.NAME, module)
@@ -84,10 +74,8 @@ def _has_long_lines(importer: Importer) -> bool:
 def import_file(
     path: str, options: ImportOptions | None = None, name: str | None = None
 ) -> Imported:
-    """Import a file; ``-`` is stdin. name: the importer; by default it is found by sniffing.
-
-    Raises UnreadableError for a file that is missing, empty, binary or of an unknown format, and
-    UsageError for an importer that does not exist.
+    """Import a file; ``-`` is stdin. name: the importer, else found by sniffing. Raises
+    UnreadableError, and UsageError for no importer.
     """
     choice(name, "from", (None, *importers()))
     if options and options.columns:  # only a plain table has columns to name
@@ -115,12 +103,8 @@ def import_file(
         if tool:
             expected = f"results of collectives; this is output of {tool}"
             raise ForeignError("file", source.name, expected, instead)
-        raise ForeignError(
-            "file",
-            source.name,
-            "a torchcoll result file, output of a benchmark, a log, or a trace",
-            command or _nearest(path, sample),
-        )
+        expected = "a torchcoll result file, output of a benchmark, a log, or a trace"
+        raise ForeignError("file", source.name, expected, command or _nearest(path, sample))
     options = options or ImportOptions()
     file_name = "stdin" if is_stdin(path) else os.path.basename(path)
     options = ImportOptions(**{**vars(options), "file": options.file or file_name})
@@ -189,12 +173,9 @@ def _read_lines(
     for written in writers.lines(lines):
         characters += len(written.text)
         if characters > _MOST_APART:
-            raise UnreadableError(
-                "file",
-                f"{len(authors)} writers in more than {_MOST_APART >> 20} MB",
-                "less",
-                f"Take one out: grep '{written.prefix}' FILE > TEXT",
-            )
+            given = f"{len(authors)} writers in more than {_MOST_APART >> 20} MB"
+            action = f"Take one out: grep '{written.prefix}' FILE > TEXT"
+            raise UnreadableError("file", given, "less", action)
         by_writer.setdefault(written.writer, []).append((written.number, written.text))
     named = [name for name in by_writer if name]
     parts = (importer.read(iter(by_writer[name]), options) for name in named)

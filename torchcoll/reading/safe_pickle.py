@@ -52,10 +52,8 @@ def is_pickle(begin: bytes) -> bool:
 def read_pickle(
     data: bytes, path: str | os.PathLike[str], problems: list[str] | None = None
 ) -> Any:
-    """The value of a pickle.
-
-    problems: with a list, a pickle that was cut off gives what it has, and the list gets a line.
-    Raises UnreadableError for one that needs other than plain values, is damaged or too large.
+    """The value of a pickle; with ``problems`` also of one that was cut off. Raises UnreadableError
+    for other than plain values, damage or size.
     """
     reader = _PlainReader(data, path)
     try:

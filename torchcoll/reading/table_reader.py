@@ -115,9 +115,7 @@ class TableReader:
         dtype: str | None = None,
         empty: bool = False,
     ) -> TableRow | str:
-        """What a row measured, or why it cannot be used.
-
-        named: the collective in the words of the tool. ranks, dtype: as the file states them.
+        """What a row measured, or why it cannot be used. named: the collective in the tool's words.
         empty: whether a row of 0 bytes is kept.
         """
         options, choose, columns = self.options, self.imported.choose, self.COLUMNS

@@ -14,18 +14,8 @@ from torchcoll.stats.matching import Pair
 
 # Told first: what an upgrade changes. Then the variables and the rest, by name.
 _FIRST: tuple[str, ...] = (
-    "label=",
-    "source",
-    "device_name",
-    "hosts",
-    "kernel",
-    "driver",
-    *of_family(NCCL),
-    "rccl",
-    *of_family(ONECCL),
-    "mapped ",
-    "torch",
-    "torchcoll",
+    *("label=", "source", "device_name", "hosts", "kernel", "driver"),
+    *(*of_family(NCCL), "rccl", *of_family(ONECCL), "mapped ", "torch", "torchcoll"),
 )
 # Labels of `torchcoll matrix` that count runs and ranks, or name combinations.
 _COUNTING = ("cell", "run", "nproc", "ranks", "nnodes", "nodes")
@@ -157,15 +147,10 @@ def check_unmixed(base: sides.Side, new: sides.Side) -> None:
         base_values = {value for facts in ours for value in _values(facts, name)}
         values = [value for facts in theirs for value in _values(facts, name)]
         alike = sum(value in base_values for value in values)
-        if not 0 < alike < len(values):
-            continue
-        counts = f"{alike} like BASE in {name} and {len(values) - alike} not"
-        raise UsageError(
-            "new",
-            f"{len(theirs)} runs, {counts}",
-            "those of one side",
-            "Name both sides, quoted: a='...*' b='...*'.",
-        )
+        if 0 < alike < len(values):
+            given = f"{len(theirs)} runs, {alike} like BASE in {name} and {len(values) - alike} not"
+            action = "Name both sides, quoted: a='...*' b='...*'."
+            raise UsageError("new", given, "those of one side", action)
 
 
 def hidden_among(runs: Sequence[Mapping[str, str]], separate: Sequence[str]) -> str:
@@ -183,18 +168,16 @@ def _on_purpose(name: str) -> bool:
 def dimensions_of(pairs: Sequence[Pair]) -> list[Difference]:
     """The dimensions in which matched cases differ; () on a side that does not record one."""
     values: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-    for pair in pairs:
-        if not pair.matched:
-            continue
+    for pair in filter(lambda pair: pair.matched, pairs):
         for name in pair.side_values[0]:
             value_sets = values.setdefault(name, ({}, {}))
             for values_of_side, texts in zip(pair.side_values, value_sets, strict=True):
                 texts[value_text(name, values_of_side[name])] = None
-    lists = {name: (tuple(a), tuple(b)) for name, (a, b) in values.items()}
-    return [
-        Difference(name, () if base == ("-",) else base, () if new == ("-",) else new)
-        for name, (base, new) in lists.items()
-    ]
+    differences = []
+    for name, texts_of_sides in values.items():
+        base, new = (() if [*texts] == ["-"] else tuple(texts) for texts in texts_of_sides)
+        differences.append(Difference(name, base, new))
+    return differences
 
 
 def dimension_lines(pairs: Sequence[Pair], chosen_by: str = "") -> list[str]:
@@ -233,11 +216,8 @@ def method_differences(pairs: Sequence[Pair]) -> list[Difference]:
     differences = []
     for name in ("iterations (-n)", "stopped by", "ramp-up calls"):
         values = [
-            [
-                {text for m in items if (text := _method_of(m)[name])}
-                for items in (pair.base, pair.new)
-            ]
-            for pair in matched
+            [{text for m in items if (text := _method_of(m)[name])} for items in (p.base, p.new)]
+            for p in matched
         ]
         complete = [of_sides for of_sides in values if all(of_sides)]
         differing = [of_sides for of_sides in complete if of_sides[0].isdisjoint(of_sides[1])]

@@ -12,8 +12,6 @@ from scipy import special
 
 _MOST_STEPS = 200  # of ``root_between``
 _PRECISION = 1e-13
-
-
 MAD_TO_SIGMA = 1.4826  # standard deviation over median absolute deviation, of normal noise
 
 
@@ -83,10 +81,8 @@ def gauss_legendre(count: int) -> tuple[numpy.ndarray, numpy.ndarray]:
 
 
 def root_between(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a continuous function whose signs at both ends differ is 0.
-
-    The Illinois rule of false position (M. Dowell and P. Jarratt, BIT 11 (1971) 168): a few more
-    calls than Brent's, and no import of scipy.optimize.
+    """Where a function whose signs at both ends differ is 0, by the Illinois rule (Dowell and
+    Jarratt, BIT 11 (1971) 168): scipy.optimize is slow to import.
     """
     at_low, at_high = function(low), function(high)
     moved, previous = 0, math.nan

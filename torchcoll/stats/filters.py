@@ -20,10 +20,7 @@ from torchcoll.stats.sides import Measured, Reading, Side
 
 _FORM = re.compile(r"\s*(\w+)\s*(>=|<=|!=|=|>|<)\s*(\S.*?)\s*")
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    ">": operator.gt,
-    "<": operator.lt,
+    **{">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 }
 _NUMBERS = ("ranks", "root", *(setting.name for setting in SETTINGS if setting.kind is int))
 _FLAGS = ("in_place", *(setting.name for setting in SETTINGS if setting.kind is bool))

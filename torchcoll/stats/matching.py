@@ -7,6 +7,7 @@ and the rest have one value, they are taken for it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,11 +22,7 @@ from torchcoll.stats.sides import Measured, value_of_fact
 
 # Other values here are another question: 2 GB of bfloat16 do not answer for 2 GB of float32.
 _SAME = (
-    "collective",
-    "dtype",
-    "op",
-    "root",
-    "group",
+    *("collective", "dtype", "op", "root", "group"),
     *(setting.name for setting in SETTINGS if not setting.compared),
     "splits",
 )
@@ -160,9 +157,7 @@ def _pairs(
         # What one side has in several kinds is compared in each of them, never pooled.
         for own_b, b in (ours or {(): []}).items():
             for own_n, n in (theirs or {(): []}).items():
-                taken = [
-                    each for each in alone.items() if any(_unstated(m, each[0]) for m in b + n)
-                ]
+                taken = [it for it in alone.items() if any(_unstated(m, it[0]) for m in b + n)]
                 remaining = (dict(own_b), dict(own_n))
                 pairs.append(Pair(dict(common), size_bytes, b, n, remaining, tuple(taken)))
     return pairs
@@ -219,14 +214,9 @@ def _separate(base: Sequence[Measured], new: Sequence[Measured], names: Sequence
         for side in (base, new)
     )
     # Two lists of a hundred thousand sizes each need no exact answer.
-    nearest, alike = min(
-        (
-            ([name for name in our if our[name] != their[name]], our)
-            for our in ours[:300]
-            for their in theirs[:300]
-        ),
-        key=lambda pair: ("collective" in pair[0], len(pair[0])),
-    )
+    combined = itertools.product(ours[:300], theirs[:300])
+    differing = (([name for name in a if a[name] != b[name]], a) for a, b in combined)
+    nearest, alike = min(differing, key=lambda pair: ("collective" in pair[0], len(pair[0])))
     # What further cases of a side have may be on both sides: 8 of another collective.
     ours, theirs = (
         [case for case in side if all(case[n] == alike[n] for n in case if n not in nearest)]

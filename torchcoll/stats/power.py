@@ -45,10 +45,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def holm_levels(p_values: Sequence[float], level: float) -> list[float]:
-    """The level that each p value must be below to be rejected, given the others.
-
-    Holm rejects k of the others, as far as they are below level / n, level / (n - 1), ... in order;
-    then level / (n - k) is left. level: of all tests together.
+    """The level of each p value, given the others: Holm rejects k of them, in order, below level /
+    n, level / (n - 1), ...; then level / (n - k) is left.
     """
     levels = []
     for i in range(len(p_values)):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy
 
@@ -38,9 +39,8 @@ class Design:
         return self.degrees_share * (self.figures * runs - self.parameters)
 
     def error(self, runs: int) -> float:
-        """The error of the difference, as a share of the spread of one run.
-
-        With alternating runs the side is correlated with the run number: 3 / (n^2 - 1) for n = 2 N.
+        """The error of the difference over the spread of one run. Alternating runs correlate with
+        their number: 3 / (n^2 - 1) for n = 2 N.
         """
         correction = 1 - 3 / (4 * runs**2 - 1) if self.in_order else 1.0
         return math.sqrt(2 / runs / correction)
@@ -103,19 +103,11 @@ def ratio_of(
     difference: float, error: float, degrees: float, spread: float, design: Design = ONE_NOISE
 ) -> Ratio:
     """A ratio by Student's t, from a difference of mean logarithms and its standard error."""
-    t_95, t_90 = (t_quantile(share, degrees) for share in (0.975, 0.95))
-    return Ratio(
-        exp(difference),
-        low=exp(difference - t_95 * error),
-        high=exp(difference + t_95 * error),
-        low_90=exp(difference - t_90 * error),
-        high_90=exp(difference + t_90 * error),
-        p_value=t_p_value(difference / error, degrees),
-        spread=spread,
-        error=error,
-        degrees=degrees,
-        design=design,
-    )
+    width, width_90 = (t_quantile(share, degrees) * error for share in (0.975, 0.95))
+    ends = exp(difference - width), exp(difference + width)
+    ends_90 = exp(difference - width_90), exp(difference + width_90)
+    p_value = t_p_value(difference / error, degrees)
+    return Ratio(exp(difference), *ends, *ends_90, p_value, spread, error, degrees, design)
 
 
 def ratio_of_both(means: Ratio, other: Ratio) -> Ratio:
@@ -123,20 +115,10 @@ def ratio_of_both(means: Ratio, other: Ratio) -> Ratio:
     p_values = [ratio.p_value for ratio in (means, other) if ratio.p_value is not None]
     agree = (means.ratio > 1) == (other.ratio > 1)
     farther = max(means, other, key=lambda ratio: ratio.error or 0.0)
-
-    def outer(end: str, choose: Callable[[float, float], float]) -> float:
-        return choose(getattr(means, end), getattr(other, end))
-
-    return replace(
-        farther,
-        ratio=means.ratio,
-        low=outer("low", min),
-        high=outer("high", max),
-        low_90=outer("low_90", min),
-        high_90=outer("high_90", max),
-        p_value=max(p_values) if agree else 1.0,
-        degrees=min(means.degrees, other.degrees),
-    )
+    values: dict[str, Any] = {"ratio": means.ratio, "p_value": max(p_values) if agree else 1.0}
+    for end, choose in (("low", min), ("high", max), ("low_90", min), ("high_90", max)):
+        values[end] = choose(getattr(means, end), getattr(other, end))
+    return replace(farther, degrees=min(means.degrees, other.degrees), **values)
 
 
 def exp(logarithm: float) -> float:

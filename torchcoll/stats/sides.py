@@ -148,13 +148,8 @@ class Side(OneLine):
         before = 0  # runs
         for number, run in enumerate(self.runs):
             parts = [(known_of(p), start_of(p), _iters_of(p)) for p, _ in run.all_runs()]
-            each = zip(
-                run_numbers(run),
-                run.results,
-                summary.libraries_of(run),
-                doubts_of(run),
-                strict=True,
-            )
+            libraries, doubts = summary.libraries_of(run), doubts_of(run)
+            each = zip(run_numbers(run), run.results, libraries, doubts, strict=True)
             for part, result, library, doubt in sorted(each, key=itemgetter(0)):
                 row = summary.summarise(result, reading.over_ranks, library=library)
                 if reading.mean and result.time_ns:
@@ -167,9 +162,7 @@ class Side(OneLine):
                     figure = None
                 facts, start, iters = parts[part]
                 knows, place = not run.source, before + part
-                rows.append(
-                    Measured(row, result, number, figure, facts, knows, start, iters, place)
-                )
+                rows += [Measured(row, result, number, figure, facts, knows, start, iters, place)]
             before += len(parts)
         return rows
 
@@ -207,13 +200,9 @@ def _read_as_mean(row: summary.Row, result: CaseResult, how: str) -> summary.Row
     if not mean or not row.median_ns:
         return row
     scale = row.median_ns / mean
-    return dataclasses.replace(
-        row,
-        statistic="mean",
-        median_ns=mean,
-        algbw_gbps=None if row.algbw_gbps is None else row.algbw_gbps * scale,
-        busbw_gbps=None if row.busbw_gbps is None else row.busbw_gbps * scale,
-    )
+    names = [name for name in ("algbw_gbps", "busbw_gbps") if getattr(row, name) is not None]
+    speeds = {name: getattr(row, name) * scale for name in names}
+    return dataclasses.replace(row, statistic="mean", median_ns=mean, **speeds)
 
 
 def known_of(run: Run) -> dict[str, str]:
@@ -302,21 +291,15 @@ def check_together(base: Side, new: Side) -> None:
     for run in new.runs:
         copy = copies.get(identity_of(run)) if identity_of(run) else None
         if copy or (run.path and os.path.realpath(run.path) in shared):
-            raise UsageError(
-                new.name,
-                f"{run.path}, the same run as {copy or run.path}",
-                f"a run that is not in {base.name}",
-                "Two backends of one run: backend:gloo=PATH backend:ccl=PATH.",
-            )
+            given = f"{run.path}, the same run as {copy or run.path}"
+            action = "Two backends of one run: backend:gloo=PATH backend:ccl=PATH."
+            raise UsageError(new.name, given, f"a run that is not in {base.name}", action)
     rehearsals = base.rehearsals + new.rehearsals
     runs = len(base.parts) + len(new.parts)
     if 0 < rehearsals < runs:
-        raise UsageError(
-            "runs",
-            f"{rehearsals} rehearsals (--rehearse) among {runs} runs",
-            "real ones alone",
-            "What shares one GPU says nothing about time.",
-        )
+        among = f"{rehearsals} rehearsals (--rehearse) among {runs} runs"
+        action = "What shares one GPU says nothing about time."
+        raise UsageError("runs", among, "real ones alone", action)
 
 
 def values_by_name(side: Side) -> dict[str, list[str]]:
@@ -337,9 +320,8 @@ def values_of_facts(facts: Sequence[dict[str, str]]) -> dict[str, list[str]]:
 
 
 def value_of_fact(facts: Mapping[str, str], name: str) -> str:
-    """A variable, setting or label of a run; ``unset``; ``not known`` if the file cannot say.
-
-    NCCL's log names every variable of NCCL_CHOICES that is set, so one variable tells of all.
+    """A fact of a run; ``unset``; ``not known`` if the file cannot say. NCCL's log names every
+    variable of NCCL_CHOICES that is set.
     """
     if name in facts:
         return facts[name]

@@ -241,10 +241,8 @@ def outlier_limit(runs: int) -> float:
 
 
 def side_ratio(figures: Figures, share: float | None = None) -> ratios.Ratio:
-    """new / base at one run number, or ``ratio_of_both`` if drift and side cannot be told apart.
-
-    share: ``common_share`` of the comparison; None takes the case's own. With one run on a side,
-    or without any spread, the plain ratio alone.
+    """new / base at one run number, or ``ratio_of_both``; without a spread the plain ratio. share:
+    ``common_share``; None takes the case's own.
     """
     ratio = _ratio_by_model(figures, share)
     if inflation(_model(figures)) <= MOST_INFLATED or not ratio.error:
@@ -338,9 +336,8 @@ def _candidates(cases: Sequence[Figures]) -> dict[tuple[int, int], Outlier]:
     candidates = {}
     for run, arrays in deviates.items():
         t, off = numpy.median(numpy.concatenate(arrays, axis=1), axis=1)
-        candidates[run] = Outlier(
-            run, ratios.exp(float(off)), float(t), outlier_limit(len(deviates))
-        )
+        limit = outlier_limit(len(deviates))
+        candidates[run] = Outlier(run, ratios.exp(float(off)), float(t), limit)
     return candidates
 
 

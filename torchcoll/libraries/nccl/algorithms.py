@@ -53,10 +53,7 @@ def canonical(name: str) -> str | None:
 
 
 def parse_call(message: str) -> LoggedCall | None:
-    """Parse a TUNING line; None for any other line, and for one that is cut off.
-
-    A line that ends early is not guessed at: ``proto LL`` may be the start of LL128.
-    """
+    """Parse a TUNING line; None for others, and if cut: ``proto LL`` may begin LL128."""
     if match := _NAMED.search(message):
         function, size_bytes, algorithm, protocol, low, high = match.groups()
         chosen = canonical(algorithm) or "", canonical(protocol) or ""
@@ -92,10 +89,8 @@ def logged_bytes(collective: str, size_bytes: int, ranks: int, basis: str) -> in
 
 
 def choices_of(result: CaseResult, calls: Iterable[LoggedCall]) -> list[Choice]:
-    """The distinct choices that NCCL logged for a case, among ``calls`` of the log.
-
-    Calls of other functions and sizes (barriers, calls of another communicator) are ignored. []
-    for a collective without such log lines, and for one rank.
+    """The distinct choices that NCCL logged for a case, without other functions and sizes; [] for a
+    collective without such lines, and for one rank.
     """
     case, choices = result.case, dict[Choice, None]()
     function = FUNCTIONS.get(case.collective)

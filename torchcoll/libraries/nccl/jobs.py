@@ -182,11 +182,8 @@ def jobs(readers: Sequence[NcclLogReader]) -> list[NcclJob]:
     for group in groups.values():
         groups_by_job.setdefault(root(owner[group.members[0]]), []).append(group)
     versions = {reader.file: reader.version for reader in readers}
-    return [
-        NcclJob(
-            job_processes,
-            groups_by_job.get(key, []),
-            next((versions[p.file] for p in job_processes if versions.get(p.file)), ""),
-        )
-        for key, job_processes in members.items()
-    ]
+    jobs = []
+    for key, job in members.items():
+        version = next((versions[p.file] for p in job if versions.get(p.file)), "")
+        jobs.append(NcclJob(job, groups_by_job.get(key, []), version))
+    return jobs

@@ -128,10 +128,8 @@ class NcclLogReader(messages.MessageReader):
     def _read_message(
         self, raw: bytes, position: int, inside: bool = False, whole: bool = True
     ) -> str:
-        """Read a message of one process and return its kind in the tally.
-
-        position: of ' NCCL ' in ``raw``. inside: the message began within another line. whole: its
-        end was not interrupted.
+        """The kind in the tally of one process's message. position: of ' NCCL '. inside: begun
+        within another line. whole: not interrupted.
         """
         level = raw[position + 6 : position + 10]
         self.process, self._thread, host = self._read_prefix(raw[:position], inside)

@@ -65,10 +65,8 @@ def refused_value(text: str, environ: Mapping[str, str]) -> UsageError | None:
 
 
 def forcings(collectives: Sequence[str], device: str, mpi: bool) -> list[Forcing]:
-    """The algorithms and thresholds that exist on ``device`` (cpu or xpu) for ``collectives``.
-
-    mpi: whether oneCCL's transport is MPI. Over another transport oneCCL silently replaces
-        ``direct`` by another algorithm, so it is skipped.
+    """The algorithms and thresholds on ``device`` (cpu or xpu). Without ``mpi``, oneCCL silently
+    replaces ``direct``, which is skipped.
     """
     known_collectives = [name for name in collectives if name in _ALGORITHMS]
     left_out = {*(() if mpi else ("direct",)), *(() if device == "xpu" else ("topo",))}

@@ -246,10 +246,8 @@ def _parse_call(text: str) -> LoggedCall | None:
 
 
 def choices_of(result: CaseResult, calls: Iterable[LoggedCall]) -> list[Choice]:
-    """The distinct choices that oneCCL logged for a case, among ``calls`` of the log.
-
-    The log has numbers of elements: those of the call, or those of all ranks where the selector
-    adds up the counts of the ranks (allgatherv, alltoallv).
+    """The distinct choices that oneCCL logged for a case, by numbers of elements: of the call, or
+    of all ranks where the selector adds these up (allgatherv).
     """
     functions = FUNCTIONS.get(result.case.collective, ())
     sizes = {result.count, result.count * result.ranks} - {0}
@@ -297,10 +295,8 @@ class OneCclJob(LoggedJob):
 
 
 def jobs(readers: Sequence[OneCclLogReader]) -> list[OneCclJob]:
-    """Group the processes of these files into jobs: processes of the same size, no rank twice.
-
-    oneCCL does not log an id of the job. A process without a rank (in 2021 one of its threads) is
-    put with the others of its file.
+    """Group processes into jobs: of the same size, no rank twice, as oneCCL logs no id. One without
+    a rank is put with the others of its file.
     """
     grouped: list[OneCclJob] = []
     for process in _processes(readers, ranked=True):
