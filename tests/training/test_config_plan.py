@@ -16,6 +16,7 @@ from torchcoll.parts.training.config_plan import (
     TrainingOptions,
     plan_config,
     stage_blocks,
+    stage_ends,
 )
 from torchcoll.parts.training.config_projection import PlanSetting, compare_layouts, project_config
 from torchcoll.parts.training.layouts import parse_batch, parse_layout
@@ -264,6 +265,35 @@ def test_stages_share_the_layers():
         [["embedding", "layer"], ["layer", "layer"]],
         [["layer", "layer"], ["head"]],
     ]
+
+
+@pytest.mark.parametrize(
+    ("layout", "layers", "ends"),
+    [
+        # generate_llm_fqn_per_model_part of torchtitan 0.3.0: embedding and head count as layers.
+        ("fsdp=1,pp=4", 80, [0, 20, 41, 61, 80]),
+        ("fsdp=1,pp=2", 126, [0, 63, 126]),
+        ("fsdp=1,pp=4x2", 8, [0, 1, 2, 3, 4, 5, 6, 7, 8]),  # with first_stage_less_layers 0
+        ("zero1=1,pp=4", 80, [0, 20, 40, 60, 80]),
+        # With --account-for-embedding-in-pipeline-split, and for the loss.
+        ("zero1=1,pp=2x4", 14, [0, 1, 3, 5, 7, 9, 11, 13, 14]),
+        ("zero1=1,pp=2x2", 2, [0, 0, 1, 2, 2]),
+    ],
+)
+def test_layers_of_the_stages(layout, layers, ends):
+    assert stage_ends(layers, parse_layout(layout)) == ends
+
+
+def test_experts_with_few_tokens_wait_for_the_memory_of_the_gpu():
+    """32 layers of 8 experts of 3 matrices of 4096 x 14336: 12 bytes of each at 3.35 TB/s are
+    161.5 ms. 64 tokens compute in 2 ms.
+    """
+    for layout, least_ms in (("fsdp=8", 161.5), ("fsdp=8,ep=8", 161.5 / 8)):
+        step = torchcoll.plan("mixtral-8x7b", layout, batch="1x64", machine="8xH100").step
+        assert least_ms < step.compute.ns[0] / 1e6 < least_ms + 2, layout
+    busy = torchcoll.plan("mixtral-8x7b", "fsdp=8,ep=8", batch="4x4096", machine="8xH100").step
+    rates = read_architecture("mixtral-8x7b").flops_of_token(4096, masked=True) / 0.48 / 989e12
+    assert busy.compute.ns[0] == pytest.approx(1e9 * 4 * 4096 * rates)
 
 
 def test_the_stages_of_a_pipeline_compute_it_all_and_wait():

@@ -186,7 +186,8 @@ def test_find_searches_layouts_and_says_how_to_launch_them(capsys, tmp_path):
         assert batch.micro_batches * batch.sequences * ranks == 32
     fitting = [row["step_ns"] for row in rows if row["fits"] != "no"]
     assert rows[0]["step_ns"] == pytest.approx(min(fitting), rel=5e-3)
-    assert len(result["launch"]) == 3
+    programs = {flags.partition(":")[0] for flags in result["launch"]}
+    assert len(result["launch"]) == 3 and programs == {"torchtitan", "Megatron-LM"}
     command[3] = "37"  # all of them data-parallel
     assert main([*command, "--batch", "3x8192"]) == 2
     assert error_text("batch", "3 sequences", "sequences of all ranks") in capsys.readouterr().err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchcoll.core.display import Displayed
@@ -168,6 +168,7 @@ class Computing:
     - shares: of the GPU's peak: value, least, most.
     - peak: FLOP/s of the GPU; None if unknown.
     - masked: the shares are those of the operations that a causal mask leaves; else MFU.
+    - memory_rate: bytes/s of the GPU's memory; None if unknown, or contained in the shares.
     """
 
     step_ns: float | None = None
@@ -175,6 +176,7 @@ class Computing:
     shares: tuple[float, float, float] = (0.45, 0.45, 0.45)
     peak: float | None = None
     masked: bool = False
+    memory_rate: float | None = None
 
     def on(self, architecture: Architecture, layout: ParallelLayout, batch: Batch) -> Computation:
         """Returns the computation of a rank."""
@@ -186,11 +188,32 @@ class Computing:
             return Computation((ns, ns, ns), flops, tokens, self.peak)
         assert self.peak is not None
         computed = tokens * architecture.flops_of_token(batch.tokens, self.masked)
-        value, least, most = (1e9 * again * computed / share / self.peak for share in self.shares)
+        experts = self._experts(architecture, layout, batch)
+        value, least, most = (
+            1e9 * again * (computed / share / self.peak + experts(share * self.peak))
+            for share in self.shares
+        )
         percent = [round(100 * share) for share in self.shares]
         text = f"{percent[0]} %" if percent[1] == percent[2] else f"{percent[1]} to {percent[2]} %"
         text += " of the peak" if self.masked else " MFU"
         return Computation((value, most, least), flops, tokens, self.peak, text)
+
+    def _experts(
+        self, architecture: Architecture, layout: ParallelLayout, batch: Batch
+    ) -> Callable[[float], float]:
+        """Returns the seconds that experts with few tokens compute longer at a rate of FLOP/s,
+        because the GPU's memory has no more: in each micro-batch their weights are read twice, with
+        16 bits, and their gradients read and written once, in float32.
+        """
+        elements = sum(block.expert_elements for block in architecture.layers)
+        if not elements or self.memory_rate is None:
+            return lambda rate: 0.0
+        split = layout.tp * layout.pp
+        memory_bytes = batch.micro_batches * (2 * 2 + 2 * 4) * elements / split / layout.ep
+        least = memory_bytes / self.memory_rate
+        tokens = batch.micro_batches * batch.tokens_each / layout.inner
+        flops = 6 * tokens * elements * architecture.top_k / architecture.experts
+        return lambda rate: max(0.0, least - flops / rate)
 
 
 FITS, TIGHT, TOO_LARGE = "yes", "tight", "no"

@@ -215,19 +215,17 @@ def _setting(
     )
 
 
-# FLOP/s of one GPU for dense matrices of 16 bits, by the data sheets.
-_PEAK = {
-    "V100": 125e12,
-    "A100": 312e12,
-    "H100": 989e12,
-    "H200": 989e12,
-    "GH200": 989e12,
-    "B200": 2250e12,
-    "GB200": 2500e12,
-    "MI300X": 1307e12,
+# FLOP/s of one GPU for dense matrices of 16 bits, and bytes/s of its memory, by the data sheets.
+_RATES = {
+    "V100": (125e12, 0.9e12),
+    "A100": (312e12, 2e12),
+    "H100": (989e12, 3.35e12),
+    "H200": (989e12, 4.8e12),
+    "GH200": (989e12, 4.9e12),
+    "B200": (2250e12, 8e12),
+    "GB200": (2500e12, 8e12),
+    "MI300X": (1307e12, 5.3e12),
 }
-
-
 # The share of the peak at which steps compute what a causal mask leaves: value, least, most, as in
 # published runs (results/benchmarks/published-runs-2026-11-29.txt). An A100's power allows more.
 _SHARES, _SHARES_OF = (0.48, 0.36, 0.6), {"A100": (0.63, 0.54, 0.72)}
@@ -248,14 +246,15 @@ def _computing(
         value = given[names[0]]
         expected = "a machine with it, which gives the times of the calls"
         raise UsageError(names[0], value, expected, "--machine list names them.")
-    peak, shares = None, _SHARES
+    peak, shares, memory_rate = None, _SHARES, None
     if isinstance(machine, PublishedMachine):
-        peak = _PEAK.get(machine.links.gpu)
+        peak, memory_rate = _RATES.get(machine.links.gpu, (None, None))
         shares = _SHARES_OF.get(machine.links.gpu, _SHARES)
     if step_ms is not None:
         return Computing(1e6 * _positive(step_ms, "step_ms"), peak=peak)
     if mfu is None:
-        return Computing(shares=shares, peak=peak, masked=True) if peak else None
+        rates = Computing(shares=shares, peak=peak, masked=True, memory_rate=memory_rate)
+        return rates if peak else None
     share = _positive(mfu, "mfu")
     share = share / 100 if share > 1 else share
     if share > 1:
