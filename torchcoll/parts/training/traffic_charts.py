@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.traffic import Traffic
-from torchcoll.core.units import counted, format_ns
+from torchcoll.core.units import counted, format_bytes, format_ns
 from torchcoll.parts.training.config_projection import TOO_LARGE
 from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.traffic_table import summarise_traffic
@@ -32,27 +32,18 @@ _TIME = {
 def traffic_charts(traffic: Traffic) -> list[chart.Chart]:
     """What each rank does in a step: computing, exposed communication, waiting."""
     ranks = summarise_traffic(Ledger(traffic)).ranks[:MOST_BARS]
-    waits = [rank.wait_ns or 0.0 for rank in ranks]
-    exposed = [
-        max(0.0, (rank.exposed_ns or 0.0) - wait) for rank, wait in zip(ranks, waits, strict=True)
-    ]
-    parts = (
-        ("computing", [rank.computing_ns or 0.0 for rank in ranks]),
-        ("exposed communication", exposed),
-        ("waiting for another rank", waits),
-    )
-    bars = []
-    for (name, times), colour in zip(parts, _PARTS, strict=True):
-        if any(times):
-            texts = [f"{name}: {format_ns(ns, 3)}" for ns in times]
-            bars.append(_bars(name, [chart.seconds(ns) for ns in times], texts, colour))
-    if not bars:
-        return []
+    parts = {
+        "computing": [rank.computing_ns or 0.0 for rank in ranks],
+        "exposed communication": [
+            max(0.0, (rank.exposed_ns or 0.0) - (rank.wait_ns or 0.0)) for rank in ranks
+        ],
+        "waiting for another rank": [rank.wait_ns or 0.0 for rank in ranks],
+    }
     names = [f"rank {rank.rank}" for rank in ranks]
     caption = ["the typical step: medians over the steps of the capture"]
     if len(ranks) < len(traffic.calls):
         caption.append(f"the first {len(ranks)} of {len(traffic.calls)} ranks")
-    return [_bar_chart(_TITLE, names, bars, _TIME, caption)]
+    return _stacked(_TITLE, names, parts, _TIME, lambda ns: format_ns(ns, 3), caption)
 
 
 def arrivals_chart(arrivals: Arrivals) -> list[chart.Chart]:
@@ -141,27 +132,42 @@ def layouts_charts(comparison: LayoutComparison) -> list[chart.Chart]:
 
 def _stacks(names: Sequence[str], steps: Sequence[PlannedStep]) -> list[chart.Chart]:
     """names: of the bars. Without a machine there is no time, and without a model no memory."""
-    memories = [step.memory for step in steps if step.memory]
-    times = [
-        ("computing", [step.compute_ns or 0.0 for step in steps]),
-        ("exposed communication", [(step.exposed_ns or (0.0,))[0] for step in steps]),
-        ("idle in the pipeline", [step.idle_ns for step in steps]),
-    ]
-    sizes = [
-        ("parameters and states", [m.parameters + m.gradients + m.optimizer for m in memories]),
-        ("activations", [m.activations + m.peak for m in memories]),
-        ("buffers", [m.buffers for m in memories]),
-    ]
+    times = {
+        "computing": [step.compute_ns or 0.0 for step in steps],
+        "exposed communication": [(step.exposed_ns or (0.0,))[0] for step in steps],
+        "idle in the pipeline": [step.idle_ns for step in steps],
+    }
     charts = []
-    for title, parts, axis in (
-        ("time of a step", times if all(step.step_ns for step in steps) else [], _TIME),
-        ("memory of a rank", sizes if len(memories) == len(steps) else [], _GIGABYTES),
-    ):
-        bars = []
-        for (name, values), colour in zip(parts, _PARTS, strict=False):
-            texts = [f"{name}: {value / 1e9:.3g}" for value in values]
-            if any(values):
-                bars.append(_bars(name, [chart.rounded(x / 1e9) for x in values], texts, colour))
-        if bars:
-            charts.append(_bar_chart(title, names, bars, axis, []))
+    if all(step.step_ns for step in steps):
+        charts += _stacked("time of a step", names, times, _TIME, lambda ns: format_ns(ns, 3))
+    memories = [step.memory for step in steps if step.memory]
+    sizes = {
+        "parameters and states": [m.parameters + m.gradients + m.optimizer for m in memories],
+        "activations": [m.activations + m.peak for m in memories],
+        "buffers": [m.buffers for m in memories],
+    }
+    if len(memories) == len(steps):
+        charts += _stacked("memory of a rank", names, sizes, _GIGABYTES, format_bytes)
     return charts
+
+
+def _stacked(
+    title: str,
+    names: Sequence[str],
+    parts: Mapping[str, Sequence[float]],
+    axis: dict[str, Any],
+    text: Callable[[float], str],
+    caption: Sequence[str] = (),
+) -> list[chart.Chart]:
+    """Returns stacked bars of these parts, in ns or bytes; [] if all are 0."""
+    bars = [
+        _bars(
+            name,
+            [chart.rounded(value / 1e9) for value in values],
+            [f"{name}: {text(value)}" for value in values],
+            colour,
+        )
+        for (name, values), colour in zip(parts.items(), _PARTS, strict=True)
+        if any(values)
+    ]
+    return [_bar_chart(title, names, bars, axis, list(caption))] if bars else []
