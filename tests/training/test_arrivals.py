@@ -11,7 +11,7 @@ from sent import MS
 from torchcoll.cli import main
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.parts.training.arrivals import find_arrivals
-from torchcoll.parts.training.ledger import Ledger
+from torchcoll.parts.training.ledger import Ledger, LedgerEntry
 
 
 def traffic_of(
@@ -138,6 +138,21 @@ def test_a_rank_is_named_by_its_delay_over_the_scatter_that_correlated_steps_may
         assert arrivals.answer.next_step == "record about 150 calls to be certain"
         assert [row.undecided for row in arrivals.ranks] == [True, False]
     assert [row.rank for row in alternating(5000, [5] * 4).late] == [1]
+
+
+def test_a_block_is_the_mean_of_its_steps():
+    """64 calls in 32 blocks of two equal calls are as the 32 calls of their blocks."""
+    once = [("g", {0: 30 + 10 * (n % 3), 1: 20 + 10 * (n % 2)}) for n in range(32)]
+    twice = [row for row in once for _ in range(2)]
+    few, many = (find_arrivals(Ledger(traffic_of(rows))).ranks for rows in (once, twice))
+    assert few[0].detectable_ns == pytest.approx(many[0].detectable_ns)
+
+
+def test_only_other_ranks_wait_for_the_last():
+    """Rank 0 is last within an error of 5 ns; its own 3 ns are no wait for itself."""
+    entry = LedgerEntry(None, "g", {}, "", 100, {0: 3, 1: 50, 2: 40}, last=0, error_ns=5)
+    assert entry.caused_ns == 90
+    assert dataclasses.replace(entry, last=None).caused_ns == 0
 
 
 def test_one_long_wait_does_not_hide_a_rank_that_is_late_in_each_call():

@@ -104,6 +104,7 @@ def test_the_answer_names_the_layer(shown):
     spent = "spends 6.00 ms on communication (6 %, most of it for the all_gather of layers.1)"
     assert f"a step of 100 ms {spent}; " in text
     assert "all_gather of layers.1: 5.00 ms" in text
+    assert text.index("\nlayers.1  all_gather") < text.index("\n(root)    reduce_scatter")
     assert "group mesh_dp" in text
 
 
@@ -122,3 +123,22 @@ def test_a_file_keeps_modules_and_their_parameters(tmp_path):
     saved.save(tmp_path / "traffic.jsonl")
     loaded = Traffic.load(tmp_path / "traffic.jsonl")
     assert (loaded.calls, loaded.parameters) == (saved.calls, saved.parameters)
+
+
+def test_a_module_that_is_named_in_some_steps_has_the_median_of_these():
+    """DDP's buckets have names from the third step on. Calls of 2, 4 and 6 ms."""
+
+    def named_later(rank):
+        return [
+            call(
+                module="head" if step else "",
+                step=step,
+                sequence=step,
+                start_ns=100 * step * MS,
+                time_ns=(2 + 2 * step) * MS,
+            )
+            for step in range(3)
+        ]
+
+    (row,) = summarise_traffic(Ledger(traffic(named_later, steps=3))).exposed.modules
+    assert (row.module, row.time_per_step_ns) == ("head", 5 * MS)

@@ -50,7 +50,7 @@ def read_inspector(paths: Sequence[Path]) -> list[Traffic]:
     return [_traffic(job, notes, folder) for job in jobs]
 
 
-def _traffic(job: Sequence[Communicator], notes: Sequence[str], path: Path) -> Traffic:
+def _traffic(job: Sequence[JobCommunicator], notes: Sequence[str], path: Path) -> Traffic:
     """The traffic of one job. The largest communicator that has all processes is the world."""
     traffic = Traffic(SOURCE, notes=[*notes], path=path)
     processes = {process for communicator in job for process in communicator.processes.values()}
@@ -171,7 +171,7 @@ Process = tuple[str, int, int]  # host, pid (-1: not recorded), index of its GPU
 
 
 @dataclass
-class Communicator:
+class JobCommunicator:
     """One communicator of a job. processes: by rank in it."""
 
     identity: str
@@ -305,7 +305,7 @@ def _clock(us: int) -> str:
 
 def _communicators(
     every: Sequence[Record], imported: base.Imported
-) -> dict[tuple[str, int], Communicator]:
+) -> dict[tuple[str, int], JobCommunicator]:
     """The communicators of the records. Of a call that a rank recorded twice the last record
     counts.
     """
@@ -324,12 +324,12 @@ def _communicators(
         imported.warn(f"{repeated} records are there twice: each counts once")
     if replaced:
         imported.warn(RESTARTED.format(n=replaced))
-    communicators: dict[tuple[str, int], Communicator] = {}
+    communicators: dict[tuple[str, int], JobCommunicator] = {}
     for record in records.values():
         identity = (record.communicator, record.ranks)
         local_ranks = sorted(ranks_of_process[record.host, record.pid, identity])
         pid = -1 if record.pid is None else record.pid
-        communicator = communicators.setdefault(identity, Communicator(*identity))
+        communicator = communicators.setdefault(identity, JobCommunicator(*identity))
         communicator.label = communicator.label or record.label
         index = local_ranks.index(record.rank)
         communicator.processes[record.rank] = (record.host, pid, index)
@@ -337,11 +337,11 @@ def _communicators(
     return communicators
 
 
-def _jobs(communicators: Mapping[tuple[str, int], Communicator]) -> list[list[Communicator]]:
+def _jobs(communicators: Mapping[tuple[str, int], JobCommunicator]) -> list[list[JobCommunicator]]:
     """The communicators of each job, the largest first; the first job to write first. Processes are
     of one job if a communicator connects them.
     """
-    jobs: list[tuple[set[Process], list[Communicator]]] = []
+    jobs: list[tuple[set[Process], list[JobCommunicator]]] = []
     for communicator in communicators.values():
         processes, connected = set(communicator.processes.values()), [communicator]
         apart = []
@@ -356,7 +356,7 @@ def _jobs(communicators: Mapping[tuple[str, int], Communicator]) -> list[list[Co
     return sorted(ordered, key=lambda job: (_first_us(job) or 0, job[0].identity))
 
 
-def _first_us(job: Sequence[Communicator]) -> int | None:
+def _first_us(job: Sequence[JobCommunicator]) -> int | None:
     """When the first record of a job was written, since 1970."""
     stamps = (record.dumped_us for communicator in job for record in communicator.records)
     return min(filter(None, stamps), default=None)

@@ -87,7 +87,6 @@ class Ledger:
     - whole: the traffic as it was read; traffic: with late ends cut at the marks of their steps.
     - entries: rank -> the entry of each call, in the order of its calls.
     - begun_ns: when each call began, by its id; a call without a span is missing.
-    - moving_ns: when this rank's wait in it was over, by its id; where that is unknown, its begin.
     - notes: on the calls that were not joined over the ranks.
     """
 
@@ -105,7 +104,6 @@ class Ledger:
                     entry = by_call[joined_call] = self._entry(joined_call, call.group, errors)
                 self.entries[rank].append(entry)
         self.every = list(by_call.values())
-        self.moving_ns = dict(self.begun_ns)
         self._count_once()
 
     def _entry(self, joined: JoinedCall, group: str, errors: Mapping[int, int]) -> LedgerEntry:
@@ -150,7 +148,6 @@ class Ledger:
             until: float = -math.inf
             for start, entry in sorted(waiting, key=lambda each: each[0]):
                 end = start + entry.waits_ns[rank]
-                self.moving_ns[id(entry.joined.calls[rank])] = end
                 entry.waits_ns[rank] = round(max(0, end - max(start, until)))
                 until = max(until, end)
 

@@ -31,37 +31,24 @@ def traffic_trace(ledger: Ledger) -> tuple[str, list[str]]:
         raise UsageError("perfetto", "no call with times", "a capture or a trace")
     events: list[dict[str, Any]] = []
     for rank, calls in traffic.calls.items():
-        shift = offsets.added_ns.get(rank, 0)
-        events.append(_named_track("process_name", rank, f"rank {rank}"))
-        tracks = _Tracks(rank, events)
-        steps = traffic.steps.get(rank, ())
-        plain = [
-            *(("steps", f"step {number}", "step", span) for number, span in enumerate(steps)),
-            *(("computing",) * 3 + (span,) for span in traffic.computing.get(rank, ())),
-            *(
-                (UNKNOWN_CALLS, UNKNOWN_CALLS, "communication", span)
-                for span in traffic.apart.get(rank, ())
-            ),
-        ]
-        for track, name, category, (start, end) in plain:
-            thread = tracks.assign_thread(track, start, end)
-            event = _complete_event(name, category, rank, start + shift, end - start, {})
-            events.append({**event, "tid": thread})
+        tracks = _Tracks(rank, offsets.added_ns.get(rank, 0), events)
+        for number, (start, end) in enumerate(traffic.steps.get(rank, ())):
+            tracks.add("steps", f"step {number}", "step", start, end)
+        for start, end in traffic.computing.get(rank, ()):
+            tracks.add("computing", "computing", "computing", start, end)
+        for start, end in traffic.apart.get(rank, ()):
+            tracks.add(UNKNOWN_CALLS, UNKNOWN_CALLS, "communication", start, end)
         labels = group_labels(traffic.groups, (call.group for call in calls))
         spans = [(call.span, number, call) for number, call in enumerate(calls) if call.span]
         for (start, end), number, call in sorted(spans, key=lambda entry: entry[:2]):
-            thread = tracks.assign_thread(f"group {one_line(labels[call.group])}", start, end)
-            fields = {name: value for name, value in call.to_json().items() if name in _FIELDS}
             args = {
-                **fields,
+                **{name: value for name, value in call.to_json().items() if name in _FIELDS},
                 "wait_ns": ledger.wait_ns(rank, number),
                 "error_ns": offsets.error_ns.get(rank),
             }
             kept = {name: value for name, value in args.items() if value is not None}
-            call_event = _complete_event(
-                _call_text(call), "communication", rank, start + shift, end - start, kept, thread
-            )
-            events.append(call_event)
+            track = f"group {one_line(labels[call.group])}"
+            tracks.add(track, _call_text(call), "communication", start, end, kept)
     text = offsets.text
     if offsets.problem:
         text = f"{offsets.problem}; their events are right among themselves only"
@@ -80,48 +67,50 @@ def _call_text(call: TrafficCall) -> str:
 class _Tracks:
     """The threads of a process, without overlapping events on any of them: Perfetto cannot show
     those.
+
+    - shift_ns: added to each time.
     """
 
-    def __init__(self, process: int, events: list[dict[str, Any]]) -> None:
-        self._process, self._events = process, events
+    def __init__(self, process: int, shift_ns: int, events: list[dict[str, Any]]) -> None:
+        self._process, self._shift, self._events = process, shift_ns, events
         self._ends: dict[str, list[tuple[int, int]]] = {}  # name -> (thread, its last end)
         self._count = 0
+        self._name("process_name", f"rank {process}", 0)
 
-    def assign_thread(self, name: str, start: int, end: int) -> int:
-        """Returns a thread for the event; events must come in the order of their start."""
-        threads = self._ends.setdefault(name, [])
+    def add(
+        self,
+        track: str,
+        name: str,
+        category: str,
+        start: int,
+        end: int,
+        args: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Adds an event to a thread of the track; events must come in the order of their start."""
+        event = {
+            "ph": "X",
+            "name": name,
+            "cat": category,
+            "pid": self._process,
+            "tid": self._thread(track, start, end),
+            "ts": (start + self._shift) / _US,
+            "dur": (end - start) / _US,
+            "args": dict(args or {}),
+        }
+        self._events.append(event)
+
+    def _thread(self, track: str, start: int, end: int) -> int:
+        threads = self._ends.setdefault(track, [])
         for index, (thread, last) in enumerate(threads):
             if last <= start:
                 threads[index] = (thread, end)
                 return thread
         self._count += 1
         threads.append((self._count, end))
-        text = name if len(threads) == 1 else f"{name} ({len(threads)})"
-        self._events.append(_named_track("thread_name", self._process, text, self._count))
+        text = track if len(threads) == 1 else f"{track} ({len(threads)})"
+        self._name("thread_name", text, self._count)
         return self._count
 
-
-def _named_track(kind: str, process: int, name: str, thread: int = 0) -> dict[str, Any]:
-    """kind: ``process_name`` or ``thread_name``."""
-    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
-
-
-def _complete_event(
-    name: str,
-    category: str,
-    process: int,
-    start_ns: float,
-    time_ns: float,
-    args: Mapping[str, Any],
-    thread: int = 0,
-) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": category,
-        "pid": process,
-        "tid": thread,
-        "ts": start_ns / _US,
-        "dur": time_ns / _US,
-        "args": dict(args),
-    }
+    def _name(self, kind: str, name: str, thread: int) -> None:
+        named = {"ph": "M", "name": kind, "pid": self._process, "tid": thread}
+        self._events.append({**named, "args": {"name": name}})
