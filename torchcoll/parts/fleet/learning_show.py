@@ -233,8 +233,8 @@ class CheckedRun:
         if self.nightly and judged.state != good_runs.SLOW:
             return FAIL, [f"torchcoll nightly: {one_line(self.nightly)}", f"this run: {mean}"]
         if self.state != judged.state:
-            found = slow or mean
-            return WARN, [f"probably slower: {found}", "torchcoll nightly names no slow node yet"]
+            probable = f"probably slower: {slow or mean}"
+            return WARN, [probable, "torchcoll nightly says nothing about this run yet"]
         if judged.slow_overall:
             most = f"most in {self.names[0]}, {slower(judged.cases[0].effect)}"
             return FAIL, [f"{mean} (healthy below {percent(limits.run_limit)})", slow or most]
