@@ -178,7 +178,7 @@ def beside(said: dict[str, set[str]], verdicts: dict[str, str]) -> list[str]:
     """Where `nightly` and `check` say the opposite of a node that ran."""
     problems = []
     for node, verdict in verdicts.items():
-        of_node = said.get(node, set())
+        of_node = said.get(node, set()) | said.get("fleet", set())
         if of_node and verdict == "PASS":
             problems.append(f"both: nightly {'+'.join(sorted(of_node))}, check PASS")
         if verdict == "FAIL" and not of_node:

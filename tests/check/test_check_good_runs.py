@@ -55,7 +55,7 @@ def test_the_first_line_says_what_the_baseline_detects(made, tmp_path, capsys):
     out = tmp_path / "good.json"
     assert main(["check", "--learn", str(made / "nightly"), "-o", str(out)]) == 0
     text = joined(capsys.readouterr().out)
-    baseline = baseline_of(*read_good_runs(out))
+    baseline = baseline_of(*read_good_runs(out)[0])
     limits = limits_of(baseline)
     over_all = f"{100 * math.expm1(limits.run_detectable):.1f} % slower over all cases"
     assert text.startswith(f"baseline of 24 runs on 4 nodes, 10 cases: a run that is {over_all}, ")
@@ -84,7 +84,7 @@ def test_the_table_has_the_figures_of_the_file(made, tmp_path, capsys):
     command = ["check", "--learn", str(made / "nightly"), "-o", str(out)]
     assert main(command) == 0
     lines = capsys.readouterr().out.splitlines()
-    baseline = baseline_of(*read_good_runs(out))
+    baseline = baseline_of(*read_good_runs(out)[0])
     shown = [re.split(r" {2,}", line)[:3] for line in lines if re.match(r"all_\w+ \d+[KM] ", line)]
     assert shown == [
         [
@@ -292,7 +292,7 @@ def test_every_field_survives_the_file(tmp_path):
     good = GoodRuns("GPU = [x]", 8, runs, keys, table, versions)
     path = tmp_path / "good.json"
     path.write_text(format_good_runs([good, good]), encoding="utf-8")
-    first, second = read_good_runs(path)
+    (first, second), _ = read_good_runs(path)
     assert first.runs == second.runs == good.runs
     assert (first.keys, first.versions) == (keys, versions)
     assert first.log_times == pytest.approx(table, abs=1e-6, nan_ok=True)

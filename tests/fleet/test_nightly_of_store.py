@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from made_fleet import made_fleet
@@ -13,6 +14,7 @@ from made_stores import rows
 
 import torchcoll
 from torchcoll.cli import main
+from torchcoll.core.result import Verification
 from torchcoll.questions.page.document import page_of
 
 
@@ -113,3 +115,44 @@ def test_an_acceptance_stays_and_acquits_one_incident(tmp_path, store):
     assert printed("nightly", store, *last)[0] == 0
     (row,) = rows(store, "SELECT * FROM incident_records WHERE event = 'accepted'")
     assert (row["incident"], row["reason"]) == ("node004@2026-10-10", "x")
+
+
+def checked(store: str, *files: Path) -> tuple[int, list[str]]:
+    code, text = printed("check", *map(str, files), "--baseline", store, "--format", "json")
+    return code, [each["verdict"]["word"] for each in json.loads(text)]
+
+
+def test_check_and_nightly_say_the_same_of_a_run(tmp_path):
+    """Wrong results 2 nights ago are open; an accepted level is usual, and the one before is not.
+    The first slow night of a fleet is named by both.
+    """
+    store, folder = str(tmp_path / "store.sqlite"), tmp_path / "nightly"
+    folder.mkdir()
+    times = lambda node, night, case: 1.08 if (node == 4 and night >= 9) else 1.0  # noqa: E731
+    for run in made_fleet(8, 20, times, noise=0.004):
+        number = run.header["run_id"]
+        if number == "0015-0002":
+            wrong = replace(run.results[0], verification=Verification(checked=100, wrong=1))
+            run = replace(run, results=[wrong, *run.results[1:]])
+        torchcoll.save(run, folder / f"{number}.jsonl")
+    until = [str(path) for path in sorted(folder.glob("*")) if path.name < "0017-0008"]
+    assert printed("collect", *until, "--into", store)[0] == 0
+    tonight = [folder / f"0017-{node:04}.jsonl" for node in (2, 3, 4)]
+    assert printed("nightly", store, "--night", "last")[0] == 1
+    assert checked(store, *tonight) == (1, ["FAIL", "PASS", "FAIL"])
+    accepted = printed("nightly", store, "--night", "last", "--accept", "node004@2026-10-10")[1]
+    assert "node002: wrong results" in accepted and "node004: 8" not in accepted
+    assert checked(store, *tonight) == (1, ["FAIL", "PASS", "PASS"])
+
+
+def test_the_first_slow_night_of_all_nodes_is_named(tmp_path):
+    folder = tmp_path / "nightly"
+    folder.mkdir()
+    for run in made_fleet(8, 15, lambda node, night, case: 1.08 if night == 14 else 1.0):
+        torchcoll.save(run, folder / f"{run.header['run_id']}.jsonl")
+    code, text = printed("nightly", str(folder), "--night", "last", "--format", "json")
+    (row,) = json.loads(text)["rows"]
+    assert (code, row["result"], row["who"]) == (1, "slow tonight", "fleet")
+    assert 7 < row["slower_percent"] < 9
+    files = sorted(folder.glob("0014-*"))
+    assert checked(str(folder), *files) == (1, ["FAIL"] * 8)

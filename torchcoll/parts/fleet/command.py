@@ -140,9 +140,8 @@ def run_learn(options: argparse.Namespace) -> ExitCode | None:
         if options.output:
             raise UsageError("output", options.output, "--learn with it")
         return None
-    from torchcoll.parts.fleet.learning import format_good_runs, learn
+    from torchcoll.parts.fleet.learning import format_good_runs, learn_from
     from torchcoll.parts.fleet.learning_show import baseline_grid
-    from torchcoll.parts.fleet.sources import summaries_of
     from torchcoll.report.destination import Destination, check_new, write_file
     from torchcoll.report.grid import print_grids
 
@@ -150,7 +149,7 @@ def run_learn(options: argparse.Namespace) -> ExitCode | None:
     if not options.output:
         raise UsageError("output", "none", "a file to write", "Name one with -o.")
     check_new(options.output, "output", options.force)
-    learned = learn(summaries_of(options.files))
+    learned = learn_from(options.files)
     text = format_good_runs([baseline.good for baseline in learned.baselines])
     write_file(options.output, text, "output", options.force)
     grids = [baseline_grid(baseline, learned) for baseline in learned.baselines]
@@ -168,7 +167,7 @@ def good_runs_of(path: str) -> BaselineRuns | None:
     from torchcoll.parts.fleet.learning import read_good_runs
     from torchcoll.parts.fleet.learning_show import GoodRunsBaseline
 
-    return GoodRunsBaseline(read_good_runs(path))
+    return GoodRunsBaseline(*read_good_runs(path))
 
 
 _NAMED = 5

@@ -104,8 +104,8 @@ class FleetModel(FollowedIncidents):
             name = self.names[node]
             self.open("node", name, (name,), night, (size, width), cases, always=always)
 
-    def _members(self, about: Incident) -> list[tuple[int, int]]:
-        """The nodes of a group and the night from which it concerns each."""
+    def members_of(self, about: Incident) -> list[tuple[int, int]]:
+        """The nodes of an incident and the night from which it concerns each."""
         number = {name: n for n, name in enumerate(self.names)}
         if not about.staged:
             return [(number[name], about.levels[0].night) for name in about.nodes]
@@ -129,7 +129,7 @@ class FleetModel(FollowedIncidents):
             return
         self.known[:] = 0
         for about in active:
-            for node, night in self._members(about):
+            for node, night in self.members_of(about):
                 for level in about.levels:
                     start = self.nights_back(max(level.night, night))
                     if level.night > self.night or night > self.night:
@@ -204,7 +204,7 @@ class FleetModel(FollowedIncidents):
         self._apply_groups()
 
     def _follow_group(self, about: Incident) -> None:
-        members = self._members(about)
+        members = self.members_of(about)
         if not members:
             levels = (*about.levels, Level(self.night, 0.0))
             self.revise(

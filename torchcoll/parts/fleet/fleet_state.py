@@ -298,6 +298,11 @@ class FleetState:
             noise.factors,
         )
 
+    def night_error(self) -> Floats:
+        """The standard error of a night [S], which is a median over the nodes."""
+        assert self.noise is not None
+        return np.asarray(1.25 * np.median(self.noise.scale, axis=0) / math.sqrt(len(self.names)))
+
     def cases_over_nights(self, node: int) -> Floats:
         """Deviations from the usual [M, C] of a node, or of the fleet (-1)."""
         if node < 0:

@@ -5,7 +5,6 @@ The assumptions are on top of ``fleet_model.py``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -289,10 +288,8 @@ class FollowedIncidents(FleetState):
                 return
             centre, references, reach = self._segment(left, nights)
         scale, degrees, _, factors = self.noise_of(-1)
-        # The night is a median over the nodes, and so is no better known than this.
-        of_nodes = self.noise.scale if self.noise is not None else scale[None]
-        floor = 1.25 * np.median(of_nodes, axis=0) / math.sqrt(len(self.names))
-        noise = SeriesNoise(np.maximum(scale, floor)[None], degrees[None], factors)
+        scale = np.maximum(scale, self.night_error())
+        noise = SeriesNoise(scale[None], degrees[None], factors)
         limits = noise.limits(FLEET_ERROR)
         values = self.project(left[-WINDOW:])[:, None, :] - centre
         results = evidence(values, noise, limits, np.array([references]), np.array([reach]))

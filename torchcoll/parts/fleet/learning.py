@@ -10,8 +10,9 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ import pandas as pd
 from torchcoll.core.errors import UnreadableError, UnusableError, UsageError
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.units import format_change, shorten
-from torchcoll.parts.fleet.address import MARK, is_good_runs
+from torchcoll.parts.fleet.address import MARK, is_good_runs, parse_address
 from torchcoll.parts.fleet.change_text import case_names, machine_text
 from torchcoll.parts.fleet.fleet_state import subsets_of
 from torchcoll.parts.fleet.good_runs import (
@@ -34,12 +35,16 @@ from torchcoll.parts.fleet.good_runs import (
     GoodRuns,
     baseline_of,
 )
-from torchcoll.parts.fleet.night_judgements import runs_of_incidents
+from torchcoll.parts.fleet.night_judgements import (
+    Acceptance,
+    nightly_of_runs,
+    stored_acceptances,
+)
 from torchcoll.parts.fleet.noise import Floats, quiet_median
 from torchcoll.parts.fleet.peers import outlying
 from torchcoll.parts.fleet.records import FAILED, WRONG, CaseKey
 from torchcoll.parts.fleet.series import RUN_STATUSES, STATUSES, UNKNOWN_START, Summaries
-from torchcoll.parts.fleet.sources import summaries_of
+from torchcoll.parts.fleet.sources import store_of, summaries_of
 
 _VERSION = 1
 _MOST_BYTES = 64 << 20
@@ -68,25 +73,33 @@ class RunLeftOut:
 class Learned:
     """Baselines by device model and number of ranks, most runs first, and what was left out.
 
-    too_few: sets of runs that are too few for a baseline, as a clause each.
+    too_few: sets of runs that are too few for a baseline, as a clause each. answers: run_id -> what
+    ``nightly`` says of the run, '' for nothing.
     """
 
     baselines: tuple[Baseline, ...]
     left_out: tuple[RunLeftOut, ...] = ()
     too_few: tuple[str, ...] = ()
+    answers: Mapping[str, str] = field(default_factory=dict)
 
 
-def learn(summaries: Summaries) -> Learned:
-    """The baselines of all good runs.
+def learn_from(paths: Sequence[str]) -> Learned:
+    """The baselines of the good runs of files, or of a store with what was accepted in it."""
+    store = store_of(paths)
+    after = {} if store is None else stored_acceptances(parse_address(store))
+    return learn(summaries_of(paths), after)
+
+
+def learn(
+    summaries: Summaries, after: Mapping[int, Sequence[Acceptance]] = MappingProxyType({})
+) -> Learned:
+    """The baselines of all good runs. after: what was accepted after each night.
 
     Raises UsageError if no device model and number of ranks has enough good runs.
     """
-    reasons = _failures(summaries)
+    nightly = nightly_of_runs(summaries, after)
+    reasons = nightly.not_usual | _failures(summaries)
     usable = np.ones(len(summaries), dtype=bool)
-    usable[list(reasons)] = False
-    chosen = np.flatnonzero(usable)
-    for index, name in runs_of_incidents(summaries.select(usable)).items():
-        reasons[int(chosen[index])] = f"its node was slow ({name}, torchcoll nightly)"
     usable[list(reasons)] = False
     baselines: list[Baseline] = []
     too_few: list[str] = []
@@ -99,6 +112,7 @@ def learn(summaries: Summaries) -> Learned:
             if by_node and not 0 < number.max(initial=0) < len(members) - 1:
                 continue  # one node, or one run of each
             slow = _slow_runs(table, keys, number if by_node else None)
+            slow = {r: why for r, why in slow.items() if int(members[r]) not in nightly.accepted}
             reasons |= {int(members[row]): reason for row, reason in slow.items()}
             kept = np.array([row not in slow for row in range(len(members))], dtype=bool)
             members, table = members[kept], table[kept]
@@ -123,7 +137,8 @@ def learn(summaries: Summaries) -> Learned:
             f"Left out: {named}." if named else "",
         )
     baselines.sort(key=lambda each: -len(each.good.runs))
-    return Learned(tuple(baselines), left_out, tuple(too_few))
+    answers = {summaries.run_ids[index]: text for index, text in nightly.answers.items()}
+    return Learned(tuple(baselines), left_out, tuple(too_few), answers)
 
 
 def _failures(summaries: Summaries) -> dict[int, str]:
@@ -260,14 +275,14 @@ def format_good_runs(machines: Sequence[GoodRuns]) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
-def read_good_runs(path: str | os.PathLike[str]) -> list[GoodRuns]:
-    """The good runs of a file, a folder, a glob or a store.
+def read_good_runs(path: str | os.PathLike[str]) -> tuple[list[GoodRuns], Mapping[str, str]]:
+    """The good runs of a file, a folder, a glob or a store, and what ``nightly`` says of its runs.
 
     Raises UnreadableError for what cannot be read, UsageError if there are too few good runs.
     """
     if not is_good_runs(path):
-        learned = learn(summaries_of([os.fspath(path)]))
-        return [baseline.good for baseline in learned.baselines]
+        learned = learn_from([os.fspath(path)])
+        return [baseline.good for baseline in learned.baselines], learned.answers
     with open_to_read(Path(path)) as file:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
@@ -276,7 +291,7 @@ def read_good_runs(path: str | os.PathLike[str]) -> list[GoodRuns]:
         document = json.loads(content)
         if document[MARK] != _VERSION:
             raise ValueError(f"version {document[MARK]} and not {_VERSION}")
-        return [_machine(machine) for machine in document["machines"]]
+        return [_machine(machine) for machine in document["machines"]], {}
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         why = f"{type(error).__name__}: {error}"
         raise UnreadableError("baseline", f"{path} ({why})", _EXPECTED) from None

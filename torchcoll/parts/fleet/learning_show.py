@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,14 @@ from torchcoll.parts.fleet.good_runs import Baseline, GoodRuns, Limits, RunJudge
 from torchcoll.parts.fleet.learning import Learned, RunLeftOut, versions_of
 from torchcoll.parts.fleet.records import DAY_US, OK, CaseKey, summarise_run
 from torchcoll.parts.fleet.series import format_night
-from torchcoll.questions.check.limits import CANNOT_TELL, FAIL, PASS, WARN, Phrase
+from torchcoll.questions.check.limits import (
+    CANNOT_TELL,
+    DOUBTED_FACTOR,
+    FAIL,
+    PASS,
+    WARN,
+    Phrase,
+)
 from torchcoll.report.grid import Grid, Head
 from torchcoll.stats.power import ACT_ON_ALL, ACT_ON_CASE
 
@@ -128,10 +135,11 @@ def doubts(good: GoodRuns) -> list[str]:
 @dataclass(frozen=True)
 class GoodRunsBaseline:
     """Good runs that judge the runs of ``check``: one set for each device model and number of
-    ranks.
+    ranks. answers: run_id -> what ``nightly`` says of a run among them, '' for nothing.
     """
 
     machines: Sequence[GoodRuns]
+    answers: Mapping[str, str]
 
     def judge(self, run: Run) -> CheckedRun:
         """Judges a run by the good runs but itself.
@@ -168,16 +176,31 @@ class GoodRunsBaseline:
         if further := len(times.keys() - {*baseline.keys}):
             facts.append(f"{counted(further, 'case')} of this run not in the baseline")
         names = tuple(case_names([case.key for case in judged.cases]))
-        return CheckedRun(judged, names, tuple(facts + doubts(good)))
+        answer = self.answers.get(summary.run_id)
+        return CheckedRun(judged, names, tuple(facts + doubts(good)), answer)
 
 
 @dataclass(frozen=True)
 class CheckedRun:
-    """A run judged by good runs, with the names of its cases. facts: what limits the verdict."""
+    """A run judged by good runs, with the names of its cases. facts: what limits the verdict.
+
+    nightly: what it says of this run, '' for nothing; None if it has not judged the run.
+    """
 
     judged: RunJudged
     names: tuple[str, ...]
     facts: tuple[str, ...]
+    nightly: str | None = None
+
+    @property
+    def state(self) -> str:
+        """``nightly`` knows more nights of the node, and its peers: both say the same."""
+        if self.nightly:
+            return good_runs.SLOW
+        twice = any(case.effect >= math.log(DOUBTED_FACTOR) for case in self.judged.cases)
+        if self.judged.state == good_runs.SLOW and self.nightly == "" and not twice:
+            return good_runs.PROBABLY_SLOW
+        return self.judged.state
 
     def phrases(self) -> list[Phrase]:
         verdict, texts = self._sentences()
@@ -203,6 +226,11 @@ class CheckedRun:
         over_all = counted(count, "case") if count == 1 else f"all {count} cases"
         mean = f"{slower(judged.effect)} over {over_all} than {judged.baseline.text}"
         slow = self._named(good_runs.SLOW)
+        if self.nightly and judged.state != good_runs.SLOW:
+            return FAIL, [f"torchcoll nightly: {one_line(self.nightly)}", f"this run: {mean}"]
+        if self.state != judged.state:
+            probable = f"probably slower: {slow or mean}"
+            return WARN, [probable, "torchcoll nightly says nothing about this run yet"]
         if judged.slow_overall:
             most = f"most in {self.names[0]}, {slower(judged.cases[0].effect)}"
             return FAIL, [f"{mean} (healthy below {percent(limits.run_limit)})", slow or most]
@@ -237,13 +265,11 @@ class CheckedRun:
     @property
     def next_step(self) -> str:
         judged = self.judged
-        if judged.state == good_runs.SLOW:
+        if self.state == good_runs.SLOW:
             return "run it again; if it stays slow, torchcoll doctor and torchcoll pairs find why"
         if judged.state == good_runs.AS_USUAL:
             return ""
-        if judged.state == good_runs.PROBABLY_SLOW and not judged.cases_that_are(
-            good_runs.TOO_NOISY
-        ):
+        if self.state == good_runs.PROBABLY_SLOW and not judged.cases_that_are(good_runs.TOO_NOISY):
             return "run it again: a real slowdown stays"
         if judged.cases_that_are(good_runs.DOUBTED):
             return "run it again: a real slowdown stays"
@@ -294,7 +320,7 @@ class CheckedRun:
             "slower": _share(judged.effect),
             "limit": _share(judged.limits.run_limit),
             "detectable": _share(judged.limits.run_detectable),
-            "state": judged.state,
+            "state": self.state,
             "cases": [
                 {
                     "name": name,

@@ -13,9 +13,10 @@ from types import MappingProxyType
 import numpy as np
 from sqlalchemy import Connection, delete, insert, select
 
+from torchcoll.parts.fleet import incident as incidents
 from torchcoll.parts.fleet import series
 from torchcoll.parts.fleet.address import StoreAddress
-from torchcoll.parts.fleet.change_text import case_names
+from torchcoll.parts.fleet.change_text import case_names, slower
 from torchcoll.parts.fleet.connecting import Database
 from torchcoll.parts.fleet.fleet_model import FleetModel
 from torchcoll.parts.fleet.fleet_state import THRESHOLD
@@ -178,6 +179,18 @@ def stored_snapshots(address: StoreAddress, night: int) -> list[Snapshot]:
         return [Snapshot.from_json(data) for data in connection.execute(query).scalars()]
 
 
+def stored_acceptances(address: StoreAddress) -> dict[int, list[Acceptance]]:
+    """What was accepted after each night."""
+    after: dict[int, list[Acceptance]] = {}
+    with Database(address).reading() as connection:
+        check_current(connection, address.name)
+        records = select(INCIDENT_RECORDS).where(INCIDENT_RECORDS.c.event == "accepted")
+        for row in connection.execute(records):
+            each = Acceptance(row.incident, row.accepted_by, row.reason)
+            after.setdefault(row.night, []).append(each)
+    return after
+
+
 def judge_store(
     address: StoreAddress, last: int, acceptances: Sequence[Acceptance] = ()
 ) -> list[JudgedNights]:
@@ -186,14 +199,10 @@ def judge_store(
     Raises as ``Database.write`` does.
     """
     database = Database(address)
-    after: dict[int, list[Acceptance]] = {}
     with database.reading() as connection:
         check_current(connection, address.name)
         models = {row.kind: unpack(row.memory) for row in connection.execute(select(MEMORY))}
-        records = select(INCIDENT_RECORDS).where(INCIDENT_RECORDS.c.event == "accepted")
-        for row in connection.execute(records):
-            each = Acceptance(row.incident, row.accepted_by, row.reason)
-            after.setdefault(row.night, []).append(each)
+    after = stored_acceptances(address)
     after.setdefault(last, []).extend(acceptances)
     since_us = _FIRST_US
     if models:
@@ -235,19 +244,68 @@ def _keep(connection: Connection, all_judged: Sequence[JudgedNights]) -> None:
             connection.execute(insert(MEMORY), [values])
 
 
-def runs_of_incidents(summaries: series.Summaries) -> dict[int, str]:
-    """Index of a run -> the incident of its node in which it was made."""
+@dataclass
+class NightlyOfRuns:
+    """What `nightly` says of the runs of an input.
+
+    not_usual: index of a run -> why it does not show what is usual. accepted: indexes of runs that
+    show it because they are as an incident that was accepted. answers: index of a run -> what is
+    open about it; '' for nothing about a run of the last night. A run that cannot be judged yet is
+    in neither.
+    """
+
+    not_usual: dict[int, str] = field(default_factory=dict)
+    accepted: set[int] = field(default_factory=set)
+    answers: dict[int, str] = field(default_factory=dict)
+
+
+def nightly_of_runs(
+    summaries: series.Summaries, after: Mapping[int, Sequence[Acceptance]] = MappingProxyType({})
+) -> NightlyOfRuns:
+    """after: what was accepted after each night."""
     nights = series.nights_of(summaries)
-    dated = nights[nights != series.NO_NIGHT]
-    if not len(dated):
-        return {}
-    results: dict[int, str] = {}
-    for judged in judge_summaries(summaries, int(dated.max())):
-        for each in judged.model.incidents:
-            if each.scope != "node" or each.first_calls or each.subject not in summaries.nodes:
-                continue
-            until = judged.model.night + 1 if each.ended is None else each.ended
-            mine = summaries.node == list(summaries.nodes).index(each.subject)
-            mine &= (nights >= each.levels[0].night) & (nights < until)
-            results |= dict.fromkeys(np.flatnonzero(mine).tolist(), each.id)
+    results = NightlyOfRuns()
+    last = int(nights.max(initial=series.NO_NIGHT))
+    if last == series.NO_NIGHT:
+        return results
+    number = {name: index for index, name in enumerate(summaries.nodes)}
+    for judged in judge_summaries(summaries, last, after):
+        model = judged.model
+        if model.first_calls:
+            continue
+        of_kind = np.array([f"{device}|{n}" == judged.kind for device, n in summaries.strata])
+        node = np.where(of_kind[summaries.stratum], summaries.node, -1)
+        if model.night == last:
+            has_usual = [number[model.names[n]] for n in np.flatnonzero(model.baseline.nights)]
+            quiet = np.isin(node, has_usual) & (nights == last)
+            results.answers |= dict.fromkeys(np.flatnonzero(quiet).tolist(), "")
+            for slow in judged.snapshots[-1].tonight:
+                whole = slow.node not in number
+                named = quiet & (whole or node == number.get(slow.node))
+                text = f"{slower(slow.effect)} in {slow.where} tonight"
+                results.answers |= dict.fromkeys(np.flatnonzero(named).tolist(), text)
+        for each in model.incidents:
+            text = f"{slower(each.effect)} in {each.where}"
+            if each.kind == incidents.WRONG:
+                text = f"wrong results in {each.where}"
+            text = f"{text} since {series.format_night(each.since)} ({each.id})"
+            for member, since in model.members_of(each):
+                mine = node == number.get(model.names[member], -2)
+                inside = np.zeros(len(nights), dtype=bool)
+                for level in each.levels:
+                    bad = level.effect > 0 or each.kind == incidents.WRONG
+                    inside[nights >= max(level.night, since)] = bad
+                if each.ended is not None:
+                    inside &= nights < each.ended
+                rows = np.flatnonzero(mine & inside).tolist()
+                if each.state == incidents.ACCEPTED:
+                    results.accepted |= {*rows}
+                    rows = np.flatnonzero(mine & (nights < max(each.since, since))).tolist()
+                    why = f"before the accepted incident {each.id} of torchcoll nightly"
+                    results.not_usual |= dict.fromkeys(rows, why)
+                elif each.kind == incidents.SLOW:
+                    why = f"in the incident {each.id} of torchcoll nightly"
+                    results.not_usual |= dict.fromkeys(rows, why)
+                if each.is_open:
+                    results.answers |= dict.fromkeys(rows, text)
     return results

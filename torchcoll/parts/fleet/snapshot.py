@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from torchcoll.parts.fleet.fleet_model import FleetModel
+from torchcoll.parts.fleet.fleet_state import FEWEST_PEERS
 from torchcoll.parts.fleet.following import NODE_ERROR
 from torchcoll.parts.fleet.groups import FactChange
 from torchcoll.parts.fleet.incident import Incident
@@ -37,8 +39,8 @@ _ARRAYS = (
 
 @dataclass(frozen=True)
 class SlowTonight:
-    """A node that was slow in one night alone, so far. by_peers: compared with its peers, because
-    its own usual times are not known yet.
+    """A node, or the fleet, that was slow in one night alone, so far. by_peers: compared with its
+    peers, because its own usual times are not known yet.
     """
 
     node: str
@@ -118,24 +120,35 @@ def slow_tonight(model: FleetModel) -> list[SlowTonight]:
     are not known yet, with their peers.
     """
     present = np.isfinite(model.times[-1]).any(axis=1)
-    blamed = {each.subject for each in model.incidents if each.is_open and each.scope == "node"}
+    blamed = {each.subject for each in model.incidents if each.is_open and each.scope != "group"}
     results: list[SlowTonight] = []
     has_usual = present & (model.baseline.nights > 0)
     noise = model.noise
     if noise is not None and has_usual.any():
-        left = model.left(nights=1)[0]
-        over = model.project(left)
-        limit = t_quantile(1 - _ERROR / (len(model.names) * over.shape[1]), _TAILS) / math.sqrt(2)
-        uncertain = np.sqrt(1 + 1 / np.maximum(model.baseline.nights, 1))[:, None]
+        names, left = [*model.names], model.left(nights=1)[0]
+        scale = noise.scale * np.sqrt(1 + 1 / np.maximum(model.baseline.nights, 1))[:, None]
+        left[
+            [not usual or name in blamed for usual, name in zip(has_usual, names, strict=True)]
+        ] = 0
+        if model.fleet_noise is not None and len(names) > FEWEST_PEERS and "" not in blamed:
+            names.append("fleet")
+            left = np.concatenate([left, model.cases_over_nights(-1)[-1:]])
+            scale = np.concatenate(
+                [scale, np.maximum(model.fleet_noise.scale, model.night_error())]
+            )
         with np.errstate(invalid="ignore"):
-            ratio = np.nan_to_num(over / (noise.scale * uncertain * limit))
-        ratio[~has_usual] = 0
-        for node in np.flatnonzero((ratio > 1).any(axis=1)).tolist():
-            subset = model.subsets[int(np.argmax(ratio[node]))]
+            errors = np.nan_to_num(model.project(left) / scale) * math.sqrt(2)
+        chances = special.stdtr(_TAILS, -errors)
+        # Benjamini and Hochberg (1995): where many nodes are slow, each is with less evidence.
+        ordered = np.sort(chances, axis=None)
+        allowed = ordered <= _ERROR * np.arange(1, ordered.size + 1) / ordered.size
+        limit = float(ordered[allowed].max(initial=0.0))
+        for node in np.flatnonzero((chances <= limit).any(axis=1)).tolist():
+            subset = model.subsets[int(np.argmin(chances[node]))]
             cases = model.slow_cases(left[node], subset)
             effect = float(model.over(left[node][None], cases)[0])
-            if effect > model.least and model.names[node] not in blamed:
-                results.append(SlowTonight(model.names[node], effect, model.where(cases), False))
+            if effect > model.least:
+                results.append(SlowTonight(names[node], effect, model.where(cases), False))
     new = present & (model.baseline.nights == 0)
     if new.any() and present.sum() >= FEWEST:
         times = np.where(present[:, None], model.times[-1].astype(np.float64), np.nan)
