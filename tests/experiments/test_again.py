@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from error_form import error_text
+from error_form import error_line, error_text
 from made_runs import measured, run
 
 from torchcoll.bench.options import parse
 from torchcoll.cli import main
 from torchcoll.core.errors import UnavailableError, UnusableError, UsageError
+from torchcoll.core.file import save
 from torchcoll.core.result import Verification
 from torchcoll.core.spec import Spec
 from torchcoll.parts.experiments.again_command import _plan
@@ -471,3 +472,26 @@ def test_refused(tmp_path, monkeypatch, capsys, options, line):
     monkeypatch.chdir(tmp_path)
     assert main(["again", "a.jsonl", *options]) == 2
     assert line[:40] in capsys.readouterr().err
+
+
+def test_a_run_is_found_by_its_hash(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    source = made(["--sizes", "1K"], ["all_reduce"])
+    source.header["run_id"] = "80f257f7d1a8"
+    (tmp_path / "torchcoll-runs").mkdir()
+    save(source, tmp_path / "torchcoll-runs/x.jsonl.gz")
+    assert main(["again", "80f257f7", "--dry-run"]) == 0
+    assert "-m torchcoll.allreduce --sizes 1K" in capsys.readouterr().out
+    assert main(["again", "80f257f7d1a9", "--dry-run"]) == 3
+    assert capsys.readouterr().err.strip() == error_line(
+        "hash of a run",
+        "80f257f7d1a9 in 0 files of ., torchcoll-runs, results",
+        "one file. Name its file, or where it is: torchcoll again 80f257f7d1a9 FOLDER.",
+    )
+    (tmp_path / "a/b").mkdir(parents=True)
+    save(source, tmp_path / "a/b/y.jsonl")
+    assert main(["again", "80f257f7d1a8", "a", "--dry-run"]) == 0
+    capsys.readouterr()
+    assert main(["again", "80f257f7d1a8", "a", "torchcoll-runs", "--dry-run"]) == 3
+    two = "Name one of a/b/y.jsonl, torchcoll-runs/x.jsonl.gz.\n"
+    assert capsys.readouterr().err.endswith(two)

@@ -8,7 +8,9 @@ from torchcoll.core.file import save
 
 def test_a_block_for_an_issue(tmp_path, capsys):
     sizes = [result(case=case(size_bytes=8 << n), size_bytes=8 << n) for n in (20, 0, 10)]
-    launch = run(*sizes, header={"argv": ["-b", "8", "--label", "site=a b"]})
+    launch = run(
+        *sizes, header={"argv": ["-b", "8", "--label", "site=a b"], "run_id": "80f257f7d1a8"}
+    )
     save(launch, tmp_path / "a run.jsonl")
     assert main(["show", str(tmp_path / "a run.jsonl"), "--quote"]) == 0
     answer, table, facts = capsys.readouterr().out.strip().split("\n\n")
@@ -24,7 +26,8 @@ def test_a_block_for_an_issue(tmp_path, capsys):
     assert "- time = max over ranks, the slowest rank" in lines
     assert "- 1 more case in the file" in lines
     assert lines[-1] == (
-        "- run r1, measured with -b 8 --label 'site=a b'; torchcoll again 'a run.jsonl'"
+        "- run 80f257f7d1a8, measured with -b 8 --label 'site=a b', again with torchcoll again "
+        "80f257f7d1a8"
     )
 
 

@@ -52,8 +52,9 @@ def quote_text(run: Run, answer: Answer, rows: Sequence[Row]) -> str:
     if not run.source:  # an imported run cannot be measured again
         argv = list(map(one_line, run.header.get("argv") or ()))
         options = f", measured with {shlex.join(argv)}" if argv else ""
-        file = f"; torchcoll again {shlex.quote(one_line(run.path.name))}" if run.path else ""
-        below.append(f"run {one_line(run.header.get('run_id') or 'without an id')}{options}{file}")
+        name = one_line(run.header.get("run_id") or (run.path.name if run.path else ""))
+        again = f", again with torchcoll again {shlex.quote(name)}" if name else ""
+        below.append(f"run {name or 'without an id'}{options}{again}")
     table = markdown_text(make_grid(columns, shown))
     facts = "".join(f"- {escape_markdown(line)}\n" for line in below)
     return f"**{escape_markdown(one_line(answer.headline))}**\n\n{table}\n{facts}"

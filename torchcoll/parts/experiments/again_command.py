@@ -5,10 +5,12 @@ bisect`` finds the version at which a time changed.
 from __future__ import annotations
 
 import argparse
+import glob
 import os
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,7 +26,8 @@ from torchcoll.core.errors import (
     printable,
     tell,
 )
-from torchcoll.core.units import parse_share
+from torchcoll.core.other_commands import begin_of
+from torchcoll.core.units import counted, parse_share, shorten
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,8 +45,15 @@ def again_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=(
             "a result file of torchcoll or another tool; a folder or quoted glob of "
-            "several that ran the same; or an entry of torchcoll show --published"
+            "several that ran the same; an entry of torchcoll show --published; or the hash "
+            "of a run, as show --quote prints it"
         ),
+    )
+    add(
+        "folders",
+        metavar="FOLDER",
+        nargs="*",
+        help="where the run of a hash is (default: this folder, torchcoll-runs and results)",
     )
     add("--runs", default="6", metavar="N", help="number of new runs (default 6, at least 3)")
     add(
@@ -97,6 +107,8 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
     threshold = parse_share(options.threshold, "threshold")
     launcher = shlex.split(options.launcher or "")
     entry = None if Path(options.file).exists() else publication_named(options.file)
+    if entry is None and _HASH.fullmatch(options.file) and not Path(options.file).exists():
+        options.file = _file_of_run(options.file, options.folders or _FOLDERS)
     if entry is None and not re.search(r"[/*?\[=]|^-$", options.file):
         _check_exists(options.file)
     runs = [run_of(entry)] if entry else load_all(expand(options.file))
@@ -126,6 +138,28 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
     rerun = _rerun(runs, options.file, plan, folder, recipe, threshold, linked)
     show_rerun(rerun, options.format)
     return ExitCode.OK if rerun.answer.level == "good" else ExitCode.FAILED
+
+
+_HASH = re.compile(r"[0-9a-f]{6,12}")  # of a run, or its first letters
+_FOLDERS = (".", "torchcoll-runs", "results")
+
+
+def _file_of_run(name: str, folders: Sequence[str]) -> str:
+    """The result file whose run has this hash. Raises UnreadableError unless there is one."""
+    begins = re.compile(rb'"run_id": ?"' + name.encode())
+    found: dict[str, str] = {}
+    for folder in folders:
+        below = "*" if folder == "." else "**/*"
+        for path in sorted(glob.glob(f"{glob.escape(folder)}/{below}.jsonl*", recursive=True)):
+            if os.path.isfile(path) and begins.search(begin_of(path)):
+                found.setdefault(os.path.realpath(path), path)
+    if len(found) == 1:
+        return next(iter(found.values()))
+    action = f"Name its file, or where it is: torchcoll again {name} FOLDER."
+    if found:
+        action = f"Name one of {shorten(list(found.values()), 4)}."
+    value = f"{name} in {counted(len(found), 'file')} of {', '.join(folders)}"
+    raise UnreadableError("hash of a run", value, "one file", action)
 
 
 def _check_exists(name: str) -> None:
@@ -332,6 +366,7 @@ COMMANDS = {
         examples=(
             "torchcoll again run.jsonl",
             "torchcoll again run.jsonl --dry-run",
+            "torchcoll again 232f869ff53e results",
             "torchcoll again run.jsonl --launcher 'srun --nodes 2 --ntasks-per-node 8 python -m'",
         ),
         exit_1="not reproduced, cannot tell, or cannot be compared",
