@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from torchcoll.core.errors import cut_text
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import counted, format_ns
+from torchcoll.parts.training.arrivals import find_arrivals
 from torchcoll.parts.training.config_projection import TOO_LARGE
 from torchcoll.parts.training.ledger import Ledger
-from torchcoll.parts.training.traffic_table import summarise_traffic
+from torchcoll.parts.training.traffic_table import RankTimes, TrafficTable, summarise_traffic
 from torchcoll.report import chart
 
 if TYPE_CHECKING:
-    from torchcoll.parts.training.arrivals import Arrivals, RankArrival
+    from torchcoll.parts.training.arrivals import Arrivals
     from torchcoll.parts.training.config_projection import LayoutComparison
     from torchcoll.parts.training.projection import Plan, PlannedStep
 
 MOST_BARS = 40  # of one chart
-_TITLE = "The step of each rank"
+_TITLE = "Where the step goes"
+COMPUTING, WAITING, REST = "computing", "waiting for another rank", "all else"
+OTHER = "other communication"
+_MOST_MODULES = 3
+_LONGEST = 24  # letters of a module in the legend
+# Of the modules, and of all other communication.
+_OF_MODULES = chart.PALETTE[0], "rgba(0,114,178,0.7)", "rgba(0,114,178,0.45)", "rgba(0,114,178,0.2)"
 _GIGABYTES = {"rangemode": "tozero", "title": {"text": "GB"}}
-_PARTS = chart.PALETTE[4], chart.PALETTE[0], chart.PALETTE[1]  # computing, communication, waiting
+_PARTS = chart.PALETTE[2], chart.PALETTE[0], chart.PALETTE[1]  # computing, communication, waiting
 _TIME = {
     "tickformat": "~s",
     "ticksuffix": "s",
@@ -30,57 +39,75 @@ _TIME = {
 
 
 def traffic_charts(traffic: Traffic) -> list[chart.Chart]:
-    """What each rank does in a step: computing, exposed communication, waiting."""
-    ranks = summarise_traffic(Ledger(traffic)).ranks[:MOST_BARS]
-    waits = [rank.wait_ns or 0.0 for rank in ranks]
-    exposed = [
-        max(0.0, (rank.exposed_ns or 0.0) - wait) for rank, wait in zip(ranks, waits, strict=True)
-    ]
-    parts = (
-        ("computing", [rank.computing_ns or 0.0 for rank in ranks]),
-        ("exposed communication", exposed),
-        ("waiting for another rank", waits),
-    )
+    """What each rank does in a step, as ``step_charts``."""
+    ledger = Ledger(traffic)
+    return step_charts(ledger, summarise_traffic(ledger), find_arrivals(ledger))
+
+
+def step_charts(
+    ledger: Ledger, table: TrafficTable, arrivals: Arrivals | None
+) -> list[chart.Chart]:
+    """The typical step of each rank and their mean: computing, the exposed calls of each module,
+    waiting for other ranks; late ranks first.
+    """
+    late = {row.rank for row in arrivals.ranks if row.late} if arrivals else set()
+    every = [rank for rank in table.ranks if rank.step_ns]
+    ranks = sorted(every, key=lambda rank: rank.rank not in late)[:MOST_BARS]
+    of_modules = _module_times(ledger)
+    totals = Counter[str]()
+    for times in of_modules.values():
+        totals.update(times)
+    modules = [name for name, _ in totals.most_common() if name][:_MOST_MODULES]
+    steps = {rank.rank: _step_parts(rank, of_modules[rank.rank], modules) for rank in every}
+    names = (COMPUTING, *modules, OTHER, WAITING, REST)
+    mean = {of: sum(parts[of] for parts in steps.values()) / len(every) for of in names if every}
+    if not any(mean[of] for of in names[:-1] if every):
+        return []
+    rows = [mean, *(steps[rank.rank] for rank in ranks)]
+    blues = [*_OF_MODULES[: len(modules)], _OF_MODULES[-1]]
+    rest = chart.NEUTRAL if mean[COMPUTING] else chart.PALETTE[2]
+    colours = (chart.PALETTE[2], *blues, chart.PALETTE[1], rest)
     bars = []
-    for (name, times), colour in zip(parts, _PARTS, strict=True):
-        if any(times):
-            texts = [f"{name}: {format_ns(ns, 3)}" for ns in times]
-            bars.append(chart.bars(name, [chart.seconds(ns) for ns in times], texts, colour))
-    if not bars:
-        return []
-    names = [f"rank {rank.rank}" for rank in ranks]
-    caption = ["the typical step: medians over the steps of the capture"]
-    if len(ranks) < len(traffic.calls):
-        caption.append(f"the first {len(ranks)} of {len(traffic.calls)} ranks")
-    return [chart.bar_chart(_TITLE, names, bars, _TIME, caption)]
+    for of, colour in zip(names, colours, strict=True):
+        if mean[of]:
+            what = f"calls of {of}" if of in modules else of
+            what = "computing and all else" if of == REST and not mean[COMPUTING] else what
+            texts = [f"{chart.plain(what)}: {format_ns(row[of], 3)}" for row in rows]
+            share = 100 * mean[of] / sum(mean.values())
+            lengths = [chart.seconds(row[of]) for row in rows]
+            name = f"{chart.plain(cut_text(what, _LONGEST))} {share:.0f} %"
+            bars.append(chart.bars(name, lengths, texts, colour))
+    of_ranks = [f"rank {rank.rank}" + ", late" * (rank.rank in late) for rank in ranks]
+    caption = ["the typical step, and the shares of the mean; blue: calls that nothing hides"]
+    if len(ranks) < len(every):
+        caption.append(f"{len(ranks)} of {len(every)} ranks")
+    return [chart.bar_chart(_TITLE, ["mean of the ranks", *of_ranks], bars, _TIME, caption)]
 
 
-def arrivals_chart(arrivals: Arrivals) -> list[chart.Chart]:
-    """The waiting that each rank caused in a step, the most first."""
-    largest = sorted(arrivals.ranks, key=lambda row: -row.caused_ns)[:MOST_BARS]
-    if not any(row.caused_ns for row in largest):
-        return []
-    several = len({row.group for row in arrivals.ranks}) > 1
-    names = [
-        chart.plain(f"rank {row.rank}" + (f", {row.group}" if several else "")) for row in largest
-    ]
-    texts = [
-        f"last in {row.last} of {row.calls} calls<br>{100 * row.caused_share:.0f} % of the waiting"
-        for row in largest
-    ]
-    times = [chart.seconds(_waited_ns(arrivals, row)) for row in largest]
-    bars = [chart.bars("caused", times, texts, chart.PALETTE[1])]
-    axis = {**_TIME, "title": {"text": "waiting of each other rank, per step"}}
-    caption = ["what the other ranks waited in the calls in which this rank was last"]
-    if len(largest) < len(arrivals.ranks):
-        caption.append(f"the {len(largest)} largest of {len(arrivals.ranks)} ranks")
-    return [chart.bar_chart(chart.plain(arrivals.answer.headline), names, bars, axis, caption)]
+def _module_times(ledger: Ledger) -> dict[int, Counter[str]]:
+    """Rank -> module -> how long its calls of the steady steps are exposed, without the waiting."""
+    times: dict[int, Counter[str]] = {}
+    for rank, by_step in ledger.steps.at.items():
+        of_rank = times[rank] = Counter()
+        for step in ledger.steps.steady:
+            for index in by_step.get(step, ()):
+                exposed_ns = ledger.exposed_ns(rank, index) or 0
+                waiting_ns = ledger.wait_ns(rank, index) or 0
+                of_rank[ledger.call(rank, index).module] += max(0, exposed_ns - waiting_ns)
+    return times
 
 
-def _waited_ns(arrivals: Arrivals, row: RankArrival) -> float:
-    """As in the answer: the median over steps; the mean if the rank is late in some of them."""
-    typical_ns = None if row.when else arrivals.waited_ns.get(row.rank)
-    return (typical_ns or row.caused_ns / max(row.steps, 1)) / max(row.others, 1)
+def _step_parts(
+    rank: RankTimes, of_modules: Mapping[str, float], modules: Sequence[str]
+) -> dict[str, float]:
+    """The parts of the step of a rank, in ns: what it is exposed, split as the calls of modules."""
+    waiting_ns = rank.wait_ns or 0.0
+    exposed_ns = max(0.0, (rank.exposed_ns or 0.0) - waiting_ns)
+    whole_ns = sum(of_modules.values()) or 1
+    parts = {name: exposed_ns * of_modules.get(name, 0) / whole_ns for name in modules}
+    parts[OTHER] = exposed_ns - sum(parts.values())
+    parts |= {WAITING: waiting_ns, COMPUTING: rank.computing_ns or 0.0}
+    return parts | {REST: max(0.0, (rank.step_ns or 0.0) - sum(parts.values()))}
 
 
 def plan_charts(plan: Plan) -> list[chart.Chart]:
