@@ -428,21 +428,27 @@ _NIGHT_CASES = """INSERT INTO cases (run, case_key, repeat, status, reason, size
     FROM cases WHERE run <= 1000"""
 
 
+def year_store(path: str) -> int:
+    """Writes an SQLite store of 365 nights of 1,000 nodes; returns the number of cases of a run."""
+    first = list(made_summaries(1000))
+    firsts = [
+        (run, [replace(case, first_call_ns=50 * case.time_ns) for case in cases])
+        for run, cases in first
+    ]
+    StoreWriter(parse_address(path, new=True)).write(firsts)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        assert connection.execute("SELECT max(id) FROM runs").fetchone() == (1000,)
+        for night in range(1, 365):
+            connection.execute(_NIGHT_RUNS, {"n": night})
+            connection.execute(_NIGHT_CASES, {"n": night})
+    return len(firsts[0][1])
+
+
 def year(options: argparse.Namespace) -> None:
-    """An SQLite store of 365 nights of 1,000 nodes, read by one `torchcoll nightly`."""
+    """A store of a year, read by one `torchcoll nightly`."""
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/store.sqlite"
-        first = list(made_summaries(1000))
-        firsts = [
-            (run, [replace(case, first_call_ns=50 * case.time_ns) for case in cases])
-            for run, cases in first
-        ]
-        StoreWriter(parse_address(path, new=True)).write(firsts)
-        with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-            assert connection.execute("SELECT max(id) FROM runs").fetchone() == (1000,)
-            for night in range(1, 365):
-                connection.execute(_NIGHT_RUNS, {"n": night})
-                connection.execute(_NIGHT_CASES, {"n": night})
+        cases = year_store(path)
         megabytes = Path(path).stat().st_size >> 20
         command = [sys.executable, "-m", "torchcoll", "nightly", path, "--night", "last"]
         began = time.monotonic()
@@ -450,7 +456,7 @@ def year(options: argparse.Namespace) -> None:
         wall_s = time.monotonic() - began
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(
-        f"365 nights of 1,000 nodes, {len(firsts[0][1])} cases, a store of {megabytes} MB: "
+        f"365 nights of 1,000 nodes, {cases} cases, a store of {megabytes} MB: "
         f"{wall_s:.0f} s ({used.ru_utime + used.ru_stime:.0f} s CPU), peak "
         f"{used.ru_maxrss / 1024:.0f} MB, exit code {done.returncode}: {done.stdout.strip()}"
     )

@@ -1,11 +1,12 @@
 """The HTML report in headless Chromium: first paint, interactions, sizes.
 
-    python tests/benchmarks/page.py [--only one,runs,ranks] [--keep FOLDER]
+    python tests/benchmarks/page.py [--only one,runs,ranks,capture,year] [--keep FOLDER]
 
-Pages of one run (8 ranks x 13 cases x 1,000 calls), of 32 such runs with 200 calls, and of 4,096
-ranks x 13 cases x 1,000 calls. Samples are synthetic: log-normal, with a slow mode in some calls
-and a slow rank. Each page is opened five times, and each interaction made five times; medians are
-printed in ms. ``paint``: first contentful paint. ``drawn``: until every chart has been drawn, also
+Pages of one run (8 ranks x 13 cases x 1,000 calls), of 32 such runs with 200 calls, of 4,096 ranks
+x 13 cases x 1,000 calls, of a capture of a million calls, and of a store of a year. Samples are
+synthetic: log-normal, with a slow mode in some calls and a slow rank. Each page is opened five
+times, and each interaction made five times; medians are printed in ms.
+``paint``: first contentful paint. ``drawn``: until every chart has been drawn, also
 those below the window. An interaction lasts until the frame after it has been painted; in brackets
 is the CPU time of the page's main thread, which hardly depends on what else runs on the machine.
 --keep: a folder for the pages; those there are not made again.
@@ -14,12 +15,15 @@ is the CPU time of the page's main thread, which hardly depends on what else run
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import os
+import sqlite3
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +34,13 @@ import numpy as np
 import plotly
 from browser import browser, open_page, resize
 from common import title
+from nightly import year_store
+from sent import STEP_NS, call, traffic
 
 from torchcoll.core.case import Case
 from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Packed, Run, Verification
+from torchcoll.core.traffic import TrafficCall
 from torchcoll.questions.page.document import page_of
 from torchcoll.report.page import html_text
 
@@ -104,7 +111,48 @@ def ranks(folder: Path) -> list[str]:
     return [str(path)]
 
 
-PAGES: dict[str, Callable[[Path], list[str]]] = {"one": one, "runs": runs, "ranks": ranks}
+def capture(folder: Path) -> list[str]:
+    """A million calls: 8 ranks x 125 steps x 1,000 calls in 20 modules; rank 3 is 5 us late."""
+
+    def calls(rank: int) -> Iterator[TrafficCall]:
+        late_ns = 5_000 if rank == 3 else 0
+        for step, number in itertools.product(range(125), range(1000)):
+            yield call(
+                module=f"layers.{number // 50}",
+                asynchronous=False,
+                sequence=1000 * step + number,
+                step=step,
+                clock="host",
+                start_ns=step * STEP_NS + number * 90_000 + late_ns,
+                time_ns=60_000 - late_ns,
+            )
+
+    path = folder / "capture.jsonl"
+    traffic(calls, ranks=8, steps=125).save(path)
+    return [str(path)]
+
+
+def year(folder: Path) -> list[str]:
+    """A store of 365 nights of 1,000 nodes, three of which become slow."""
+    path = str(folder / "store.sqlite")
+    year_store(path)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        for node, first, factor in ((5, 200, 1.1), (77, 330, 1.25), (640, 300, 1.15)):
+            runs_of_node = (1000 * night + node + 1 for night in range(first, 365))
+            connection.executemany(
+                f"UPDATE cases SET time_ns = time_ns * {factor} WHERE run = ?",
+                ((run,) for run in runs_of_node),
+            )
+    return [path]
+
+
+PAGES: dict[str, Callable[[Path], list[str]]] = {
+    "one": one,
+    "runs": runs,
+    "ranks": ranks,
+    "capture": capture,
+    "year": year,
+}
 
 # Makes ``steps``: [name, action, before] of what can be done with the charts and tables of a page.
 # before: makes the action one that changes something, because what is drawn already costs nothing.

@@ -161,7 +161,9 @@ def test_dark_paper_has_light_ink(driver, page):
         media(driver)
 
 
-def test_axe_finds_nothing_on_the_pages_of_runs_sides_pairs_and_captures(driver, page, tmp_path):
+def test_axe_finds_nothing_on_the_pages_of_runs_sides_pairs_captures_and_dead_jobs(
+    driver, page, tmp_path
+):
     run_file = page.with_suffix(".jsonl")
     save(pairs_run(5, slow=3), tmp_path / "pairs.jsonl")
     traffic(ddp, steps=4).save(tmp_path / "sent.jsonl")
@@ -170,6 +172,7 @@ def test_axe_finds_nothing_on_the_pages_of_runs_sides_pairs_and_captures(driver,
         "sides": [f"old={run_file}", f"new={run_file}"],
         "pairs": [str(tmp_path / "pairs.jsonl")],
         "sent": [str(tmp_path / "sent.jsonl")],
+        "dead": ["examples/stuck-rank"],
     }.items():
         pages.append(tmp_path / f"{name}.html")
         pages[-1].write_text(html_text(page_of(files)))

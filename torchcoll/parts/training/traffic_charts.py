@@ -16,7 +16,7 @@ from torchcoll.parts.training.traffic_table import RankTimes, TrafficTable, summ
 from torchcoll.report import chart
 
 if TYPE_CHECKING:
-    from torchcoll.parts.training.arrivals import Arrivals, RankArrival
+    from torchcoll.parts.training.arrivals import Arrivals
     from torchcoll.parts.training.config_projection import LayoutComparison
     from torchcoll.parts.training.projection import Plan, PlannedStep
 
@@ -65,14 +65,17 @@ def step_charts(
         return []
     rows = [mean, *(steps[rank.rank] for rank in ranks)]
     blues = [*_OF_MODULES[: len(modules)], _OF_MODULES[-1]]
-    colours = (chart.PALETTE[2], *blues, chart.PALETTE[1], chart.NEUTRAL)
+    rest = chart.NEUTRAL if mean[COMPUTING] else chart.PALETTE[2]
+    colours = (chart.PALETTE[2], *blues, chart.PALETTE[1], rest)
     bars = []
     for of, colour in zip(names, colours, strict=True):
         if mean[of]:
-            texts = [f"{chart.plain(of)}: {format_ns(row[of], 3)}" for row in rows]
+            what = f"calls of {of}" if of in modules else of
+            what = "computing and all else" if of == REST and not mean[COMPUTING] else what
+            texts = [f"{chart.plain(what)}: {format_ns(row[of], 3)}" for row in rows]
             share = 100 * mean[of] / sum(mean.values())
             lengths = [chart.seconds(row[of]) for row in rows]
-            name = f"{chart.plain(cut_text(of, _LONGEST))} {share:.0f} %"
+            name = f"{chart.plain(cut_text(what, _LONGEST))} {share:.0f} %"
             bars.append(chart.bars(name, lengths, texts, colour))
     of_ranks = [f"rank {rank.rank}" + ", late" * (rank.rank in late) for rank in ranks]
     caption = ["the typical step, and the shares of the mean; blue: calls that nothing hides"]
@@ -105,34 +108,6 @@ def _step_parts(
     parts[OTHER] = exposed_ns - sum(parts.values())
     parts |= {WAITING: waiting_ns, COMPUTING: rank.computing_ns or 0.0}
     return parts | {REST: max(0.0, (rank.step_ns or 0.0) - sum(parts.values()))}
-
-
-def arrivals_chart(arrivals: Arrivals) -> list[chart.Chart]:
-    """The waiting that each rank caused in a step, the most first."""
-    largest = sorted(arrivals.ranks, key=lambda row: -row.caused_ns)[:MOST_BARS]
-    if not any(row.caused_ns for row in largest):
-        return []
-    several = len({row.group for row in arrivals.ranks}) > 1
-    names = [
-        chart.plain(f"rank {row.rank}" + (f", {row.group}" if several else "")) for row in largest
-    ]
-    texts = [
-        f"last in {row.last} of {row.calls} calls<br>{100 * row.caused_share:.0f} % of the waiting"
-        for row in largest
-    ]
-    times = [chart.seconds(_waited_ns(arrivals, row)) for row in largest]
-    bars = [chart.bars("caused", times, texts, chart.PALETTE[1])]
-    axis = {**_TIME, "title": {"text": "waiting of each other rank, per step"}}
-    caption = ["what the other ranks waited in the calls in which this rank was last"]
-    if len(largest) < len(arrivals.ranks):
-        caption.append(f"the {len(largest)} largest of {len(arrivals.ranks)} ranks")
-    return [chart.bar_chart(chart.plain(arrivals.answer.headline), names, bars, axis, caption)]
-
-
-def _waited_ns(arrivals: Arrivals, row: RankArrival) -> float:
-    """As in the answer: the median over steps; the mean if the rank is late in some of them."""
-    typical_ns = None if row.when else arrivals.waited_ns.get(row.rank)
-    return (typical_ns or row.caused_ns / max(row.steps, 1)) / max(row.others, 1)
 
 
 def plan_charts(plan: Plan) -> list[chart.Chart]:

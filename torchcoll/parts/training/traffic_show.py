@@ -24,7 +24,7 @@ from torchcoll.core.units import (
 )
 from torchcoll.parts.training.arrivals import Arrivals, RankArrival, find_arrivals
 from torchcoll.parts.training.ledger import Ledger
-from torchcoll.parts.training.traffic_charts import arrivals_chart, step_charts, traffic_charts
+from torchcoll.parts.training.traffic_charts import step_charts, traffic_charts
 from torchcoll.parts.training.traffic_table import (
     OverTime,
     TrafficRow,
@@ -481,12 +481,9 @@ def add_traffic(draft: PageDraft) -> None:
         table = summarise_traffic(ledger)
         grids = traffic_grids(traffic, table, arrivals)
         name = f": {one_line(traffic.path or 'traffic')}" if several else ""
-        drawings = [Drawing("Where the step goes", partial(step_charts, ledger, table, arrivals))]
-        if arrivals:
-            chart = partial(arrivals_chart, arrivals)
-            drawings.append(Drawing("The waiting that each rank caused", chart))
+        drawing = Drawing("Where the step goes", partial(step_charts, ledger, table, arrivals))
         command = draft.command("trace", "traffic")
-        draft.add(f"What a training sends{name}", grids, command, drawings)
+        draft.add(f"What a training sends{name}", grids, command, [drawing])
         if not several and grids[-1].answer:
             draft.answers[-1] = grids[-1].answer  # the sentence of trace, without a title
 
