@@ -147,18 +147,18 @@ _FOLDERS = (".", "torchcoll-runs", "results")
 def _file_of_run(name: str, folders: Sequence[str]) -> str:
     """The result file whose run has this hash. Raises UnreadableError unless there is one."""
     begins = re.compile(rb'"run_id": ?"' + name.encode())
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for folder in folders:
         below = "*" if folder == "." else "**/*"
         for path in sorted(glob.glob(f"{glob.escape(folder)}/{below}.jsonl*", recursive=True)):
             if os.path.isfile(path) and begins.search(begin_of(path)):
-                found.setdefault(os.path.realpath(path), path)
-    if len(found) == 1:
-        return next(iter(found.values()))
+                paths.setdefault(os.path.realpath(path), path)
+    if len(paths) == 1:
+        return next(iter(paths.values()))
     action = f"Name its file, or where it is: torchcoll again {name} FOLDER."
-    if found:
-        action = f"Name one of {shorten(list(found.values()), 4)}."
-    value = f"{name} in {counted(len(found), 'file')} of {', '.join(folders)}"
+    if paths:
+        action = f"Name one of {shorten(list(paths.values()), 4)}."
+    value = f"{name} in {counted(len(paths), 'file')} of {', '.join(folders)}"
     raise UnreadableError("hash of a run", value, "one file", action)
 
 

@@ -48,11 +48,11 @@ def run_postmortem(options: argparse.Namespace) -> ExitCode:
         collect(Path(options.folder))
     progress = ProgressLine(sys.stderr, shutil.get_terminal_size().columns)
     try:
-        found = postmortem(os.fspath(from_stdin(options.folder)), progress.show)
+        result = postmortem(os.fspath(from_stdin(options.folder)), progress.show)
     finally:
         progress.clear()
-    show_postmortem(found, options.format)
-    return ExitCode.UNREADABLE if found.folder.unread else ExitCode.OK
+    show_postmortem(result, options.format)
+    return ExitCode.UNREADABLE if result.folder.unread else ExitCode.OK
 
 
 COMMANDS = {

@@ -62,11 +62,11 @@ def diagnosed(folder: FolderEvidence) -> Postmortem:
     return Postmortem(folder, sorted(map(diagnose, folder.jobs), key=_urgency))
 
 
-def show_postmortem(found: Postmortem, format: str, file: TextIO | None = None) -> None:
+def show_postmortem(result: Postmortem, format: str, file: TextIO | None = None) -> None:
     """Print the diagnoses; of several jobs a line for each, and below them the evidence of each job
     that left several files.
     """
-    folder, diagnoses = found.folder, found.diagnoses
+    folder, diagnoses = result.folder, result.diagnoses
     if format == "line":
         for name, diagnosis in zip(_names(diagnoses), diagnoses, strict=True):
             print(f"{name}: " * bool(name) + answer_of(diagnosis, folder).text, file=file)
@@ -75,11 +75,11 @@ def show_postmortem(found: Postmortem, format: str, file: TextIO | None = None) 
     print_forms(titled, [], _document(folder, diagnoses), format, file)
 
 
-def postmortem_charts(found: Postmortem) -> list[Chart]:
+def postmortem_charts(result: Postmortem) -> list[Chart]:
     """Who waited for whom in each job."""
-    named = zip(_names(found.diagnoses), found.diagnoses, strict=True)
+    named = zip(_names(result.diagnoses), result.diagnoses, strict=True)
     return [
-        replace(chart, title=plain(name)) if len(found.diagnoses) > 1 else chart
+        replace(chart, title=plain(name)) if len(result.diagnoses) > 1 else chart
         for name, diagnosis in named
         for chart in waits_charts(diagnosis)
     ]
@@ -114,18 +114,18 @@ def job_sections(arguments: Sequence[str]) -> dict[str, tuple[Section, list[Char
             paths = [path for _, path in files_of(argument, FolderEvidence(argument))]
             if any("show" in reading_commands(begin_of(path)) for path in paths):
                 continue
-            found = postmortem(argument)
+            result = postmortem(argument)
         except UnreadableError:
             continue
-        if _urgency(found.diagnoses[0]) > 1:
+        if _urgency(result.diagnoses[0]) > 1:
             continue
-        titled = _titled(found.folder, found.diagnoses)
+        titled = _titled(result.folder, result.diagnoses)
         section = Section(
-            f"Why the {plural(len(found.diagnoses), 'job')} ended",
+            f"Why the {plural(len(result.diagnoses), 'job')} ended",
             commands=[f"torchcoll postmortem {shlex.quote(argument)}"],
             tables=[TitledGrids(title, grids) for title, grids in titled],
         )
-        sections[argument] = section, postmortem_charts(found)
+        sections[argument] = section, postmortem_charts(result)
     return sections
 
 

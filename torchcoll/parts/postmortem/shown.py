@@ -12,8 +12,8 @@ from torchcoll.parts.postmortem.show import (
 from torchcoll.report.shown import Shown
 
 
-def _show(found: Sequence[Postmortem], format: str, file: TextIO | None) -> None:
-    for each in found:
+def _show(result: Sequence[Postmortem], format: str, file: TextIO | None) -> None:
+    for each in result:
         show_postmortem(each, format, file)
 
 
@@ -21,6 +21,6 @@ SHOWN = {
     Postmortem: Shown(
         _show,
         charts=postmortem_charts,
-        answer=lambda found: answer_of(found.diagnoses[0], found.folder),
+        answer=lambda result: answer_of(result.diagnoses[0], result.folder),
     )
 }

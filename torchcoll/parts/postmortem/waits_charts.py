@@ -61,8 +61,8 @@ def waits_charts(diagnosis: Diagnosis) -> list[chart.Chart]:
     times += diagnosis.job.alive_ns.values()
     first, last = min(times, default=0), max(times, default=0)
     timed = last > first
-    known = {row.role for row in rows if timed or row.role != UNKNOWN}
-    if len(known) < 2 or not (diagnosis.culprits or diagnosis.candidates or diagnosis.waiting):
+    roles = {row.role for row in rows if timed or row.role != UNKNOWN}
+    if len(roles) < 2 or not (diagnosis.culprits or diagnosis.candidates or diagnosis.waiting):
         return []
     begin = first - _BEFORE * (last - first)
     unit_ns, unit = _unit(last - first) if timed else (1, "")

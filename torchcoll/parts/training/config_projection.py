@@ -370,13 +370,13 @@ class _Search:
         """Returns the rows of layouts with the batches that they can have; if none fits, one row:
         that of the layout with the least memory.
         """
-        found = [
+        candidates = [
             (layout, few)
             for layout, batches in shared
             if (few := [batch for batch in batches if batch.sequences <= _MOST_SEQUENCES])
         ]
-        found.sort(key=lambda pair: min(self.least_ns(pair[0], each) for each in pair[1]))
-        for layout, batches in found:
+        candidates.sort(key=lambda pair: min(self.least_ns(pair[0], each) for each in pair[1]))
+        for layout, batches in candidates:
             self.add(layout, batches)
         if not self.rows and self.least is not None:
             _, layout, batch = self.least

@@ -216,10 +216,10 @@ class RankSteps:
             exposed, idle = busy - computing, end - start - busy
         else:
             traffic = self.ledger.traffic
-            known = [
+            timed_calls = [
                 c for c in calls if c.clock == "host" and call_exposed_ns(traffic, c) is not None
             ]
-            exposed = Union(waiting_spans(traffic, known) or []).within(start, end)
+            exposed = Union(waiting_spans(traffic, timed_calls) or []).within(start, end)
         return RankTimes(
             self.rank,
             end - start,
