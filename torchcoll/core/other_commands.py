@@ -103,7 +103,9 @@ def end_of(path: str) -> bytes:
 
 
 def begin_of(path: str) -> bytes:
-    """The first bytes of a file, decompressed; b'' if it cannot be read."""
+    """The first bytes of a file, decompressed; b'' if it cannot be read, or is a pipe or device."""
+    if not os.path.isfile(path):
+        return b""
     try:
         with open(path, "rb") as file:
             begin = file.read(_BEGIN)
