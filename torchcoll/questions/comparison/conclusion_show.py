@@ -242,14 +242,16 @@ def _untested_answer(comparison: Comparison, ratios: wording.Items, what: str) -
         if item.judged.ratio and beyond(item.judged.ratio, comparison.threshold):
             apart["slower" if item.speed < 1 else "faster"].append(item)
     texts: list[str] = []
-    for direction, items in sorted(apart.items(), key=lambda pair: -len(pair[1])):
+    fewer, more = sorted(map(len, apart.values()))
+    far = {key: max((abs(math.log(i.speed)) for i in apart[key]), default=0.0) for key in apart}
+    # The direction of most cases; where both have many, that of the largest change.
+    weights = {key: len(apart[key]) for key in apart} if more >= 2 * fewer else far
+    for direction, items in sorted(apart.items(), key=lambda pair: -weights[pair[0]]):
         if items:
             start = f"{new} looks {direction} than {base}{what} in {len(items)} of {of}"
             start = f"{direction} in {len(items)}" if texts else start
             texts.append(f"{start}: {', '.join(_furthest(comparison, items))}")
-    fewer, more = sorted(map(len, apart.values()))
-    far = [max((abs(math.log(i.speed)) for i in items), default=0.0) for items in apart.values()]
-    if 0 < more < 2 * fewer and max(far) < 4 * min(far):  # no direction to name first
+    if 0 < more < 2 * fewer and max(far.values()) < 4 * min(far.values()):
         texts.insert(0, f"Cannot tell whether {new} is slower than {base}{what} ({why})")
     elif texts:
         texts.append(f"not judged: {why}")
