@@ -59,7 +59,8 @@ def _slower_percent(incident: Incident, night: int) -> float:
 def _name(incident: Incident) -> str:
     several = f" ({counted(len(incident.nodes), 'node')})" if len(incident.nodes) > 1 else ""
     wrong = ": wrong results" if incident.kind == WRONG else ""
-    return plain(f"{incident.subject}{several}{wrong}")
+    since = format_night(incident.levels[0].night)
+    return plain(f"{incident.subject}{several}{wrong}, since {since}")
 
 
 def add_nights(draft: PageDraft) -> None:
