@@ -175,8 +175,10 @@ def compare_plans(
         # The best two, and the best one of the other program, of torchtitan and Megatron-LM.
         programs = {row.layout.megatron for row in fitting[:2]}
         others = [row for row in fitting[2:] if {row.layout.megatron} != programs]
-        best = [*fitting[:2], *others[:1]]
-        comparison.launch = [launch_flags(row.layout, row.batch, layers) for row in best]
+        best = [*fitting[:2], *others[:1], *([comparison.simplest] if fitting else [])]
+        comparison.launch = {
+            row.layout.name: launch_flags(row.layout, row.batch, layers) for row in best
+        }
     if of_gpu is not None:
         comparison.notes.append(
             f"memory of a GPU: {of_gpu / 1e9:g} GB by its data sheet; --memory-gb for another size"
