@@ -150,38 +150,27 @@ def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
     def speed(row: LayoutRow) -> str:
         return "-" if row.step.tokens_per_s is None else f"{row.step.tokens_per_s:,.0f}"
 
-    predicted = any(row.step.comm_ns for row in rows)
+    def idle(row: LayoutRow) -> str:
+        return format_ns(row.step.idle_ns, 3) if row.step.step_ns else "-"
+
+    comm = (Head("comm"), time("comm_ns"))
     computed = any(row.step.step_ns for row in rows)
-    first_columns = [
-        (Head("step" if computed else "comm"), time("step_ns" if computed else "comm_ns"))
-    ]
-    first_columns.append((Head("low to high"), interval))
-    further = [
-        (Head("comm"), time("comm_ns")),
-        (Head("exposed"), time("exposed_ns")),
-        (Head("idle", drop=1, legend=_IDLE), lambda row: format_ns(row.step.idle_ns, 3)),
-    ]
-    doubtful = limit is not None and any(row.fits == TIGHT for row in rows)
-    rated = any(row.step.mfu is not None for row in rows)
-    rates = [
-        (Head("MFU", legend="MFU: the model's operations / the GPU's peak"), mfu),
-        (Head("tokens/s", "a GPU"), speed),
-    ]
+    doubtful = any(row.fits == TIGHT for row in rows)
     return make_grid(
         [
             (Head("layout", left=True), lambda row: row.layout.name),
-            *(first_columns if predicted else []),
-            *(rates if rated else []),
+            (Head("step"), time("step_ns")) if computed else comm,
+            (Head("low to high"), interval),
+            (Head("MFU", legend="MFU: the model's operations / the GPU's peak"), mfu),
+            (Head("tokens/s", "a GPU"), speed),
             (Head("memory"), lambda row: format_gigabytes(row.memory_bytes)),
-            *(
-                [(Head("fits", legend=_FITS * doubtful), lambda row: row.fits)]
-                if limit is not None
-                else []
-            ),
-            *([(Head("batch", legend=_BATCH), _batch)] if limit is not None else []),
+            (Head("fits", legend=_FITS * doubtful), lambda row: row.fits if limit else "-"),
+            (Head("batch", legend=_BATCH), lambda row: _batch(row) if limit else "-"),
             (Head("calls", drop=1), lambda row: f"{row.step.calls:,}"),
             (Head("sent", legend=_SENT), lambda row: format_gigabytes(row.step.sent_bytes)),
-            *(further if computed else []),
+            *([comm] if computed else []),
+            (Head("exposed"), time("exposed_ns")),
+            (Head("idle", drop=1, legend=_IDLE), idle),
         ],
         rows,
         above=["Times, bytes and memory are those of one rank in a step."],
