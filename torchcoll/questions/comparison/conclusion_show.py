@@ -242,13 +242,30 @@ def _untested_answer(comparison: Comparison, ratios: wording.Items, what: str) -
         if item.judged.ratio and beyond(item.judged.ratio, comparison.threshold):
             apart["slower" if item.speed < 1 else "faster"].append(item)
     texts: list[str] = []
-    for direction, items in sorted(apart.items(), key=lambda pair: -len(pair[1])):
-        if items:
-            start = f"{new} looks {direction} than {base}{what} in {len(items)} of {of}"
-            start = f"{direction} in {len(items)}" if texts else start
-            texts.append(f"{start}: {', '.join(_furthest(comparison, items))}")
-    fewer, more = sorted(map(len, apart.values()))
     far = [max((abs(math.log(i.speed)) for i in items), default=0.0) for items in apart.values()]
+    by_number = sorted(
+        zip(apart.items(), far, strict=True), key=lambda pair: (-len(pair[0][1]), -pair[1])
+    )
+    for (direction, items), _ in by_number:
+        if items:
+            sizes = [item.row.size_bytes for item in items]
+            larger = [item for item in ratios if item.row.size_bytes >= min(sizes)]
+            where = f"{len(items)} of {of}"
+            if wording.MOST_NAMED < len(larger) == len(items) < len(ratios):
+                where = f"all {len(items)} cases of {units.format_size(min(sizes))} and more"
+            each = {wording.change_text(item.speed) for item in items}
+            named = _furthest(comparison, items)
+            if len(each) == 1 and len(items) > wording.MOST_NAMED:
+                named = [f"each {each.pop()}"]
+            start = f"{new} looks {direction} than {base}{what} in {where}"
+            start = f"{direction} in {len(items)}" if texts else start
+            texts.append(f"{start}: {', '.join(named)}")
+    same = len(ratios) - sum(map(len, apart.values()))
+    if texts and same:
+        limit = units.format_percent(comparison.threshold)
+        differ = units.plural(same, "case differs", "cases differ")
+        texts.append(f"{same} {differ} by {limit} at most")
+    fewer, more = sorted(map(len, apart.values()))
     if 0 < more < 2 * fewer and max(far) < 4 * min(far):  # no direction to name first
         texts.insert(0, f"Cannot tell whether {new} is slower than {base}{what} ({why})")
     elif texts:
