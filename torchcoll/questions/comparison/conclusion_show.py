@@ -242,11 +242,9 @@ def _untested_answer(comparison: Comparison, ratios: wording.Items, what: str) -
         if item.judged.ratio and beyond(item.judged.ratio, comparison.threshold):
             apart["slower" if item.speed < 1 else "faster"].append(item)
     texts: list[str] = []
-    far = [max((abs(math.log(i.speed)) for i in items), default=0.0) for items in apart.values()]
-    by_number = sorted(
-        zip(apart.items(), far, strict=True), key=lambda pair: (-len(pair[0][1]), -pair[1])
-    )
-    for (direction, items), _ in by_number:
+    far = {d: max((abs(math.log(i.speed)) for i in apart[d]), default=0.0) for d in apart}
+    for direction in sorted(apart, key=lambda d: (-len(apart[d]), -far[d])):
+        items = apart[direction]
         if items:
             sizes = [item.row.size_bytes for item in items]
             larger = [item for item in ratios if item.row.size_bytes >= min(sizes)]
@@ -266,7 +264,9 @@ def _untested_answer(comparison: Comparison, ratios: wording.Items, what: str) -
         differ = units.plural(same, "case differs", "cases differ")
         texts.append(f"{same} {differ} by {limit} at most")
     fewer, more = sorted(map(len, apart.values()))
-    if 0 < more < 2 * fewer and max(far) < 4 * min(far):  # no direction to name first
+    if 0 < more < 2 * fewer and max(far.values()) < 4 * min(
+        far.values()
+    ):  # no direction to name first
         texts.insert(0, f"Cannot tell whether {new} is slower than {base}{what} ({why})")
     elif texts:
         texts.append(f"not judged: {why}")
