@@ -264,9 +264,8 @@ def _untested_answer(comparison: Comparison, ratios: wording.Items, what: str) -
         differ = units.plural(same, "case differs", "cases differ")
         texts.append(f"{same} {differ} by {limit} at most")
     fewer, more = sorted(map(len, apart.values()))
-    if 0 < more < 2 * fewer and max(far.values()) < 4 * min(
-        far.values()
-    ):  # no direction to name first
+    nearest, furthest = sorted(far.values())
+    if 0 < more < 2 * fewer and furthest < 4 * nearest:  # no direction to name first
         texts.insert(0, f"Cannot tell whether {new} is slower than {base}{what} ({why})")
     elif texts:
         texts.append(f"not judged: {why}")
