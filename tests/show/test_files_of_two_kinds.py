@@ -47,7 +47,7 @@ def test_show_has_the_results_and_names_the_traffic(runs, how, capsys):
 def test_traffic_alone_is_shown_and_refuses_options_of_results(runs, capsys):
     assert main(["show", "runs/3-replay.jsonl"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("1 all_reduce, 1 MiB per rank in all (no steps are marked); Cannot ")
+    assert text.startswith("each rank sends 1 MiB in all in 1 all_reduce (no steps are marked); ")
     assert "\nruns/3-replay.jsonl: capture, 2 ranks" in text
     assert main(["show", "runs/3-replay.jsonl", "--view", "ranks"]) == 2
     assert error_text("view", "ranks", "none with Traffic") in capsys.readouterr().err

@@ -35,7 +35,7 @@ def test_compare_names_sides_and_takes_some_of_the_cases(folder):
     assert row.ratio == pytest.approx(2, rel=0.01)
     # Several of one side, and a glob whose name holds "=".
     several = [f"before={folder}/1.jsonl", f"before={folder}/2.jsonl"]
-    with pytest.raises(UsageError, match=expecting("files that are not in before too")):
+    with pytest.raises(UsageError, match=expecting("a run that is not in before")):
         torchcoll.compare(several, str(folder))
     (folder / "1.jsonl").rename(folder / "a=1.jsonl")
     assert torchcoll.compare(f"{folder}/a=*.jsonl", f"{folder}/2.jsonl").base.name == "base"

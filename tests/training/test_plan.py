@@ -515,6 +515,24 @@ def test_a_plan_that_does_not_fit_says_so(capsys):
         assert (" it does not fit: " in text and "on a GPU of 80 GB" in text) == (not fits)
 
 
+def test_a_plan_that_does_not_fit_names_a_like_one_that_does(capsys):
+    """Meta trained Llama 3 405B so, without checkpointing, on GPUs of 80 GB (arXiv 2407.21783).
+
+    Megatron-LM keeps 34 bytes and less of a token's column in 128 passes of a layer on a rank of
+    tp; DTensor also keeps both inputs of a layer that it gathers, 2 x 268 MB.
+    """
+    command = ["plan", "llama-3-405b", "--machine", "8xH100", "--batch", "16x1x8192", "--parallel"]
+    assert main([*command, "fsdp=128,tp=8,pp=16x8,sp"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "it does not fit: 156 GB of memory on a GPU of 80 GB" in text
+    assert "; zero1=128,tp=8,pp=16x8,sp needs 87.6 GB, tight; --find has others" in text
+    assert main([*command, "zero1=128,tp=8,pp=16x8,sp"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "it is tight: 87.6 GB of memory on a GPU of 80 GB, and a plan may be off by 10 %" in text
+    plan = torchcoll.plan("llama-3-70b", "fsdp=64", machine="8xH100")
+    assert plan.smaller is not None and plan.smaller[0] == "fsdp=64,ckpt"
+
+
 def test_mfu_in_place_of_a_time():
     plan = torchcoll.plan("llama-3-8b", "fsdp=8", machine="8xH100", mfu=40)
     assert plan.compute_ns == pytest.approx(plan.step.compute.flops / 0.4 / 989e12 * 1e9)

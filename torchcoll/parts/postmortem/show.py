@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from torchcoll.core.answer import Answer, short_names, worst_level
 from torchcoll.core.display import Displayed
-from torchcoll.core.errors import UnreadableError, one_line
+from torchcoll.core.errors import UnreadableError, one_line, path_text
 from torchcoll.core.opening import common_folder
 from torchcoll.core.other_commands import begin_of, reading_commands
 from torchcoll.core.units import counted, format_ranges, plural, shorten, shorten_list
@@ -55,7 +55,8 @@ def postmortem(path: str, progress: Callable[[str], None] | None = None) -> Post
 
     Raises UnreadableError if no file says anything. progress: gets a text before each file.
     """
-    return diagnosed(read_folder(path, progress))
+    text = path_text(path, "path", "a folder, a file or -")
+    return diagnosed(read_folder(text, progress))
 
 
 def diagnosed(folder: FolderEvidence) -> Postmortem:

@@ -28,6 +28,9 @@ from torchcoll.parts.training.layouts import (
     check_layout,
 )
 from torchcoll.parts.training.projection import (
+    FITS,
+    TIGHT,
+    TOO_LARGE,
     UNCORRECTED,
     UNSURE,
     Computation,
@@ -112,12 +115,39 @@ def project_config(setting: PlanSetting, layout: ParallelLayout, ranks: Sequence
     )
     projection.notes += computing_notes(projection.step, layout)
     projection.memory_bytes = memory_of_gpu(setting.machine)
+    projection.fits = _fits(projection.step, projection.memory_bytes)
+    if projection.fits == TOO_LARGE:
+        projection.smaller = _smaller_layout(setting, layout, projection.memory_bytes)
     if len(ranks) > 1:
         projection.weak = [setting.step(layout.on(count)) for count in ranks]
         projection.strong = [
             setting.step(layout.on(count), layout.ranks / count) for count in ranks
         ]
     return finish(projection, setting.machine, setting.correction is not None)
+
+
+def _smaller_layout(
+    setting: PlanSetting, layout: ParallelLayout, limit: float | None
+) -> tuple[str, float] | None:
+    """Returns the first change of a layout that fits or is tight, and its memory; None if none.
+
+    Megatron-LM does not keep the gathered inputs that DTensor keeps with sequence parallelism.
+    """
+    variants = [replace(layout, checkpoint=mode) for mode in checkpoint_modes(layout)]
+    if layout.sharded and layout.sequence_parallel:
+        shards = layout.replicas * layout.shards
+        variants.insert(0, replace(layout, data=ZERO1, replicas=1, shards=shards))
+    for variant in variants:
+        step = setting.step(variant)
+        if step.memory and _fits(step, limit) != TOO_LARGE:
+            return variant.name, step.memory.total
+    return None
+
+
+def checkpoint_modes(layout: ParallelLayout) -> list[str]:
+    """Returns the kinds of checkpointing that a layout can have besides its own, least first."""
+    modes = ["", FULL] if layout.megatron else ["", SELECTIVE, FULL]
+    return modes[modes.index(layout.checkpoint) + 1 :]
 
 
 def _notes(architecture: Architecture, layout: ParallelLayout) -> list[str]:
@@ -214,9 +244,6 @@ class Computing:
         tokens = batch.micro_batches * batch.tokens_each / layout.inner
         flops = 6 * tokens * elements * architecture.top_k / architecture.experts
         return lambda rate: max(0.0, least - flops / rate)
-
-
-FITS, TIGHT, TOO_LARGE = "yes", "tight", "no"
 
 
 @dataclass(frozen=True)
@@ -326,7 +353,7 @@ class _Search:
         self.least: tuple[float, ParallelLayout, Batch] | None = None  # bytes
 
     def add(self, layout: ParallelLayout, batches: Sequence[Batch]) -> None:
-        modes = ["", FULL] if layout.megatron else ["", SELECTIVE, FULL]
+        modes = ["", *checkpoint_modes(layout)]
         # A pipeline is the fastest with many micro-batches, the gathers of FSDP2 with few.
         batches = batches[::-1] if layout.pp > 1 else batches
         for mode in modes if self.setting.architecture.hidden else modes[:1]:

@@ -11,13 +11,11 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ns
 from torchcoll.parts.curves.predictor import Ends
 from torchcoll.parts.training.config_projection import (
-    TIGHT,
-    TOO_LARGE,
     LayoutComparison,
     LayoutRow,
 )
 from torchcoll.parts.training.plan_show import flat_ends, format_gigabytes
-from torchcoll.parts.training.projection import UNSURE
+from torchcoll.parts.training.projection import TIGHT, TOO_LARGE, UNSURE
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head, make_grid
 

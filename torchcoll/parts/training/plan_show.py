@@ -27,9 +27,11 @@ from torchcoll.parts.training.measured_step import (
     largest_cause,
 )
 from torchcoll.parts.training.projection import (
+    FITS,
     GAIN,
     HALF,
     STRONG,
+    TIGHT,
     UNSURE,
     WEAK,
     Plan,
@@ -258,10 +260,17 @@ def plan_answer(projection: Plan) -> Answer:
         texts.append(correction_text(projection.measured))
     kinds = [kind for kind in (WEAK, STRONG) if getattr(projection, kind)]
     level, limit = "", projection.memory_bytes
-    if step.memory and limit and step.memory.total > (1 + UNSURE) * limit:
-        needed, has = format_gigabytes(step.memory.total), format_gigabytes(limit)
-        texts.insert(0, f"it does not fit: {needed} of memory on a GPU of {has}; --find has others")
-        level = "doubt"
+    if step.memory and limit and projection.fits != FITS:
+        size = f"{format_gigabytes(step.memory.total)} of memory on a GPU of"
+        size += f" {format_gigabytes(limit)}"
+        if projection.fits == TIGHT:
+            texts.insert(0, f"it is tight: {size}, and a plan may be off by {100 * UNSURE:.0f} %")
+        else:
+            if projection.smaller:
+                name, least = projection.smaller
+                size += f"; {name} needs {format_gigabytes(least)}{', tight' * (least > limit)}"
+            texts.insert(0, f"it does not fit: {size}; --find has others")
+            level = "doubt"
     if kinds and projection.compute_ns is None:
         texts.append(f"{' and '.join(kinds)} scaling: not known without --step-ms")
     elif kinds:

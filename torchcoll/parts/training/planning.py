@@ -23,7 +23,6 @@ from torchcoll.parts.training.architectures import Architecture, read_architectu
 from torchcoll.parts.training.captured_plan import plan_traffic
 from torchcoll.parts.training.config_plan import TrainingOptions
 from torchcoll.parts.training.config_projection import (
-    TOO_LARGE,
     Computing,
     LayoutComparison,
     PlanSetting,
@@ -40,7 +39,13 @@ from torchcoll.parts.training.layouts import (
     parse_layouts,
 )
 from torchcoll.parts.training.measured_step import MeasuredStep, measure_step
-from torchcoll.parts.training.projection import Computation, Correction, Plan, PlannedStep
+from torchcoll.parts.training.projection import (
+    TOO_LARGE,
+    Computation,
+    Correction,
+    Plan,
+    PlannedStep,
+)
 from torchcoll.parts.training.traces import read_traffic
 
 DEFAULT_BATCH = "1x8192"

@@ -106,6 +106,7 @@ PASS_SHARES = {FORWARD: 1 / 3, BACKWARD: 2 / 3}
 # It stops scaling if more than half of a step is exposed communication (weak), or if twice the
 # ranks make the step less than 1.25 times as fast (strong).
 HALF, GAIN = 0.5, 1.25
+FITS, TIGHT, TOO_LARGE = "yes", "tight", "no"
 # The memory of a plan may be off by so much: torch's allocator and kernels decide about the rest.
 UNSURE = 0.1
 WEAK, STRONG = "weak", "strong"
@@ -280,6 +281,8 @@ class Plan(Displayed):
     - machine: its name; '' without one.
     - notes: what is assumed and left out.
     - memory_bytes: the memory of the machine's GPU; None if unknown.
+    - fits: whether the step fits in it, as of a LayoutRow.
+    - smaller: a layout like it that fits or is tight, and its bytes; only if the step does not fit.
     - concurrent: the work that ran during the machine's measured calls; '' if they ran alone.
     - measured: the measured step that corrects the times, and uncorrected: the step without it;
       None without one.
@@ -292,6 +295,8 @@ class Plan(Displayed):
     machine: str = ""
     notes: list[str] = field(default_factory=list)
     memory_bytes: float | None = None
+    fits: str = FITS
+    smaller: tuple[str, float] | None = None
     concurrent: str = ""
     subject: str = ""
     measured: MeasuredStep | None = None

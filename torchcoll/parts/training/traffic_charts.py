@@ -10,8 +10,8 @@ from torchcoll.core.errors import cut_text
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import counted, format_ns
 from torchcoll.parts.training.arrivals import find_arrivals
-from torchcoll.parts.training.config_projection import TOO_LARGE
 from torchcoll.parts.training.ledger import Ledger
+from torchcoll.parts.training.projection import TOO_LARGE
 from torchcoll.parts.training.traffic_table import RankTimes, TrafficTable, summarise_traffic
 from torchcoll.report import chart
 

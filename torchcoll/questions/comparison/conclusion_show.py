@@ -242,9 +242,11 @@ def _untested_answer(comparison: Comparison, ratios: wording.Items, what: str) -
         if item.judged.ratio and beyond(item.judged.ratio, comparison.threshold):
             apart["slower" if item.speed < 1 else "faster"].append(item)
     texts: list[str] = []
-    far = {d: max((abs(math.log(i.speed)) for i in apart[d]), default=0.0) for d in apart}
-    for direction in sorted(apart, key=lambda d: (-len(apart[d]), -far[d])):
-        items = apart[direction]
+    fewer, more = sorted(map(len, apart.values()))
+    far = {key: max((abs(math.log(i.speed)) for i in apart[key]), default=0.0) for key in apart}
+    # The direction of most cases; where both have many, that of the largest change.
+    weights = {key: len(apart[key]) for key in apart} if more >= 2 * fewer else far
+    for direction, items in sorted(apart.items(), key=lambda pair: -weights[pair[0]]):
         if items:
             sizes = [item.row.size_bytes for item in items]
             larger = [item for item in ratios if item.row.size_bytes >= min(sizes)]
@@ -263,9 +265,7 @@ def _untested_answer(comparison: Comparison, ratios: wording.Items, what: str) -
         limit = units.format_percent(comparison.threshold)
         differ = units.plural(same, "case differs", "cases differ")
         texts.append(f"{same} {differ} by {limit} at most")
-    fewer, more = sorted(map(len, apart.values()))
-    nearest, furthest = sorted(far.values())
-    if 0 < more < 2 * fewer and furthest < 4 * nearest:  # no direction to name first
+    if 0 < more < 2 * fewer and max(far.values()) < 4 * min(far.values()):
         texts.insert(0, f"Cannot tell whether {new} is slower than {base}{what} ({why})")
     elif texts:
         texts.append(f"not judged: {why}")
