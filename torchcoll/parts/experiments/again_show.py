@@ -86,10 +86,8 @@ def _answer_of_the_rest(rerun: Rerun) -> Answer:
         step = f"make more runs (--runs {more})" if more <= MOST_ADVISED else QUIETER
         if rerun.disturbance:
             host, _, what_else = one_line(rerun.disturbance).partition(": ")
-            advised = min(more, MOST_ADVISED)
-            step = (
-                f"measure again while {host} does nothing else ({what_else}), with --runs {advised}"
-            )
+            most = min(more, MOST_ADVISED)
+            step = f"measure again while {host} does nothing else ({what_else}), with --runs {most}"
         return Answer(
             name,
             "doubt",

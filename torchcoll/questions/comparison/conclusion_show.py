@@ -246,8 +246,8 @@ def _untested_answer(comparison: Comparison, ratios: wording.Items, what: str) -
     far = {key: max((abs(math.log(i.speed)) for i in apart[key]), default=0.0) for key in apart}
     # The direction of most cases; where both have many, that of the largest change.
     weights = {key: len(apart[key]) for key in apart} if more >= 2 * fewer else far
-    for direction in sorted(apart, key=lambda d: -weights[d]):
-        if items := apart[direction]:
+    for direction, items in sorted(apart.items(), key=lambda pair: -weights[pair[0]]):
+        if items:
             sizes = [item.row.size_bytes for item in items]
             larger = [item for item in ratios if item.row.size_bytes >= min(sizes)]
             where = f"{len(items)} of {of}"
