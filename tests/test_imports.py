@@ -58,7 +58,7 @@ TABLE = {
     "report": ({"core"}, set(), {"libraries", "numpy", *DRAWN}),
     "stats": (NOUNS, SCIENCE, set()),
     "questions/check": ({*NOUNS, "questions/pairs", "report/junit"}, set(), set()),
-    "questions/comparison": ({*NOUNS, "stats"}, SCIENCE, set()),
+    "questions/comparison": ({*NOUNS, "stats", "report/junit"}, SCIENCE, set()),
     "questions/contention": ({*NOUNS, "stats"}, SCIENCE, set()),
     "questions/pairs": ({*NOUNS, "stats"}, SCIENCE, set()),
     "questions/show": (

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -61,9 +62,13 @@ def judged(path, baseline, capsys, *options):
     [(10, "FAIL", "slow", 1), (2.5, "CANNOT TELL", "doubted", 2), (1, "CANNOT TELL", None, 2)],
 )
 def test_a_gate_passes_no_case_that_is_ten_times_slower(
-    scaled, baseline, capsys, factor, word, state, rc
+    scaled, baseline, capsys, tmp_path, factor, word, state, rc
 ):
-    exit_code, document = judged(scaled(factor), baseline, capsys, "--gate")
+    junit = tmp_path / "check.xml"
+    options = ("--gate", "--junit", str(junit))
+    exit_code, document = judged(scaled(factor), baseline, capsys, *options)
+    verdict = ElementTree.parse(junit).getroot()[0][0]
+    assert [child.tag for child in verdict] == ["failure" if rc == 1 else "skipped"]
     assert (document["verdict"]["word"], exit_code) == (word, rc)
     states = {case["name"]: case["state"] for case in document["verdict"]["deviation"]["cases"]}
     if state:

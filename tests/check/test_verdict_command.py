@@ -217,10 +217,13 @@ def test_a_warning_of_the_machine_is_no_reference(tmp_path, capsys):
     """Nothing was measured by anything, whatever else there is to say of the run."""
     busy = {"kind": "machine", "message": "node1: other processes used 1.2 of 2 cores"}
     path, health = str(tmp_path / "busy.jsonl"), tmp_path / "health.jsonl"
-    save(launch(case_of(3, backend="gloo"), events=[busy]), path)
+    save(launch(case_of(3, backend="gloo", device="cpu"), events=[busy]), path)
     assert main(["check", path, "--gate", "--health", str(health)]) == 2
     stated = capsys.readouterr()
     assert error_text("gate", "1 of 1 run without a reference") in stated.err
+    text = " ".join(stated.out.split())
+    assert "Next: measure again without what disturbed it, then torchcoll check FILE" in text
+    assert "--baseline EARLIER-RUN" in text
     assert json.loads(health.read_text())["healthy"] is None
 
 

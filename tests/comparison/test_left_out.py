@@ -5,8 +5,10 @@ import math
 import random
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+from error_form import error_text
 from made_runs import in_turn, make_runs, measured, run
 
 from torchcoll.cli import main
@@ -14,6 +16,7 @@ from torchcoll.core.file import save
 from torchcoll.core.result import Verification
 from torchcoll.questions.comparison.compare import compare
 from torchcoll.questions.comparison.conclusion_show import answer_of
+from torchcoll.stats.sides import Side
 
 SIZES = (8, 16, 32, 64, 128, 256)
 STRICT = "slower,inconclusive"
@@ -94,6 +97,42 @@ def test_a_gate_fails_on_each_fault_unless_it_is_ignored(written, capsys):
     code, _, err = gated("slower,ignore-wrong,ignore-failed,ignore-missing", capsys)
     assert code == 0
     assert "2 of 5 cases could not be judged" in err
+
+
+def junit_of(gate, capsys):
+    """The exit code, and name -> (result, message) of the tests that --junit wrote."""
+    code, _, _ = gated(gate, capsys, "--junit", "compare.xml", "--force")
+    (suite,) = ElementTree.parse("compare.xml").getroot()
+    tests = {test.get("name"): test for test in suite}
+    found = {}
+    for name, test in tests.items():
+        (child,) = test
+        found[name] = (child.tag, child.get("message") or child.text)
+    return code, found
+
+
+def test_junit_fails_where_the_gate_does(written, capsys):
+    written(side(1), side(2, wrong_and_hung, sizes=SIZES[:-1]))
+    code, found = junit_of("slower:90%", capsys)
+    failed = [name for name, (result, _) in found.items() if result == "failure"]
+    assert (code, failed) == (1, ["fail-on slower:90%", "32", "128", str(SIZES[-1])])
+    assert found["32"][1] == "wrong: wrong in 2 of 6 runs of new"
+    assert found["fail-on slower:90%"][1].startswith("1 wrong, 1 failed, 1 missing: wrong results")
+    assert found["8"][0] == "system-out" and found["8"][1].startswith("same: ")
+    code, found = junit_of("slower,ignore-wrong,ignore-failed,ignore-missing", capsys)
+    # What the gate allows is not judged either.
+    results = {name: result for name, (result, _) in found.items()}
+    assert code == 0 and "failure" not in results.values()
+    assert results["32"] == results["128"] == "skipped"
+
+
+def test_junit_without_a_gate(written, capsys):
+    written(side(1), side(2))
+    assert main(["compare", "base=base", "new=new", "--junit", "out.xml"]) == 2
+    assert (
+        error_text("junit", "out.xml", "a gate with it, such as --fail-on slower:5%")
+        in capsys.readouterr().err
+    )
 
 
 def test_a_case_that_the_new_side_lacks(written, capsys):
@@ -357,3 +396,28 @@ def test_a_side_that_nobody_verified_is_a_note():
     assert note in compare(checked(side(1), right), checked(side(2), None)).notes
     assert note not in compare(checked(side(1), right), checked(side(2), right)).notes
     assert note not in compare(checked(side(1), None), checked(side(2), None)).notes
+
+
+def busy_runs(cores):
+    """Runs during each of which other processes used so many cores."""
+    runs = side(1, launches=len(cores))
+    for one, used in zip(runs, cores, strict=True):
+        text = f"vm: other processes used {used} of 2 cores during the run"
+        one.events.append({"kind": "machine", "message": text})
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "line"),
+    [
+        ((0.51, 0.62, 0.53), (0.54, 0.71, 0.5), "on both sides, {} (5 more alike)"),
+        ((0.51, 0.51, 0.51), (0.51, 0.51, 0.51), None),  # which slows neither side
+        ((0.51, 0.62, 0.51), (), "in base, {} (2 more alike)"),
+    ],
+)
+def test_disturbances_that_differ_in_figures_are_one_line(base, new, line):
+    runs = busy_runs(base), busy_runs(new) if new else side(2, launches=3)
+    details = compare(Side("base", runs[0]), Side("new", runs[1])).answer.details
+    text = "vm: other processes used 0.51 of 2 cores during the run"
+    expected = [line.format(text)] if line else []
+    assert [each for each in details if "other processes" in each] == expected

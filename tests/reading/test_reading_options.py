@@ -101,6 +101,24 @@ def test_a_log_without_its_command_line_does_not_stop_the_others(capsys):
     assert {row["collective"] for row in rows} == {"sendrecv"}
 
 
+def test_many_files_are_a_few_lines(folder, capsys):
+    paths = [folder / f"gpu{number}.log" for number in range(6)]
+    for path in paths:
+        path.write_text(text())
+    names = [str(path) for path in (*paths, folder / "unnamed.log")]
+    assert main(["convert", *names, "-o", "rows.csv"]) == 1
+    out, err = capsys.readouterr()
+    first, *further, last = out.splitlines()
+    assert first.startswith("6 files: ") and len(further) <= 2
+    assert last == "written: rows.csv"
+    (line,) = err.splitlines()
+    assert str(folder) not in out + err and line.startswith("torchcoll: skipped: unnamed.log:")
+    step = "torchcoll convert unnamed.log --collective all_reduce -o RUN.jsonl takes it"
+    assert line.endswith(f"{step} (or sendrecv).")
+    for collective in ("all_reduce", "sendrecv"):  # both are true
+        assert main(["convert", "unnamed.log", "--collective", collective, "--format", "csv"]) == 0
+
+
 def test_no_file_that_can_be_read(capsys):
     assert main(["show", "missing.jsonl", "other.jsonl"]) == 3
     expected = [

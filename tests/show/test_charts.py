@@ -140,6 +140,25 @@ def test_speed_ups_with_their_intervals():
     assert chart.layout["yaxis"]["ticktext"] == ["all_reduce 1K"]
 
 
+def test_the_worst_cases_are_the_first_rows():
+    """Of 8 sizes, one is twice as slow, one 10 % slower, and one twice as fast."""
+
+    def runs(factors):
+        return [
+            launch(
+                *(measured(1000 * factors.get(n, 1) + noise, size_bytes=1 << n) for n in range(8))
+            )
+            for noise in (0, 1, 2)
+        ]
+
+    old, new = runs({}), runs({2: 2, 4: 0.5, 6: 1.1})
+    (chart,) = speed_up_charts(compare(Side("old", old), Side("new", new)))
+    names = [name.removeprefix("all_reduce ") for name in chart.layout["yaxis"]["ticktext"]]
+    assert names == ["4", "64", "16", "1", "2", "8", "32", "128"]
+    (label,) = chart.layout["annotations"]
+    assert (label["text"], label["x"]) == ("same", 0)
+
+
 def test_the_map_of_ranks_is_relative_to_the_other_ranks():
     """Of 100, 200, 300 ns the others have the medians 250, 200, 150 ns."""
     one = result(3, time_ns={"host": [[100] * 3, [200] * 3, [300] * 3]})

@@ -17,11 +17,13 @@ from made_pairs import pairs_run
 from sent import ddp, traffic
 
 from torchcoll.cli import main
+from torchcoll.core.answer import Answer
 from torchcoll.core.errors import UnavailableError, UnreadableError, UsageError
 from torchcoll.core.file import save
 from torchcoll.core.result import Verification
-from torchcoll.questions.page.document import page_of
-from torchcoll.report.page import html_text, page_markdown
+from torchcoll.questions.page.document import _lead, page_of
+from torchcoll.report.grid import Grid
+from torchcoll.report.page import Section, TitledGrids, html_text, page_markdown
 
 pytest.importorskip("matplotlib")
 
@@ -351,6 +353,14 @@ def test_the_ranks_of_one_capture_are_one_traffic(tmp_path):
     page = page_of([str(tmp_path)])
     assert sum(one.startswith("What a training sends") for one in titles(page)) == 1
     assert "holds 2 captures: this is the last" in html_text(page)
+
+
+def test_the_picture_on_top_is_of_the_first_answer():
+    answer = Answer("rank 1 is late", "doubt")
+    tables = [TitledGrids("", [Grid([], [], answer=answer)])]
+    sections = [Section("runs", charts=["curves"]), Section("sent", charts=["step"], tables=tables)]
+    _lead(sections, [replace(answer, before="sent: ")])
+    assert [section.charts for section in sections] == [["step"], ["curves"], []]
 
 
 def test_pairs_traffic_and_a_log_in_one_page(tmp_path):

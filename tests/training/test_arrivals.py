@@ -6,13 +6,16 @@ import dataclasses
 import json
 
 import pytest
+from handmade import result, run
 from sent import MS
 
 from torchcoll.cli import main
+from torchcoll.core.file import save
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.parts.training.arrivals import find_arrivals
 from torchcoll.parts.training.ledger import Ledger, LedgerEntry
 from torchcoll.parts.training.traffic_show import _late_text
+from torchcoll.questions.page.document import page_of
 
 
 def traffic_of(
@@ -85,6 +88,15 @@ def test_a_rank_that_is_always_last_is_late():
         "10 of 10 calls, 50 % by chance)"
     )
     assert (arrivals.answer.size, arrivals.answer.certainty) == (20_000, "certain")
+
+
+def test_a_page_of_a_run_and_a_capture_begins_with_the_late_rank(tmp_path):
+    pytest.importorskip("plotly")
+    save(run(result(4)), tmp_path / "run.jsonl")
+    traffic_of([("g", {0: 30, 1: 10})] * 10, steps=[*range(10)]).save(tmp_path / "sent.jsonl")
+    page = page_of([str(tmp_path / "run.jsonl"), str(tmp_path / "sent.jsonl")])
+    assert "rank 1 is late" in page.answers[0].text
+    assert page.title == "all_reduce on gloo with 8 ranks and what a training sends"
 
 
 def test_calls_in_which_no_single_rank_is_last_are_named():

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from torchcoll.core.errors import UnreadableError, tell
 from torchcoll.core.units import counted, shorten, shorten_list
 
-_NAMED = 5  # at most so many kinds of errors are printed
+_NAMED = 4  # at most so many kinds of errors are printed
 _ALIKE = 3  # at most so many further files with the same error are named
 _SKIPPED: ContextVar[list[UnreadableError] | None] = ContextVar("skipped", default=None)
 

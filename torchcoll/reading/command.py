@@ -16,11 +16,12 @@ from torchcoll.core.file import is_ours, save
 from torchcoll.core.opening import from_stdin, is_stdin
 from torchcoll.core.result import Run
 from torchcoll.core.skipping import skip
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, shorten
 from torchcoll.core.variables import masked_labels
 from torchcoll.reading.base import Imported
 from torchcoll.reading.inputs import add_reading_options
 
+_MOST_FILES = 4  # with more files, what was read of all is said in one line
 TABLES = ("csv", "json", "parquet")  # formats with a row for each case
 
 
@@ -58,6 +59,21 @@ def report_lines(path: str, imported: Imported) -> Iterator[str]:
         yield f"{path}: {text}"
     for ending in dict.fromkeys(run.ending for run in imported.runs if run.ending):
         yield f"{path}: {ending}"
+
+
+def many_lines(read: Sequence[tuple[str, Imported]]) -> Iterator[str]:
+    """What ``report_lines`` says of each file, in at most three lines for all files."""
+    rows = sum(imported.rows for _, imported in read)
+    present = rows + sum(len(imported.refused) for _, imported in read)
+    cases = sum(len(run.results) for _, imported in read for run in imported.runs)
+    yield f"{len(read)} files: {rows} of {counted(present, 'row')} read, {counted(cases, 'case')}"
+    for text, paths in (
+        ("rows refused in", [path for path, imported in read if imported.refused]),
+        ("notes on", [path for path, imported in read if imported.warnings]),
+    ):
+        if paths:
+            names = shorten([os.path.basename(path) for path in paths], 3)
+            yield f"{text} {names}: torchcoll convert FILE prints them"
 
 
 def write(runs: Sequence[Run], path: str) -> list[Path]:
@@ -206,6 +222,7 @@ def _runs_of(
     values = {name: getattr(options, name) for name in names}
     import_options = ImportOptions(columns=parse_columns(options.map), **values)
     labels = parse_labels(options.label)
+    read: list[tuple[str, Imported]] = []
     for path in files:
         try:
             imported = import_file(path, import_options, options.importer)
@@ -214,13 +231,17 @@ def _runs_of(
             continue
         # Of a file without rows stdout has nothing, and one refusal is in the error.
         if imported.runs or len(imported.refusals()) > 1:
-            lines += report_lines(path, imported)
+            read.append((path, imported))
         if not imported.runs:
             refused.append(nothing_read(path, imported))
         for run in imported.runs:
             if labels:
                 run.header["spec"] = {"labels": labels}
         runs += imported.runs
+    if len(read) > _MOST_FILES:
+        lines += many_lines(read)
+    else:
+        lines += (line for path, imported in read for line in report_lines(path, imported))
     return runs, refused
 
 

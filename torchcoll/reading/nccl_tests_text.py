@@ -524,6 +524,11 @@ def _unnamed(
     else:
         several = f", and its figures fit {' and '.join(fits)}" if fits else ""
         why = f"the file does not name the collective{several}"
+    if fits:  # others would be refused
+        first, *further = fits
+        either = f" (or {', '.join(further)})" if further else ""
+        action = f"torchcoll convert FILE --collective {first} -o RUN.jsonl takes it"
+        imported.action = f"{action}{either}."
     for row in output.rows:
         imported.refuse(row.line, f"{why}: give --collective")
     return None

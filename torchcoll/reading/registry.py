@@ -242,6 +242,7 @@ def two_tables(
 
 def nothing_read(path: str, imported: Imported) -> UnreadableError:
     """The error for a file without any readable row."""
+    path = path if is_stdin(path) else min(path, os.path.relpath(path), key=len)
     refusals = imported.refusals()
     if not refusals:
         text = "; ".join(imported.warnings) or "no rows"
@@ -252,6 +253,6 @@ def nothing_read(path: str, imported: Imported) -> UnreadableError:
     more = f" ({count} rows refused, {len(refusals)} reasons)" if len(refusals) > 1 else ""
     name = "-" if is_stdin(path) else shlex.quote(path)
     action = imported.action.replace(" FILE ", f" {name} ")
-    if ": give --" in why:
+    if ": give --" in why and not imported.action:
         action = f"torchcoll convert {name} ... -o RUN.jsonl takes it."
     return UnreadableError(f"{location}: {why}{more}", action=action)

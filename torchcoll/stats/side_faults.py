@@ -67,13 +67,18 @@ class SideFaults:
     outliers: tuple[float, ...] = ()
 
     @property
-    def counts(self) -> dict[str, int]:
-        """The number of wrong, failed and missing cases, without zeros."""
+    def names(self) -> dict[str, set[str]]:
+        """The names of the wrong, failed and missing cases."""
         cases: dict[str, set[str]] = {name: set() for name in ENTRIES}
         for fault in self.faults:
             cases[fault.entry] |= set(fault.cases)
         cases[MISSING] |= set(self.missing)
-        return {name: len(names) for name, names in cases.items() if names}
+        return cases
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of wrong, failed and missing cases, without zeros."""
+        return {name: len(names) for name, names in self.names.items() if names}
 
     @property
     def level(self) -> str:

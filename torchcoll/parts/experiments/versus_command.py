@@ -153,7 +153,7 @@ def compare_folder(options: argparse.Namespace) -> ExitCode | None:
             f"torchcoll versus --resume {shlex.quote(folder)} goes on.",
         )
     show_versus(state, comparisons, folder, state.stopped, options.format)
-    return gated(gate, comparisons)
+    return gated(gate, comparisons, options)
 
 
 COMMANDS = {

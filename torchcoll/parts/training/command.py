@@ -374,7 +374,7 @@ def compare_captures(options: argparse.Namespace) -> ExitCode | None:
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
-    for name, unasked in {**OTHERWISE, "fail_on": None}.items():
+    for name, unasked in {**OTHERWISE, "fail_on": None, "junit": None}.items():
         if (value := getattr(options, name)) != unasked:
             raise UsageError(name.replace("_", "-"), value, "none with captures of a training")
     (base_name, base), (new_name, new) = captures

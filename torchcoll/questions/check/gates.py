@@ -12,7 +12,7 @@ from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.run_facts import host_names
 from torchcoll.questions.check.judging import Verdict
-from torchcoll.questions.check.limits import FAIL
+from torchcoll.questions.check.limits import CANNOT_TELL, FAIL
 from torchcoll.report.junit import JunitTest, junit_document
 
 HEALTH_SCHEMA = "torchcoll-health/1"
@@ -24,8 +24,9 @@ def junit_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
     """
     suites = []
     for run, verdict in zip(runs, verdicts, strict=True):
-        # A run that was compared with nothing has not passed.
-        kind = "failure" if verdict.word == FAIL else "" if verdict.judged else "skipped"
+        # A run that was compared with nothing, or not decided, has not passed.
+        passed = verdict.judged and verdict.word != CANNOT_TELL
+        kind = "failure" if verdict.word == FAIL else "" if passed else "skipped"
         tests = [JunitTest("verdict", kind, verdict.line)]
         labels = unique_labels([case_labels(result.case) for result in run.results])
         for row, of_case in zip(summarise_run(run), labels, strict=True):

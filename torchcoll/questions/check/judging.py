@@ -85,6 +85,9 @@ class Verdict(OneLine):
         next_step = next_step or next(
             (steps[verdict] for verdict in limits.WORDS if verdict in steps), ""
         )
+        if not self.judged:  # a quiet run needs a reference too
+            reference = steps.get(limits.NO_REFERENCE, "")
+            next_step = ", then ".join(dict.fromkeys(filter(None, (next_step, reference))))
         return Answer(
             first, level, worst=tuple(failing), details=tuple(others), next_step=next_step
         )

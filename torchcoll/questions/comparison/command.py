@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.commands import SubCommand
-from torchcoll.core.errors import ExitCode, UnusableError, choice, nearest_file, tell
+from torchcoll.core.errors import ExitCode, UnusableError, UsageError, choice, nearest_file, tell
 from torchcoll.core.units import parse_share
 from torchcoll.questions.comparison import fail_on
 from torchcoll.reading.inputs import IMPORT_OPTIONS, add_over_ranks, add_reading_options
@@ -66,6 +66,8 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
             "NEW, without ignore-wrong, ignore-failed, ignore-missing"
         ),
     )
+    add("--junit", metavar="FILE", help="write what --fail-on finds in each case as JUnit XML")
+    add("--force", action="store_true", help="replace the file of --junit")
     add("--format", default="table", help="table (default), markdown, csv or json")
 
 
@@ -114,38 +116,43 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
     )
     for text in notes_of_sides(comparisons, options.format):
         tell(f"torchcoll: {text}")
-    return gated(gate, comparisons)
+    return gated(gate, comparisons, options)
 
 
 def checked(options: argparse.Namespace) -> tuple[fail_on.Gate | None, float]:
     """The gate and the threshold. Raises UsageError for options that are not valid."""
+    from torchcoll.report.destination import check_new
     from torchcoll.report.formats import FORMATS
 
     gate = fail_on.parse_gate(options.fail_on) if options.fail_on is not None else None
     threshold = parse_share(options.threshold, "threshold")
     choice(options.format, "format", FORMATS)
+    if options.junit:
+        if gate is None:
+            raise UsageError("junit", options.junit, "a gate with it, such as --fail-on slower:5%")
+        check_new(options.junit, "junit", options.force)
     return gate, threshold
 
 
-def gated(gate: fail_on.Gate | None, comparisons: Sequence[Comparison]) -> ExitCode:
+def gated(
+    gate: fail_on.Gate | None, comparisons: Sequence[Comparison], options: argparse.Namespace
+) -> ExitCode:
     """What a gate lets pass; what it cannot tell is a usage error's code, as of all gates."""
     from torchcoll.questions.comparison.conclusion_show import limit_notes
+    from torchcoll.report.destination import write_file
 
     if gate is None:
         return ExitCode.OK
-    about = f"torchcoll: --fail-on {gate.text}:"
-    failed = fail_on.tripped(gate, comparisons)
+    code, why = fail_on.outcome(gate, comparisons)
     for note in dict.fromkeys(note for each in comparisons for note in limit_notes(each)):
         tell(f"torchcoll: warning: --fail-on {gate.text}: {note}")
-    if failed:
-        tell(f"{about} {', '.join(f'{count} {result}' for result, count in failed.items())}")
-        return ExitCode.FAILED
-    if unseen := fail_on.untested(gate, comparisons):
+    if code != ExitCode.FAILED and (unseen := fail_on.untested(gate, comparisons)):
         tell(f"torchcoll: warning: --fail-on {gate.text}: {unseen}")
-    if why := fail_on.cannot_tell(gate, comparisons):
-        tell(f"{about} cannot tell: {why}")
-        return ExitCode.USAGE
-    return ExitCode.OK
+    if why:
+        tell(f"torchcoll: --fail-on {gate.text}: {why}")
+    if options.junit:
+        write_file(options.junit, fail_on.junit_text(gate, comparisons), "junit", options.force)
+    return code
 
 
 # Options that would make another comparison of what a part compares, and what they are unasked.
@@ -191,13 +198,13 @@ COMMANDS = {
         examples=(
             "torchcoll compare before/ after/",
             "torchcoll compare backend:nccl=runs/ backend:gloo=runs/",
-            "torchcoll compare before/ after/ --fail-on slower:5%",
+            "torchcoll compare before/ after/ --fail-on slower:5% --junit compare.xml",
         ),
         exit_1="with --fail-on: a case has this result, or is wrong, failed or missing in NEW",
         option_groups={
             "what is read": "--collective --ranks --filter --by",
             "how it is compared": "--threshold --metric --over-ranks",
-            "output": "--format --all --fail-on",
+            "output": "--format --all --fail-on --junit --force",
         },
     ),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -157,17 +158,22 @@ def settings_notes(comparison: Comparison) -> list[str]:
 
 
 def machine_notes(comparison: Comparison) -> list[str]:
-    """What disturbed the machine of one side, and not that of the other."""
-    sides = (comparison.base, comparison.new)
-    base, new = (
-        {str(e["message"]) for run in side.runs for e in run.events if e.get("kind") == "machine"}
-        for side in sides
-    )
-    return [
-        f"in {name}, {one_line(text)}"
-        for name, texts in zip(comparison.side_names, (base - new, new - base), strict=True)
-        for text in sorted(texts)
-    ]
+    """What disturbed the machine: a line for each kind of message, as its first run has it."""
+    kinds: dict[str, list[tuple[str, str]]] = {}  # of each the (side, text) of its messages
+    for name, side in zip(comparison.side_names, (comparison.base, comparison.new), strict=True):
+        events = (event for run in side.runs for event in run.events)
+        for text in [str(e["message"]) for e in events if e.get("kind") == "machine"]:
+            # Figures, and what follows a comma, differ from run to run.
+            kind = re.sub(r"\d[\d.]*", "N", text.partition(" during ")[0].partition(",")[0])
+            kinds.setdefault(kind, []).append((name, one_line(text)))
+    notes = []
+    for messages in kinds.values():
+        names, texts = ([*dict.fromkeys(values)] for values in zip(*messages, strict=True))
+        where = f"in {names[0]}" if len(names) == 1 else "on both sides"
+        more = f" ({len(messages) - 1} more alike)" if len(texts) > 1 else ""
+        if len(names) == 1 or len(texts) > 1:  # the same on both sides slows neither
+            notes.append(f"{where}, {texts[0]}{more}")
+    return notes
 
 
 def _judged_answer(comparison: Comparison, faults: SideFaults) -> Answer:

@@ -12,11 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchcoll.core.errors import UsageError
-from torchcoll.core.units import counted, parse_share, plural
+from torchcoll.core.errors import ExitCode, UsageError
+from torchcoll.core.units import counted, format_ratio, parse_share, plural
+from torchcoll.report.junit import JunitTest, junit_document
 
 if TYPE_CHECKING:
     from torchcoll.questions.comparison.compare import Comparison
+    from torchcoll.questions.comparison.results import Compared
 
 
 _RESULTS = {"slower": "slower", "inconclusive": "inconclusive", "not-comparable": "not comparable"}
@@ -57,11 +59,49 @@ def tripped(gate: Gate, comparisons: Sequence[Comparison]) -> dict[str, int]:
 
     faults = entries_of(each.faults[1] for each in comparisons)
     counts = Counter({name: faults[name] for name in gate.faults if name in faults})
-    for case in (case for each in comparisons for case in each.judged):
-        change = abs(math.log(case.ratio.ratio)) if case.ratio else math.inf
-        if case.result in gate.results and change >= math.log1p(gate.results[case.result]):
-            counts[case.result] += 1
+    rows = (row for each in comparisons for row in each.rows)
+    counts.update(row.result for row in rows if _has_result(gate, row))
     return dict(counts)
+
+
+def _has_result(gate: Gate, row: Compared) -> bool:
+    """Whether a case has a result of the gate, with so large a change."""
+    change = abs(math.log(row.judged.ratio.ratio)) if row.judged.ratio else math.inf
+    return row.result in gate.results and change >= math.log1p(gate.results[row.result])
+
+
+def outcome(gate: Gate, comparisons: Sequence[Comparison]) -> tuple[ExitCode, str]:
+    """The exit code of the gate, and why it is not 0."""
+    if failed := tripped(gate, comparisons):
+        return ExitCode.FAILED, ", ".join(f"{count} {result}" for result, count in failed.items())
+    if why := cannot_tell(gate, comparisons):
+        return ExitCode.USAGE, f"cannot tell: {why}"
+    return ExitCode.OK, ""
+
+
+_JUNIT_RESULTS = {ExitCode.FAILED: "failure", ExitCode.USAGE: "skipped", ExitCode.OK: ""}
+
+
+def junit_text(gate: Gate, comparisons: Sequence[Comparison]) -> str:
+    """A test suite per comparison, with a test for the gate and one for each case. A case that the
+    gate allows, but that is not decided, is skipped.
+    """
+    suites = []
+    for each in comparisons:
+        code, why = outcome(gate, [each])
+        message = f"{why}: {each.answer.headline}" if why else each.answer.headline
+        tests = [JunitTest(f"fail-on {gate.text}", _JUNIT_RESULTS[code], message)]
+        for row in each.rows:
+            name = each.name_of(row) or row.row.collective
+            faults = [fault for fault in gate.faults if name in each.faults[1].names[fault]]
+            undecided = row.result in ("inconclusive", "not comparable")
+            failed = faults or _has_result(gate, row)
+            kind = "failure" if failed else "skipped" if undecided else ""
+            speed = f", speed-up {format_ratio(row.speed)}" if row.judged.ratio else ""
+            text = f"{', '.join(faults) or row.result}: {row.reason}{speed}"
+            tests.append(JunitTest(name, kind, text, row.row.median_ns if row.pair.new else None))
+        suites.append((f"{each.side_names[1]} against {each.side_names[0]}", tests))
+    return junit_document(suites, "torchcoll.compare")
 
 
 def cannot_tell(gate: Gate, comparisons: Iterable[Comparison]) -> str:

@@ -10,7 +10,7 @@ from torchcoll.core.units import counted, format_size
 from torchcoll.questions.comparison.compare import Comparison
 from torchcoll.questions.comparison.results import tables_of, titles_of
 from torchcoll.questions.comparison.show import interval_text
-from torchcoll.questions.comparison.wording import speed_cell
+from torchcoll.questions.comparison.wording import CHANGED, MOST_NAMED, speed_cell
 from torchcoll.report import chart
 
 MOST_CASES = 64  # of one chart
@@ -25,7 +25,8 @@ _RESULT_STYLES = {
 
 def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> list[chart.Chart]:
     """A line for each case: how many times as fast the new side is, with the 95 % interval. The
-    shaded band is what counts as the same. Of many cases, those that differ most.
+    shaded band is what counts as the same. Of many cases, those that differ most. The cases that
+    the answer names come first.
     """
     compared = [row for row in comparison.rows if row.matched and row.ratio]
     tables = tables_of(compared)
@@ -39,6 +40,9 @@ def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> lis
         return []
     most = sorted((abs(math.log(row.speed)) for _, row in every), reverse=True)[:MOST_CASES]
     named = [(name, row) for name, row in every if abs(math.log(row.speed)) >= most[-1]]
+    changed = [pair for pair in named if pair[1].result in CHANGED or pair[1].is_notable]
+    worst = sorted(changed, key=lambda pair: (pair[1].speed > 1, -pair[1].factor))[:MOST_NAMED]
+    named = [*worst, *(pair for pair in named if pair not in worst)]
     traces: list[dict[str, Any]] = []
     for result in dict.fromkeys(row.result for _, row in named):
         symbol, colour = _RESULT_STYLES.get(result, ("x", chart.NEUTRAL))
@@ -90,6 +94,10 @@ def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> lis
              "fillcolor": "rgba(122,127,133,0.25)"},
             {**down, "type": "line", "x0": 1, "x1": 1,
              "line": {"color": chart.NEUTRAL, "width": 1}},
+        ],
+        "annotations": [
+            {"x": 0, "xref": "x", "y": 1, "yref": "paper", "yanchor": "bottom", "yshift": 14,
+             "text": "same", "showarrow": False},  # x: the logarithm
         ],
     }  # fmt: skip
     caption = ["whiskers: 95 % intervals; band: the same; grey: cannot tell"]

@@ -104,8 +104,8 @@ def page_of(
             f"--filter {filter} left out cases that the commands of the sections show"
         )
     _ending(document, command)
-    document.answers.sort(key=lambda answer: answer.level != "bad")  # what failed comes first
-    _lead(document.sections)
+    document.answers.sort(key=lambda answer: {"bad": 0, "doubt": 1}.get(answer.level, 2))
+    _lead(document.sections, document.answers)
     printed = {*document.printed, *(answer.text for answer in document.answers)}
     sections = shorten_repeated_caveats(document.sections, printed)
     title = document.title if stores else _title(material)
@@ -114,9 +114,14 @@ def page_of(
     return Page(title, document.answers, sections, *_page_cases(document))
 
 
-def _lead(sections: list[Section]) -> None:
-    """Moves the first picture to the top: it is the picture of the first answer."""
-    first = next((each for each in sections if each.charts or each.pictures), None)
+def _lead(sections: list[Section], answers: Sequence[Answer]) -> None:
+    """Moves the picture of the first answer to the top, or the first picture if it has none."""
+    drawn = [each for each in sections if each.charts or each.pictures]
+    plain = [replace(answer, before="") for answer in answers[:1]]
+    about = (
+        each for each in drawn if any(replace(a, before="") in plain for a in answers_of(each))
+    )
+    first = next(about, drawn[0] if drawn else None)
     if first:
         top = Section("", charts=first.charts[:1], pictures=first.pictures[:1])
         del first.charts[:1], first.pictures[:1]
@@ -162,6 +167,7 @@ def _title(material: Material) -> str:
         if ranks:
             span = f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
             parts.append(f"with {span} {plural(ranks[-1], 'rank')}")
+        parts.append("and what a training sends" if material.traffic else "")
         return " ".join(filter(None, parts))
     return "What a training sends" if material.traffic else "What the logs say"
 
