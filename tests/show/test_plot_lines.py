@@ -5,7 +5,7 @@ from error_form import error_text
 from made_runs import given, make_runs, measured, run
 
 from torchcoll.core.errors import UsageError
-from torchcoll.questions.show.size_charts import picture_of
+from torchcoll.questions.show.size_charts import bandwidth_map, line_names, picture_of
 from torchcoll.stats.sides import side
 
 
@@ -40,6 +40,42 @@ def test_what_was_varied_on_purpose_makes_lines_and_the_rest_is_told():
     found = picture_of([side("a", varied)])
     assert [line.values["NCCL_ALGO"] for line in found.panels["all_reduce"]] == ["Ring", "Tree"]
     assert found.notes == ["hidden: the runs of a are not alike in kernel (6.1, 6.8)"]
+
+
+def test_machines_and_libraries_are_never_pooled():
+    """The bus bandwidth of 480 and 235 GB/s has no mean that a machine had."""
+    machines = [run(measured(ns), device_name=name) for ns, name in ((100, "H100"), (400, "A100"))]
+    lines = lines_of(*machines)
+    assert [(x.values["device_name"], x.points[0].time_ns) for x in lines] == [
+        ("H100", 100),
+        ("A100", 400),
+    ]
+    assert line_names(lines) == ["device_name H100", "device_name A100"]
+    libraries = [
+        run(measured(ns), environment={"libraries": {"gloo": name}})
+        for ns, name in ((100, "gloo 1"), (400, "gloo 2"))
+    ]
+    lines = lines_of(*libraries)
+    assert [p.time_ns for line in lines for p in line.points] == [100, 400]
+    assert line_names(lines) == ["library gloo 1", "library gloo 2"]
+    found = picture_of([side("a", [*machines, *libraries])])
+    assert found.notes == []  # the names of the lines say it
+
+
+def test_the_map_has_a_row_for_each_machine_and_no_text_where_none_fits():
+    sizes = [1 << n for n in range(10, 40)]
+    machines = [
+        run(*(measured(n // speed, size_bytes=n) for n in sizes), device_name=name)
+        for speed, name in ((400, "H100"), (100, "A100"))
+    ]
+    for number, fits in ((5, True), (30, False)):
+        few = [run(*of.results[-number:], device_name=name)
+               for of, name in zip(machines, ("H100", "A100"), strict=True)]  # fmt: skip
+        drawn = bandwidth_map(picture_of([side("", few)]), {})
+        (trace,) = drawn.traces
+        assert trace["y"] == ["all_reduce, device_name H100", "all_reduce, device_name A100"]
+        assert [row[-1] for row in trace["text"]] == ["400", "100"]
+        assert ("texttemplate" in trace) == fits
 
 
 def test_sides_are_never_pooled():

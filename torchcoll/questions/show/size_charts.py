@@ -79,11 +79,17 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
         facts = [(part.ranks, known_of(part)) for part in side.parts]
         separate = kept_separate(facts)
         runs = f"the runs of {side.name}" if side.name else "the runs"
-        notes.append(hidden_note(hidden_among([fact for _, fact in facts], separate), runs))
+        names = {name for part in side.parts for name in part.environment.get("libraries") or ()}
+        shown = [*separate, "device_name", *names]
+        notes.append(hidden_note(hidden_among([fact for _, fact in facts], shown), runs))
         groups: dict[str, tuple[dict[str, Any], list[Measured]]] = {}
         measured: list[Measured] = []
         without_time = 0
-        for item in side.measured("time", Reading(over_ranks)):
+        items_of_side = side.measured("time", Reading(over_ranks))
+        libraries: dict[str, set[str | None]] = {}
+        for item in items_of_side:
+            libraries.setdefault(item.row.backend, set()).add(item.row.library)
+        for item in items_of_side:
             if not all(filter_term.holds(item) for filter_term in wanted):
                 continue
             measured.append(item)
@@ -93,6 +99,10 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
                 values = {name: value_of(item, name) for name in NAMES}
                 values |= {name: value_of_fact(item.facts, name) for name in separate}
                 values["statistic"] = item.row.statistic
+                # A mean over two machines or libraries is the figure of none.
+                values["device_name"] = item.facts.get("device_name", "unknown")
+                if len(libraries[item.row.backend]) > 1:
+                    values["library"] = item.row.library or "unknown"
                 groups.setdefault(repr(values), (values, []))[1].append(item)
         if without_time:
             notes.append(f"{which}{counted(without_time, 'case')} not drawn: no time")
@@ -305,7 +315,9 @@ def bandwidth_map(picture: Picture, keys: Mapping[int, str]) -> chart.Chart | No
     results = [[r for points in rows.values() if n in points for r in points[n].results]
                for n in sizes]  # fmt: skip
     meta = {"keys": [chart.keys_of(of_size, keys) for of_size in results]}
-    drawn.traces[0] |= {"text": texts, "texttemplate": "%{text}", "meta": meta}
+    drawn.traces[0] |= {"text": texts, "meta": meta}
+    if chart.texts_fit(texts):
+        drawn.traces[0]["texttemplate"] = "%{text}"
     drawn.layout |= {"height": 150 + 40 * len(rows)}
     drawn.caption = ["GB/s of bus bandwidth; colours: its share of the largest"]
     return drawn
