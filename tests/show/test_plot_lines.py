@@ -5,6 +5,8 @@ from error_form import error_text
 from made_runs import given, make_runs, measured, run
 
 from torchcoll.core.errors import UsageError
+from torchcoll.questions.check.rules import Limit
+from torchcoll.questions.show.plot import limits_of
 from torchcoll.questions.show.size_charts import bandwidth_map, line_names, picture_of
 from torchcoll.stats.sides import side
 
@@ -76,6 +78,30 @@ def test_the_map_has_a_row_for_each_machine_and_no_text_where_none_fits():
         assert trace["y"] == ["all_reduce, device_name H100", "all_reduce, device_name A100"]
         assert [row[-1] for row in trace["text"]] == ["400", "100"]
         assert ("texttemplate" in trace) == fits
+
+
+def test_colours_of_the_map_are_shares_of_the_limit_where_it_is_known():
+    """1 KiB in 1 ns or 4 ns on 2 ranks: 1024 and 256 GB/s."""
+    each = [run(measured(1, collective="all_reduce"), measured(4, collective="broadcast", op=None),
+                measured(4, collective="hypercube", op=None))]  # fmt: skip
+    picture = picture_of([side("", each)])
+    ring = "x", Limit("ring", ("all_reduce", "broadcast"), 1024.0, "")
+    nvls = "x", Limit("NVLS", ("all_reduce",), 2048.0, "")
+    (trace,) = bandwidth_map(picture, {}, [ring, nvls]).traces
+    assert trace["y"] == ["all_reduce", "broadcast"]
+    assert [row[-1] for row in trace["z"]] == [0.5, 0.25]
+    assert "no row: hypercube" in bandwidth_map(picture, {}, [ring]).caption[1]
+    (trace,) = bandwidth_map(picture, {}).traces
+    assert len(trace["y"]) == 3 and max(row[-1] for row in trace["z"]) == 1
+
+
+def test_an_imported_run_has_the_limits_of_the_fabric_that_its_labels_leave():
+    labels = {"gpu": "NVIDIA H200", "hosts": "1"}
+    cases = [measured(1 << 20, ranks=8, size_bytes=1 << 34, backend="nccl", device="cuda")]
+    published = run(*cases, ranks=8, labels=labels, source={"tool": "nccl-tests"})
+    named = {name for name, _ in limits_of([published], None)}
+    assert named == {"nvswitch-h200"}
+    assert limits_of([run(*cases, ranks=8)], None) == []
 
 
 def test_sides_are_never_pooled():

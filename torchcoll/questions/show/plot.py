@@ -75,12 +75,13 @@ def plot(
 
 def limits_of(runs: Sequence[Run], fabric_name: str | None) -> list[tuple[str, Limit]]:
     """(name of the fabric, limit) of the runs whose fabric is stated or recognised, once each."""
+    from torchcoll.questions.check.assumed import by_names
     from torchcoll.questions.check.limits import fabric_of
     from torchcoll.questions.check.rules import capped
 
     limits: dict[str, tuple[str, Limit]] = {}
     for run in runs:
-        fabric = fabric_of(run, fabric_name)
+        fabric = fabric_of(run, fabric_name) or by_names(run)
         if fabric is None:
             continue
         rows = [row for row in summarise_run(run) if fabric.connects(row)]

@@ -288,28 +288,40 @@ def _curves_chart(
     return chart.Chart(chart.plain(collective), traces, layout, selectors, notes=notes)
 
 
-def bandwidth_map(picture: Picture, keys: Mapping[int, str]) -> chart.Chart | None:
-    """Bus bandwidth of several collectives over sizes. None if there are fewer than two rows."""
-    rows = {
-        f"{collective}, {name}" if name else collective: {
-            p.size_bytes: p for p in line.points if p.busbw_gbps
-        }
-        for collective, lines in picture.panels.items()
-        for line, name in zip(lines, line_names(lines), strict=True)
-    }
-    rows = {name: points for name, points in rows.items() if points}
+def bandwidth_map(
+    picture: Picture, keys: Mapping[int, str], limits: Sequence[tuple[str, Limit]] = ()
+) -> chart.Chart | None:
+    """Bus bandwidth of several collectives over sizes. None if there are fewer than two rows.
+
+    limits: as of ``curves_charts``, of one fabric. Colours are shares of the largest limit of a
+    collective, and collectives without a limit have no row.
+    """
+    most: dict[str, float] = {}
+    for _, limit in limits:
+        for name in limit.collectives:
+            most[name] = max(most.get(name, 0.0), limit.busbw_gbps)
+    absent = [name for name in picture.panels if most and name not in most]
+    rows = {}
+    full: list[list[float]] = []
+    for collective in [name for name in picture.panels if name not in absent]:
+        lines = picture.panels[collective]
+        for line, name in zip(lines, line_names(lines), strict=True):
+            if points := {p.size_bytes: p for p in line.points if p.busbw_gbps}:
+                rows[f"{collective}, {name}" if name else collective] = points
+                full.append([most.get(collective, 0.0)])
     if len(rows) < 2:
         return None
     sizes = sorted({size for points in rows.values() for size in points})
     figures = [[getattr(points.get(n), "busbw_gbps", math.nan) for n in sizes]
                for points in rows.values()]  # fmt: skip
+    what = "limit" if most else "largest"
     drawn = chart.heat_map(
         "bus bandwidth",
-        np.array(figures) / np.nanmax(figures),
+        np.array(figures) / (np.array(full) if most else np.nanmax(figures)),
         [format_size(size) for size in sizes],
         list(map(chart.plain, rows)),
-        "share of the largest",
-        "%{y} %{x}: %{text} GB/s busbw<br>%{z:.0%} of the largest<extra></extra>",
+        f"share of the {what}",
+        f"%{{y}} %{{x}}: %{{text}} GB/s busbw<br>%{{z:.0%}} of the {what}<extra></extra>",
     )
     texts = [["" if math.isnan(x) else format_digits(x) for x in row] for row in figures]
     results = [[r for points in rows.values() if n in points for r in points[n].results]
@@ -319,7 +331,9 @@ def bandwidth_map(picture: Picture, keys: Mapping[int, str]) -> chart.Chart | No
     if chart.texts_fit(texts):
         drawn.traces[0]["texttemplate"] = "%{text}"
     drawn.layout |= {"height": 150 + 40 * len(rows)}
-    drawn.caption = ["GB/s of bus bandwidth; colours: its share of the largest"]
+    whose = f"limit of {limits[0][0]}" if most else "largest"
+    drawn.caption = [f"GB/s of bus bandwidth; colours: its share of the {whose}"]
+    drawn.caption += [f"without a limit, and no row: {', '.join(absent)}"] if absent else []
     return drawn
 
 
