@@ -1,5 +1,7 @@
 """Pictures over ranks and of a model's errors: the numbers that are drawn."""
 
+from pathlib import Path
+
 import made_models
 import pytest
 from error_form import error_text
@@ -12,6 +14,8 @@ from torchcoll.parts.curves.scaling import scaling
 from torchcoll.questions.comparison.compare import compare
 from torchcoll.questions.show.plot import plot
 from torchcoll.stats.sides import side
+
+COLD = Path(__file__).parents[2] / "results" / "oneccl-cold-scaling"
 
 
 @pytest.fixture
@@ -34,6 +38,23 @@ def test_the_speed_up_is_of_the_fewest_ranks():
     assert speed_up.layout["yaxis.title.text"] == "times as fast as on 2 ranks"
     (same,) = chart.more_traces
     assert (same["x"], same["y"]) == ([2, 8], [1, 1])
+
+
+def test_one_rank_sends_nothing_and_is_no_base_of_a_speed_up():
+    (chart,) = scaling_charts(scaling(made_models.runs(ranks=(1, 2, 4, 8)), sizes=[1024]))
+    assert chart.traces[-1]["x"] == [2, 4, 8]
+    speed_up = chart.selectors[0].options[1]
+    assert speed_up.traces["y"][-1][0] == 1
+    assert speed_up.layout["yaxis.title.text"] == "times as fast as on 2 ranks"
+    assert scaling_charts(scaling(made_models.runs(ranks=(1, 4)))) == []
+
+
+def test_first_calls_alone_are_drawn_by_cold_and_the_error_says_so(tmp_path, capsys):
+    files = sorted(map(str, COLD.glob("*.txt")))
+    options = ["--plot", str(tmp_path / "a.png")]
+    assert cli.main(["scaling", *files, *options]) == 2
+    assert "First calls: torchcoll cold FILE ... --plot FILE." in capsys.readouterr().err
+    assert cli.main(["cold", *files, *options]) == 0
 
 
 def test_one_number_of_ranks_has_no_speed_up(tmp_path):

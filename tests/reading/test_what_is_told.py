@@ -101,6 +101,26 @@ def test_a_label_with_a_colon_selects_cases_as_in_compare(folder, capsys):
         assert capsys.readouterr().err == error_line("label", label, expected)
 
 
+@pytest.mark.parametrize("command", ["plot", "compare", "show"])
+def test_two_labels_are_refused_and_the_right_one_is_named(folder, capsys, command):
+    """plot dropped x and backend:gloo, and drew both backends."""
+    save(run(*(measured(50_000, backend=backend) for backend in ("gloo", "nccl"))), "both.jsonl")
+    assert main([command, "x=backend:gloo=both.jsonl", "y=both.jsonl"]) == 2
+    expected = (
+        "one label: NAME=PATH, or FIELD:VALUE=PATH. "
+        "backend:gloo names the side itself: backend:gloo=both.jsonl.\n"
+    )
+    assert capsys.readouterr().err == error_line("label", "x=backend:gloo", expected)
+
+
+def test_a_colon_in_the_value_of_a_setting_selects_nothing(folder, capsys):
+    for number, name in enumerate("ab"):
+        save(run(measured(50_000 + number)), f"{name}.jsonl")
+    sides = [f"NCCL_IB_HCA=mlx5_{number}:1={name}.jsonl" for number, name in enumerate("ab")]
+    assert main(["compare", *sides]) == 0
+    assert "NCCL_IB_HCA=mlx5_0:1" in capsys.readouterr().out
+
+
 def test_a_folder_with_another_file_shows_the_rest(folder, capsys):
     for name in ("one.txt", "other.txt"):
         (folder / name).unlink()

@@ -12,8 +12,8 @@ from torchcoll.cli import main
 from torchcoll.core.file import save
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.questions.check.judging import Verdict
-from torchcoll.questions.check.limits import Phrase
-from torchcoll.questions.check.measured_show import over_all
+from torchcoll.questions.check.limits import NO_REFERENCE, Phrase
+from torchcoll.questions.check.measured_show import over_all, runs_answer
 from torchcoll.questions.show.show import show
 from torchcoll.report.many import same_cases
 
@@ -183,6 +183,7 @@ def test_a_verdict_above_the_programs_of_one_file():
     ("words", "text", "level"),
     [
         (["PASS", "PASS"], "2 runs: 2 PASS", "good"),
+        (["PASS", "NO REFERENCE"], "2 runs: 1 PASS, 1 NO REFERENCE", ""),
         (
             ["PASS", "WARN", "NO REFERENCE"],
             "3 runs: 1 WARN, 1 PASS, 1 NO REFERENCE: b: why-b",
@@ -209,6 +210,16 @@ def test_one_verdict_of_several(words, text, level):
     worst = next(word for word in every if word in words)
     named_worst = [name for name, word in zip("abc", words, strict=False) if word == worst]
     assert answer.worst == (() if worst == "PASS" else tuple(named_worst))
+
+
+def test_runs_that_nothing_judged_are_not_green():
+    named = [(name, Verdict((Phrase(word, "x"),))) for name, word in
+             (("a", "PASS"), ("b", NO_REFERENCE), ("c", NO_REFERENCE))]  # fmt: skip
+    rows = [summarise_run(run(result())) for _ in named]
+    verdicts = [verdict for _, verdict in named]
+    answer = runs_answer(["a", "b", "c"], verdicts, rows, [[0, 1, 2]])
+    assert answer.level == ""
+    assert "1 of 3 judged: 1 PASS" in answer.text
 
 
 def test_the_reason_is_that_of_the_word_and_which_runs_have_it():

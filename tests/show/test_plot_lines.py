@@ -5,7 +5,9 @@ from error_form import error_text
 from made_runs import given, make_runs, measured, run
 
 from torchcoll.core.errors import UsageError
-from torchcoll.questions.show.size_charts import picture_of
+from torchcoll.questions.check.rules import Limit
+from torchcoll.questions.show.plot import limits_of
+from torchcoll.questions.show.size_charts import bandwidth_map, line_names, picture_of
 from torchcoll.stats.sides import side
 
 
@@ -40,6 +42,66 @@ def test_what_was_varied_on_purpose_makes_lines_and_the_rest_is_told():
     found = picture_of([side("a", varied)])
     assert [line.values["NCCL_ALGO"] for line in found.panels["all_reduce"]] == ["Ring", "Tree"]
     assert found.notes == ["hidden: the runs of a are not alike in kernel (6.1, 6.8)"]
+
+
+def test_machines_and_libraries_are_never_pooled():
+    """The bus bandwidth of 480 and 235 GB/s has no mean that a machine had."""
+    machines = [run(measured(ns), device_name=name) for ns, name in ((100, "H100"), (400, "A100"))]
+    lines = lines_of(*machines)
+    assert [(x.values["device_name"], x.points[0].time_ns) for x in lines] == [
+        ("H100", 100),
+        ("A100", 400),
+    ]
+    assert line_names(lines) == ["device_name H100", "device_name A100"]
+    libraries = [
+        run(measured(ns), environment={"libraries": {"gloo": name}})
+        for ns, name in ((100, "gloo 1"), (400, "gloo 2"))
+    ]
+    lines = lines_of(*libraries)
+    assert [p.time_ns for line in lines for p in line.points] == [100, 400]
+    assert line_names(lines) == ["library gloo 1", "library gloo 2"]
+    found = picture_of([side("a", [*machines, *libraries])])
+    assert found.notes == []  # the names of the lines say it
+
+
+def test_the_map_has_a_row_for_each_machine_and_no_text_where_none_fits():
+    sizes = [1 << n for n in range(10, 40)]
+    machines = [
+        run(*(measured(n // speed, size_bytes=n) for n in sizes), device_name=name)
+        for speed, name in ((400, "H100"), (100, "A100"))
+    ]
+    for number, fits in ((5, True), (30, False)):
+        few = [run(*of.results[-number:], device_name=name)
+               for of, name in zip(machines, ("H100", "A100"), strict=True)]  # fmt: skip
+        drawn = bandwidth_map(picture_of([side("", few)]), {})
+        (trace,) = drawn.traces
+        assert trace["y"] == ["all_reduce, device_name H100", "all_reduce, device_name A100"]
+        assert [row[-1] for row in trace["text"]] == ["400", "100"]
+        assert ("texttemplate" in trace) == fits
+
+
+def test_colours_of_the_map_are_shares_of_the_limit_where_it_is_known():
+    """1 KiB in 1 ns or 4 ns on 2 ranks: 1024 and 256 GB/s."""
+    each = [run(measured(1, collective="all_reduce"), measured(4, collective="broadcast", op=None),
+                measured(4, collective="hypercube", op=None))]  # fmt: skip
+    picture = picture_of([side("", each)])
+    ring = "x", Limit("ring", ("all_reduce", "broadcast"), 1024.0, "")
+    nvls = "x", Limit("NVLS", ("all_reduce",), 2048.0, "")
+    (trace,) = bandwidth_map(picture, {}, [ring, nvls]).traces
+    assert trace["y"] == ["all_reduce", "broadcast"]
+    assert [row[-1] for row in trace["z"]] == [0.5, 0.25]
+    assert "no row: hypercube" in bandwidth_map(picture, {}, [ring]).caption[1]
+    (trace,) = bandwidth_map(picture, {}).traces
+    assert len(trace["y"]) == 3 and max(row[-1] for row in trace["z"]) == 1
+
+
+def test_an_imported_run_has_the_limits_of_the_fabric_that_its_labels_leave():
+    labels = {"gpu": "NVIDIA H200", "hosts": "1"}
+    cases = [measured(1 << 20, ranks=8, size_bytes=1 << 34, backend="nccl", device="cuda")]
+    published = run(*cases, ranks=8, labels=labels, source={"tool": "nccl-tests"})
+    named = {name for name, _ in limits_of([published], None)}
+    assert named == {"nvswitch-h200"}
+    assert limits_of([run(*cases, ranks=8)], None) == []
 
 
 def test_sides_are_never_pooled():

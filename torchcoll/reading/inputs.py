@@ -203,7 +203,7 @@ def select_cases(runs: Sequence[Run], label: str) -> list[Run]:
     name, colon, value = label.partition(":")
     if not colon or not name.isidentifier():
         return [*runs]
-    if name not in {field.name for field in fields(Case)}:
+    if not _selects(label):
         raise UsageError("label", label, "a field of a case before ':', such as backend:gloo")
     for run in runs:
         run.results = [result for result in run.results if str(getattr(result.case, name)) == value]
@@ -445,7 +445,17 @@ def split_label(argument: str) -> tuple[str, str]:
         label += f"={more}"
     if not label or not path:
         raise UsageError("file", argument, "a path, or label=PATH")
+    before, _, selector = label.rpartition("=")
+    if before and _selects(selector):
+        action = f"{selector} names the side itself: {selector}={path}."
+        raise UsageError("label", label, "one label: NAME=PATH, or FIELD:VALUE=PATH", action)
     return label, path
+
+
+def _selects(label: str) -> bool:
+    """Whether the label selects cases by a field, such as ``backend:gloo``."""
+    name, colon, _ = label.partition(":")
+    return bool(colon) and name in {field.name for field in fields(Case)}
 
 
 class Inside(str):

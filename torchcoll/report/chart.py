@@ -253,6 +253,8 @@ def time_or(name: str, title: str, times: Sequence[Any], values: Sequence[Any]) 
     return Selector(FIGURE, options)
 
 
+_CHARACTERS = 80  # across all cells of a row of a heat map
+
 SCALES = Selector(
     "scale",
     (
@@ -331,6 +333,11 @@ def merged(values: np.ndarray[Any, Any], step: int) -> np.ndarray[Any, Any]:
     stacked = padded.reshape(-1, step, *values.shape[1:])
     filled = np.where(np.isnan(stacked), -np.inf, stacked).max(axis=1)
     return np.where(np.isneginf(filled), np.nan, filled)
+
+
+def texts_fit(texts: Sequence[Sequence[str]]) -> bool:
+    """Whether the cells of a heat map are wide enough for their texts."""
+    return max(len(text) for row in texts for text in row) * len(texts[0]) <= _CHARACTERS
 
 
 def heat_map(

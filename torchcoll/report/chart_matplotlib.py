@@ -247,7 +247,8 @@ def _draw_heat_map(figure: Figure, axes: Axes, trace: Mapping[str, Any]) -> None
             label.set(horizontalalignment="right", rotation_mode="anchor")
     axes.tick_params(length=0)
     most = _NAMES if len(figure.axes) == 2 else _NAMES // 2  # this one and its scale
-    if len(rows) <= most and len(rows[0]) <= most:
+    fits = "text" not in trace or "texttemplate" in trace
+    if fits and len(rows) <= most and len(rows[0]) <= most:
         low, high = mesh.get_clim()
         for y, row in enumerate(rows):
             for x, value in enumerate(row):

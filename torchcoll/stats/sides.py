@@ -86,7 +86,8 @@ class Side(OneLine):
     def only(self) -> tuple[str, str] | None:
         """(dimension, value) of a side named ``backend:gloo``, which has only these cases."""
         dimension, colon, value = self.name.partition(":")
-        return (dimension, value) if colon else None
+        # NCCL_IB_HCA=mlx5_0:1 is a setting.
+        return (dimension, value) if colon and dimension.isidentifier() else None
 
     @property
     def parts(self) -> list[Run]:

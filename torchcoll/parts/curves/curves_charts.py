@@ -20,7 +20,7 @@ from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import footer_lines
 
 if TYPE_CHECKING:
-    from torchcoll.parts.curves.scaling import RanksCurve, Scaling
+    from torchcoll.parts.curves.scaling import RanksCurve, RanksPoint, Scaling
     from torchcoll.parts.curves.transitions import Transitions
     from torchcoll.questions.comparison.compare import Comparison
     from torchcoll.questions.comparison.results import Compared
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 def scaling_charts(finding: Scaling) -> list[chart.Chart]:
     """Time and speed-up over the number of ranks, a chart for each kind of case, a line for each
-    size.
+    size. One rank sends nothing: no speed-up is relative to it.
     """
     groups: dict[str, list[RanksCurve]] = {}
     for curve in finding.curves:
-        if len([point for point in curve.points if point.time_ns]) > 1:
+        if len(_drawn(curve)) > 1:
             groups.setdefault(repr(curve.kind), []).append(curve)
     titles = kind_texts([curves[0].kind for curves in groups.values()])
     several = any(p.runs > 1 for curves in groups.values() for c in curves for p in c.points)
@@ -44,7 +44,7 @@ def scaling_charts(finding: Scaling) -> list[chart.Chart]:
         traces: list[dict[str, Any]] = []
         faster: list[Any] = []
         for number, curve in enumerate(curves):
-            points = [point for point in curve.points if point.time_ns]
+            points = _drawn(curve)
             name = format_size(curve.size_bytes) if curve.size_bytes else "no data"
             spread = chart.time_bands(
                 [(p.ranks, p.low_ns, p.high_ns) for p in points], number, name
@@ -69,15 +69,19 @@ def scaling_charts(finding: Scaling) -> list[chart.Chart]:
                 )
             )
             faster.append([chart.rounded(first / (p.time_ns or 1)) for p in points])
-        fewest = " or ".join(map(str, sorted({curve.points[0].ranks for curve in curves})))
+        fewest = " or ".join(map(str, sorted({_drawn(curve)[0].ranks for curve in curves})))
         times = [trace["y"] for trace in traces]
         figure = chart.time_or("speed-up", f"times as fast as on {fewest} ranks", times, faster)
-        ranks = [p.ranks for curve in curves for p in curve.points if p.time_ns]
+        ranks = [p.ranks for curve in curves for p in _drawn(curve)]
         layout = {"xaxis": chart.ranks_axis(ranks), "yaxis": chart.time_axis(), "showlegend": True}
         drawn = chart.Chart(chart.plain(title), traces, layout, [figure, chart.SCALES], notes=notes)
         drawn.more_traces = [chart.reference(1, ranks)]
         charts.append(drawn)
     return charts
+
+
+def _drawn(curve: RanksCurve) -> list[RanksPoint]:
+    return [point for point in curve.points if point.time_ns and point.ranks > 1]
 
 
 def transitions_charts(finding: Transitions) -> list[chart.Chart]:

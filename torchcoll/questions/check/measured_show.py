@@ -94,7 +94,8 @@ def runs_answer(
     if answer.level and answer.level != "doubt":
         return replace(answer, details=(*answer.details, measured.headline, *details))
     before = "" if pooled else f"{units.counted(len(names), 'run')}: "
-    details += [answer.subject, *answer.details] if answer.level else []
+    judged = answer.level or answer.counts[PASS]
+    details += [answer.subject, *answer.details] if judged else []
     return replace(
         measured,
         before=before,
@@ -134,6 +135,10 @@ def over_all(named: Sequence[tuple[str, Verdict]], unjudged: bool = True) -> Ans
         "next_step": of_worst[0][1].next_step,
     }
     if worst == PASS:
+        if NO_REFERENCE in results:  # no green for runs that nothing judged
+            level = ""
+            if not unjudged:
+                text = f"{results.count(PASS)} of {len(results)} judged: {text}"
         return Answer(text, level, **facts)
     facts["worst"] = tuple(name for name, _ in of_worst)
     reasons: dict[str, list[str]] = {}

@@ -43,7 +43,10 @@ def add_curves(document: PageDraft, compared: Sequence[Comparison]) -> None:
         check_lines(picture, _LINES)
         limits = limits_of(document.plain, document.fabric)
         title = "Time and bandwidth over sizes"
-        overview = None if compared else bandwidth_map(picture, document.keys)
+        # Runs of several machines have no limit in common.
+        alike = all(limits_of([run], document.fabric) == limits for run in document.plain)
+        shared = limits if alike else []
+        overview = None if compared else bandwidth_map(picture, document.keys, shared)
         maps = [overview] if overview else []
         curves = curves_charts(picture, limits=limits, keys=document.keys)
         drawings = [

@@ -60,7 +60,10 @@ def plot(
                 raise UsageError(name, value, "runs or files with it, not what was found in them")
         charts = how.charts(what)
         if not charts:  # what was found over ranks
-            raise UsageError("picture", "no case with several numbers of ranks", "at least one")
+            starts = getattr(what, "starts", None)  # of scaling, which draws no first calls
+            action = "First calls: torchcoll cold FILE ... --plot FILE." if starts else ""
+            expected = "at least one, of 2 ranks or more"
+            raise UsageError("picture", "no case with several numbers of ranks", expected, action)
         return write_charts(charts, path)
     named: Mapping[str, Any] = what if isinstance(what, Mapping) else {"": what}
     sides = [named_side(name, sources) for name, sources in named.items()]
@@ -72,12 +75,13 @@ def plot(
 
 def limits_of(runs: Sequence[Run], fabric_name: str | None) -> list[tuple[str, Limit]]:
     """(name of the fabric, limit) of the runs whose fabric is stated or recognised, once each."""
+    from torchcoll.questions.check.assumed import by_names
     from torchcoll.questions.check.limits import fabric_of
     from torchcoll.questions.check.rules import capped
 
     limits: dict[str, tuple[str, Limit]] = {}
     for run in runs:
-        fabric = fabric_of(run, fabric_name)
+        fabric = fabric_of(run, fabric_name) or by_names(run)
         if fabric is None:
             continue
         rows = [row for row in summarise_run(run) if fabric.connects(row)]

@@ -79,11 +79,17 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
         facts = [(part.ranks, known_of(part)) for part in side.parts]
         separate = kept_separate(facts)
         runs = f"the runs of {side.name}" if side.name else "the runs"
-        notes.append(hidden_note(hidden_among([fact for _, fact in facts], separate), runs))
+        names = {name for part in side.parts for name in part.environment.get("libraries") or ()}
+        shown = [*separate, "device_name", *names]
+        notes.append(hidden_note(hidden_among([fact for _, fact in facts], shown), runs))
         groups: dict[str, tuple[dict[str, Any], list[Measured]]] = {}
         measured: list[Measured] = []
         without_time = 0
-        for item in side.measured("time", Reading(over_ranks)):
+        items_of_side = side.measured("time", Reading(over_ranks))
+        libraries: dict[str, set[str | None]] = {}
+        for item in items_of_side:
+            libraries.setdefault(item.row.backend, set()).add(item.row.library)
+        for item in items_of_side:
             if not all(filter_term.holds(item) for filter_term in wanted):
                 continue
             measured.append(item)
@@ -93,6 +99,10 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
                 values = {name: value_of(item, name) for name in NAMES}
                 values |= {name: value_of_fact(item.facts, name) for name in separate}
                 values["statistic"] = item.row.statistic
+                # A mean over two machines or libraries is the figure of none.
+                values["device_name"] = item.facts.get("device_name", "unknown")
+                if len(libraries[item.row.backend]) > 1:
+                    values["library"] = item.row.library or "unknown"
                 groups.setdefault(repr(values), (values, []))[1].append(item)
         if without_time:
             notes.append(f"{which}{counted(without_time, 'case')} not drawn: no time")
@@ -278,36 +288,52 @@ def _curves_chart(
     return chart.Chart(chart.plain(collective), traces, layout, selectors, notes=notes)
 
 
-def bandwidth_map(picture: Picture, keys: Mapping[int, str]) -> chart.Chart | None:
-    """Bus bandwidth of several collectives over sizes. None if there are fewer than two rows."""
-    rows = {
-        f"{collective}, {name}" if name else collective: {
-            p.size_bytes: p for p in line.points if p.busbw_gbps
-        }
-        for collective, lines in picture.panels.items()
-        for line, name in zip(lines, line_names(lines), strict=True)
-    }
-    rows = {name: points for name, points in rows.items() if points}
+def bandwidth_map(
+    picture: Picture, keys: Mapping[int, str], limits: Sequence[tuple[str, Limit]] = ()
+) -> chart.Chart | None:
+    """Bus bandwidth of several collectives over sizes. None if there are fewer than two rows.
+
+    limits: as of ``curves_charts``, of one fabric. Colours are shares of the largest limit of a
+    collective, and collectives without a limit have no row.
+    """
+    most: dict[str, float] = {}
+    for _, limit in limits:
+        for name in limit.collectives:
+            most[name] = max(most.get(name, 0.0), limit.busbw_gbps)
+    absent = [name for name in picture.panels if most and name not in most]
+    rows = {}
+    full: list[list[float]] = []
+    for collective in [name for name in picture.panels if name not in absent]:
+        lines = picture.panels[collective]
+        for line, name in zip(lines, line_names(lines), strict=True):
+            if points := {p.size_bytes: p for p in line.points if p.busbw_gbps}:
+                rows[f"{collective}, {name}" if name else collective] = points
+                full.append([most.get(collective, 0.0)])
     if len(rows) < 2:
         return None
     sizes = sorted({size for points in rows.values() for size in points})
     figures = [[getattr(points.get(n), "busbw_gbps", math.nan) for n in sizes]
                for points in rows.values()]  # fmt: skip
+    what = "limit" if most else "largest"
     drawn = chart.heat_map(
         "bus bandwidth",
-        np.array(figures) / np.nanmax(figures),
+        np.array(figures) / (np.array(full) if most else np.nanmax(figures)),
         [format_size(size) for size in sizes],
         list(map(chart.plain, rows)),
-        "share of the largest",
-        "%{y} %{x}: %{text} GB/s busbw<br>%{z:.0%} of the largest<extra></extra>",
+        f"share of the {what}",
+        f"%{{y}} %{{x}}: %{{text}} GB/s busbw<br>%{{z:.0%}} of the {what}<extra></extra>",
     )
     texts = [["" if math.isnan(x) else format_digits(x) for x in row] for row in figures]
     results = [[r for points in rows.values() if n in points for r in points[n].results]
                for n in sizes]  # fmt: skip
     meta = {"keys": [chart.keys_of(of_size, keys) for of_size in results]}
-    drawn.traces[0] |= {"text": texts, "texttemplate": "%{text}", "meta": meta}
+    drawn.traces[0] |= {"text": texts, "meta": meta}
+    if chart.texts_fit(texts):
+        drawn.traces[0]["texttemplate"] = "%{text}"
     drawn.layout |= {"height": 150 + 40 * len(rows)}
-    drawn.caption = ["GB/s of bus bandwidth; colours: its share of the largest"]
+    whose = f"limit of {limits[0][0]}" if most else "largest"
+    drawn.caption = [f"GB/s of bus bandwidth; colours: its share of the {whose}"]
+    drawn.caption += [f"without a limit, and no row: {', '.join(absent)}"] if absent else []
     return drawn
 
 
