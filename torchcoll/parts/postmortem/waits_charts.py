@@ -104,15 +104,12 @@ def waits_charts(diagnosis: Diagnosis) -> list[chart.Chart]:
     orange = "orange: from when the cause is missing; " * (len(named) > 0)
     caption = [f"{orange}a bar ends when its ranks gave up or ended"]
     caption += [f"0 is {clock}"] if clocked else []
+    title = f"{unit} since {clock[:12]}" if clocked else f"{unit} that ranks waited"
+    axis: dict[str, Any] = {"rangemode": "tozero"}
     if not timed:
         caption = ["the files do not say how long: only who ended and who waited is drawn"]
-    title = f"{unit} since {clock[:12]}" if clocked else f"{unit} that ranks waited"
-    axis: dict[str, Any] = {
-        "rangemode": "tozero",
-        "title": {"text": title if timed else "no times"},
-    }
-    if not timed:
-        axis |= {"tickvals": [], "ticktext": []}
+        title, axis = "no times", {"tickvals": [], "ticktext": []}
+    axis["title"] = {"text": title}
     heading = "Who waited for whom" if waits else "What the files say of each rank"
     return [chart.bar_chart(heading, names, bars, axis, caption)]
 
@@ -149,11 +146,12 @@ def _rows(diagnosis: Diagnosis, clocked: bool) -> list[_Row]:
     did = did or diagnosis.says.removeprefix(f"{ranks_text(diagnosis.culprits)} ")
     # A rank that is ahead waited as well: it is not the one to look at first.
     culprits = () if diagnosis.detail == "ahead" else diagnosis.culprits
-    late = texts.reporting if diagnosis.kind == "rank_missing" else set()
+    waiting = facts.shown_to_wait.union(diagnosis.waiting)
+    waiting |= texts.reporting if diagnosis.kind == "rank_missing" else set()
     seen = {*facts.ranks, *diagnosis.culprits, *texts.seen}
     rows: dict[tuple[str, str, bool], _Row] = {}
+    events = facts.events
     for rank in range(max(seen, default=-1) + 1):
-        events = facts.events
         cause = events.causes.get(rank)
         complaint = events.timeouts.get(rank) or events.peer_lost.get(rank)
         ended = False
@@ -164,7 +162,7 @@ def _rows(diagnosis: Diagnosis, clocked: bool) -> list[_Row]:
                 ended, stop_ns = True, cause.event.when_ns
         elif rank in diagnosis.candidates:
             role, text = UNKNOWN, "may be the cause"
-        elif rank in facts.shown_to_wait.union(diagnosis.waiting, late):
+        elif rank in waiting:
             wait = _first_wait(facts, rank)
             behind = awaited.get(rank, frozenset())
             role = WAITED
