@@ -225,8 +225,9 @@ def test_a_page_of_a_dead_job_begins_with_why_it_ended(tmp_path, capsys):
     why = "CUDA is not ready for ranks 0 and 2: system not yet initialized"
     out, err = capsys.readouterr()
     assert (out.partition(" (error")[0], err) == (why, "")
-    title, answer, section, *_ = (tmp_path / "page.md").read_text().split("\n\n")
-    assert (title, section) == ("# Why the job ended", "## Why the job ended")
+    title, answer, picture, *_ = (tmp_path / "page.md").read_text().split("\n\n")
+    assert title == "# Why the job ended"
+    assert picture == "![What the files say of each rank](page-1.svg)"
     assert answer.startswith(f"**{why}")
     assert main([str(logs)]) == 0
     answered = [line for line in capsys.readouterr().out.splitlines() if ": torchcoll " in line]

@@ -4,6 +4,7 @@ import pytest
 from made_jobs import SECOND, START, call, calls_to, event, job
 
 from torchcoll.parts.postmortem.diagnose import diagnose
+from torchcoll.parts.postmortem.show import postmortem, postmortem_charts
 from torchcoll.parts.postmortem.waits_charts import waits_charts
 
 
@@ -11,7 +12,7 @@ def drawn(evidence):
     """The rows from top to bottom, and of each name in the legend the lengths in them."""
     (chart,) = waits_charts(diagnose(evidence))
     bars = {trace["name"]: trace for trace in chart.traces}
-    return bars["took part"]["y"], {name: trace["x"] for name, trace in bars.items()}, chart
+    return chart.traces[0]["y"], {name: trace["x"] for name, trace in bars.items()}, chart
 
 
 def hung(*ranks, until=64.1):
@@ -89,17 +90,100 @@ def test_without_times_the_order_alone_is_drawn():
     rows, lengths, chart = drawn(job(killed, lost, ranks=3))
     assert rows == ["rank 2<br>was killed by SIGKILL", "ranks 0-1<br>waited"]
     assert lengths["the cause (certain)"] == [1, 0] and lengths["waited"] == [0, 1]
-    assert chart.layout["xaxis"]["tickvals"] == [] and "no times" in chart.caption[0]
+    assert chart.layout["xaxis"]["tickvals"] == [] and "do not say how long" in chart.caption[0]
 
 
 @pytest.mark.parametrize(
     "evidence",
     [
         job([event("ending", r, "ended", seconds=5) for r in range(4)]),
-        job(event("exception", 1, "ValueError: x")),
         job([event("exception", r, "ValueError: x", seconds=r) for r in range(4)]),
     ],
-    ids=["nothing failed", "one word of one rank", "all failed alike"],
+    ids=["nothing failed", "all failed alike"],
 )
 def test_no_picture_where_it_would_say_nothing(evidence):
     assert waits_charts(diagnose(evidence)) == []
+
+
+WATCHDOG = (
+    "{}[Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, OpType={}, "
+    "NumelIn=513, NumelOut=5\n13, Timeout(ms)=1800000) ran for 1800042 milliseconds before\n"
+)
+STAMP = "[rank{}]:[E513 13:25:57.71478{} ProcessGroupNCCL.cpp:616] "
+KILLED = (
+    "Root Cause (first observed failure) :\nrank2 (local rank: 2)exitcode: -9 (pid: 37182)error "
+    "file: <N/A>\ntraceback : signal 9 (SIGKILL) received by PID 37182\n"
+)
+ECC = (
+    "[E ProcessGroupNCCL.cpp:916] [Rank 1] NCCL watchdog thread terminated with exception: "
+    "CUDA error: uncorrectable ECC error encountered\n"
+)
+
+
+def watchdogs(calls, stamped):
+    return "".join(
+        WATCHDOG.format(STAMP.format(rank, rank) if stamped else "[E] ", rank, number, name)
+        for rank, (number, name) in calls.items()
+    )
+
+
+def charts_of(folder, **logs):
+    for name, text in logs.items():
+        (folder / f"{name}.log").write_text(text)
+    return postmortem_charts(postmortem(str(folder)))
+
+
+@pytest.mark.parametrize("stamped", [True, False])
+def test_the_axis_is_of_how_long_the_log_says_that_the_calls_ran(tmp_path, stamped):
+    """The line is wrapped, the stamps are microseconds apart, and rank 0 is only further on."""
+    calls = {2: (39, "BROADCAST"), 1: (39, "BROADCAST"), 0: (41, "ALLREDUCE")}
+    (chart,) = charts_of(tmp_path, p13=watchdogs(calls, stamped))
+    lengths = {trace["name"]: trace["x"] for trace in chart.traces}
+    assert lengths.keys() == ({"took part", "waited"} if stamped else {"waited"})
+    assert lengths["waited"] == [pytest.approx(30, abs=0.01)] * 2
+    assert chart.layout["xaxis"]["title"]["text"].startswith("minutes ")
+    assert chart.traces[0]["y"] == [
+        "ranks 1-2<br>waited in broadcast 39",
+        "rank 0<br>waited in all_reduce 41",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "died"),
+    [
+        (
+            KILLED,
+            ["one rank<br>local rank 2 was killed by<br>SIGKILL", "all others<br>no record"],
+            1,
+        ),
+        (
+            ECC,
+            [
+                "rank 1<br>an uncorrectable memory error<br>of the GPU ended rank 1",
+                "rank 0<br>no record",
+            ],
+            1,
+        ),
+        (
+            watchdogs({0: (8, "ALLREDUCE"), 1: (8, "ALLREDUCE")}, True),
+            ["whom they waited for<br>not in this log", "ranks 0-1<br>waited in all_reduce 8"],
+            0,
+        ),
+    ],
+    ids=["a local rank was killed", "a rank lost its GPU", "all ranks of the log wait"],
+)
+def test_who_is_certain_is_drawn_without_times(tmp_path, text, rows, died):
+    (chart,) = charts_of(tmp_path, job=text)
+    assert chart.traces[0]["y"] == rows
+    assert [trace["name"] for trace in chart.traces].count("died") == died
+
+
+def test_many_jobs_begin_with_how_many_ended_of_each_cause(tmp_path):
+    killed = {f"slurm-{n}": KILLED for n in range(5)}
+    overview, *jobs = charts_of(tmp_path, ecc=ECC, **killed)
+    assert overview.title == "Why 6 jobs ended"
+    assert (overview.traces[0]["y"], overview.traces[0]["x"]) == (
+        ["killed", "device error"],
+        [5, 1],
+    )
+    assert len(jobs) == 4

@@ -151,6 +151,7 @@ class LogTexts:
 
     findings: list[TextMatch] = field(default_factory=list)
     waits: dict[int, list[WaitedCall]] = field(default_factory=dict)
+    waited_ms: dict[int, int] = field(default_factory=dict)  # rank -> until its watchdog gave up
     reporting: set[int] = field(default_factory=set)  # ranks with a line of a failed call
     seen: set[int] = field(default_factory=set)  # ranks that any line names as its writer
     seen_local: set[int] = field(default_factory=set)  # of a host, as torchrun --tee names them
@@ -163,6 +164,7 @@ class LogTexts:
         for rank, calls in other.waits.items():
             mine = self.waits.setdefault(rank, [])
             mine += [call for call in calls if call not in mine]
+        self.waited_ms |= other.waited_ms
         self.reporting |= other.reporting
         self.seen |= other.seen
         self.seen_local |= other.seen_local

@@ -18,7 +18,7 @@ from torchcoll.parts.postmortem.diagnose import diagnose
 from torchcoll.parts.postmortem.diagnosis import Diagnosis, shortened
 from torchcoll.parts.postmortem.job_folder import FolderEvidence, files_of, read_folder
 from torchcoll.parts.postmortem.waits_charts import waits_charts
-from torchcoll.report.chart import Chart, plain
+from torchcoll.report.chart import PALETTE, Chart, bar_chart, bars, plain
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid
 from torchcoll.report.page import Section, TitledGrids
@@ -39,6 +39,7 @@ _CAUSES = {  # what a kind is called, where its name does not say it
     "link": "broken link",
 }
 _WAITING = "waiting for a rank without a log"
+_MOST_PICTURES = 4  # of single jobs
 _LEFT_OUT = 5  # files that are named
 
 
@@ -77,13 +78,23 @@ def show_postmortem(result: Postmortem, format: str, file: TextIO | None = None)
 
 
 def postmortem_charts(result: Postmortem) -> list[Chart]:
-    """Who waited for whom in each job."""
-    named = zip(_names(result.diagnoses), result.diagnoses, strict=True)
-    return [
-        replace(chart, title=plain(name)) if len(result.diagnoses) > 1 else chart
-        for name, diagnosis in named
+    """Who waited for whom; of several jobs how many ended of each cause, and a few of the jobs."""
+    diagnoses = result.diagnoses
+    if len(diagnoses) == 1:
+        return waits_charts(diagnoses[0])
+    names = _names(diagnoses)
+    causes = _causes(names, diagnoses)
+    texts = [plain(f"{cause}: {shorten(jobs, _MOST_NAMES)}") for cause, jobs in causes.items()]
+    trace = bars("jobs", [len(jobs) for jobs in causes.values()], texts, PALETTE[0])
+    axis = {"rangemode": "tozero", "title": {"text": "jobs"}, "tickformat": "d"}
+    title, caption = f"Why {len(diagnoses)} jobs ended", ["the most frequent cause is on top"]
+    overview = bar_chart(title, [*map(plain, causes)], [trace], axis, caption)
+    pictures = [
+        replace(chart, title=plain(name))
+        for name, diagnosis in zip(names, diagnoses, strict=True)
         for chart in waits_charts(diagnosis)
     ]
+    return [overview, *pictures[:_MOST_PICTURES]]
 
 
 def _titled(folder: FolderEvidence, diagnoses: list[Diagnosis]) -> list[tuple[str, list[Grid]]]:
@@ -142,18 +153,23 @@ def _names(diagnoses: list[Diagnosis]) -> list[str]:
     return names
 
 
-def _list(folder: FolderEvidence, names: list[str], diagnoses: list[Diagnosis]) -> Grid:
-    """The number of jobs with each cause, and a line for each job."""
-    answers = [answer_of(diagnosis, folder) for diagnosis in diagnoses]
+def _causes(names: list[str], diagnoses: list[Diagnosis]) -> dict[str, list[str]]:
+    """The jobs that ended of each cause, the most frequent first."""
     causes: dict[str, list[str]] = {}
     for name, diagnosis in zip(short_names(names), diagnoses, strict=True):
         cause = _CAUSES.get(diagnosis.kind, diagnosis.kind.replace("_", " "))
         if diagnosis.kind == "unknown" and diagnosis.waiting:
             cause = _WAITING
         causes.setdefault(cause, []).append(name.removesuffix(".log"))
+    return dict(sorted(causes.items(), key=lambda each: -len(each[1])))
+
+
+def _list(folder: FolderEvidence, names: list[str], diagnoses: list[Diagnosis]) -> Grid:
+    """The number of jobs with each cause, and a line for each job."""
+    answers = [answer_of(diagnosis, folder) for diagnosis in diagnoses]
     last = (_WAITING, _CAUSES["unknown"], _CAUSES["none"])
-    most = sorted(causes.items(), key=lambda each: -len(each[1]))
-    counts = {cause: f"{len(jobs)} {cause} ({shorten(jobs, _MOST_NAMES)})" for cause, jobs in most}
+    causes = _causes(names, diagnoses).items()
+    counts = {cause: f"{len(of)} {cause} ({shorten(of, _MOST_NAMES)})" for cause, of in causes}
     texts = [text for cause, text in counts.items() if cause not in last]
     texts = shorten_list(texts, _MOST_CAUSES, "{} more causes")
     texts += [counts[cause] for cause in last if cause in counts]

@@ -62,6 +62,7 @@ _ASIDE = (
 _WATCHDOG = re.compile(
     r"\[Rank (\d{1,7})\]\s+Watchdog caught collective operation timeout:\s*WorkNCCL\("
     r"(?:SeqNum=(\d{1,18}))?[,.\s]*OpType=(\w+)(?:,\s*NumelIn=(\d{1,18}))?"
+    r"(?:[^()]{0,200}\(ms\)=(\d{1,12})(?:\)\s+ran\s+for\s+(\d{1,12})\s)?)?"
 )
 # Names of ranks of the world on a line, the surest first. [PG 5 Rank 0] has the rank in the group.
 _WRITERS = (
@@ -85,8 +86,10 @@ def read_texts(path: Path, shown: str) -> LogTexts:
         for match in _matches(each.pattern, text):
             texts.findings.append(_finding(each, match, text, shown))
     for match in _matches(_WATCHDOG, text):
-        rank, number, operation, elements = match.groups()
+        rank, number, operation, elements, limit, duration = match.groups()
         if int(rank) < MOST_RANKS:
+            if limit:
+                texts.waited_ms.setdefault(int(rank), int(duration or limit))
             collective = torch_collective(operation.lower())
             compared = elements and collective in SAME_SIZE
             call = (int(number or 0), collective, int(elements) if compared else 0)
@@ -397,6 +400,8 @@ def _in_different_calls(facts: JobFacts, calls: dict[WaitedCall, list[int]]) -> 
             result.kind = "stopped"
             whose, number = plural(len(odd), "its", "their"), other[0]
             on = f"the other {plural(len(calls[most]), 'rank')}"
+        elif where == "ahead":
+            result.detail = where
         result.remedy = f"look at {whose} GPU, link and host; if call {number} was another "
         result.remedy += f"collective on {on}, mend the order"
         return result

@@ -37,6 +37,7 @@ _COLOURS = {
 _MOST_ROWS = 16  # of one role
 _MOST_LETTERS = 30  # of a line beside a bar
 _BEFORE = 0.25  # of the time from the first stop to the end, that is shown before the stop
+_DIED = ("killed", "device_error")  # kinds of a cause that says so, also without an event
 _WAITED_FOR = re.compile(r"(?:ran for|waiting) (\d+) ?m(?:illi)?s")
 
 
@@ -50,31 +51,37 @@ class _Row:
     ranks: list[int] = field(default_factory=list)
     stops_ns: list[int] = field(default_factory=list)
     ends_ns: list[int] = field(default_factory=list)
+    name: str = ""  # where the ranks are not known
 
 
 def waits_charts(diagnosis: Diagnosis) -> list[chart.Chart]:
     """A bar for all ranks that did the same: how long they took part, and what they did then; []
     if the evidence names none, or says the same of all.
     """
-    rows = _rows(diagnosis) if diagnosis.kind != "none" else []
+    job = diagnosis.job
+    clocked = bool(job.alive_ns) or any(e.when_ns for e in job.events)
+    clocked = clocked or any(call.created_ns for call in job.calls)
+    rows = _rows(diagnosis, clocked) if diagnosis.kind != "none" else []
     times = [ns for row in rows for ns in (*row.stops_ns, *row.ends_ns)]
-    times += diagnosis.job.alive_ns.values()
+    times += job.alive_ns.values()
     first, last = min(times, default=0), max(times, default=0)
-    timed = last > first
-    roles = {row.role for row in rows if timed or row.role != UNKNOWN}
-    if len(roles) < 2 or not (diagnosis.culprits or diagnosis.candidates or diagnosis.waiting):
+    waits = [row for row in rows if row.role == WAITED]
+    named = [row for row in rows if row.role in (CERTAIN, PROBABLY)]
+    if len(rows) < 2 or not (named or waits or diagnosis.candidates):
         return []
-    begin = first - _BEFORE * (last - first)
+    # Times of complaints alone do not say how long a rank waited.
+    timed = last > first and (not waits or any(row.stops_ns for row in waits))
+    begin = first - _BEFORE * (last - first) * clocked
     unit_ns, unit = _unit(last - first) if timed else (1, "")
     stops, ends = [], []
     for row in rows:
         stop = median(row.stops_ns) if row.stops_ns else first
         gone = row.ended or not row.ends_ns
         end = last if gone else max(stop, median(row.ends_ns))
-        stops.append((stop - begin) / unit_ns if timed else 1)
-        ends.append((end - begin) / unit_ns if timed else 2)
+        stops.append((stop - begin) / unit_ns if timed else float(row.role == TOOK_PART))
+        ends.append((end - begin) / unit_ns if timed else 1)
     names = [_name(row, diagnosis) for row in rows]
-    hover = [chart.plain(f"{ranks_text(row.ranks)}: {row.text}") for row in rows]
+    hover = [chart.plain(f"{row.name or ranks_text(row.ranks)}: {row.text}") for row in rows]
     spans = list(zip((row.role for row in rows), stops, ends, strict=True))
     lengths = {TOOK_PART: [0.0 if of == UNKNOWN else stop for of, stop, _ in spans]}
     lengths[UNKNOWN] = [end if of == UNKNOWN else 0.0 for of, _, end in spans]
@@ -86,7 +93,7 @@ def waits_charts(diagnosis: Diagnosis) -> list[chart.Chart]:
             {
                 "mode": "markers",
                 "name": "died",
-                "x": [stops[n] for n in died],
+                "x": [stops[n] if timed else 0.5 for n in died],
                 "y": [names[n] for n in died],
                 "text": [hover[n] for n in died],
                 "marker": {"color": "#000000", "size": 12, "symbol": "x"},
@@ -94,15 +101,17 @@ def waits_charts(diagnosis: Diagnosis) -> list[chart.Chart]:
             }
         )
     clock = datetime.fromtimestamp(begin / 1e9, timezone.utc).strftime("%T UTC on %F")
-    caption = ["orange: from when the cause is missing; a bar ends when its ranks gave up or ended"]
-    caption += [f"0 is {clock}"] if timed else []
+    orange = "orange: from when the cause is missing; " * (len(named) > 0)
+    caption = [f"{orange}a bar ends when its ranks gave up or ended"]
+    caption += [f"0 is {clock}"] if clocked else []
+    title = f"{unit} since {clock[:12]}" if clocked else f"{unit} that ranks waited"
+    axis: dict[str, Any] = {"rangemode": "tozero"}
     if not timed:
-        caption = ["the files have no times: only who waited for whom is drawn"]
-    title = f"{unit} since {clock[:12]}" if timed else "no times"
-    axis: dict[str, Any] = {"rangemode": "tozero", "title": {"text": title}}
-    if not timed:
-        axis |= {"tickvals": [], "ticktext": []}
-    return [chart.bar_chart("Who waited for whom", names, bars, axis, caption)]
+        caption = ["the files do not say how long: only who ended and who waited is drawn"]
+        title, axis = "no times", {"tickvals": [], "ticktext": []}
+    axis["title"] = {"text": title}
+    heading = "Who waited for whom" if waits else "What the files say of each rank"
+    return [chart.bar_chart(heading, names, bars, axis, caption)]
 
 
 def _unit(span_ns: float) -> tuple[float, str]:
@@ -113,14 +122,15 @@ def _unit(span_ns: float) -> tuple[float, str]:
 def _name(row: _Row, diagnosis: Diagnosis) -> str:
     """Two or three lines: the ranks, and what they did."""
     texts = (rank_names(diagnosis.job, row.ranks), ranks_text(row.ranks))
-    who = next((text for text in texts if len(text) <= _MOST_LETTERS), "")
+    who = row.name or next((text for text in texts if len(text) <= _MOST_LETTERS), "")
     lines = textwrap.wrap(row.text, _MOST_LETTERS)
     lines = [*lines[:1], *(cut_text(" ".join(lines[1:]), _MOST_LETTERS) for _ in lines[1:2])]
     return "<br>".join(map(chart.plain, (who or counted(len(row.ranks), "rank"), *lines)))
 
 
-def _rows(diagnosis: Diagnosis) -> list[_Row]:
+def _rows(diagnosis: Diagnosis, clocked: bool) -> list[_Row]:
     """Sorted by role; of one role the largest first, and the smallest in one row."""
+    texts = diagnosis.job.texts
     facts = JobFacts(diagnosis.job)
     last_ns: dict[int, int] = {}
     for call in diagnosis.job.calls:
@@ -133,25 +143,31 @@ def _rows(diagnosis: Diagnosis) -> list[_Row]:
     verb, noun = DIFFERENCES.get(diagnosis.detail or "", ("made", "call"))
     differs = f"{verb} another {noun}" if diagnosis.kind == "mismatch" else ""
     did = what_it_did(diagnosis) or differs
+    did = did or diagnosis.says.removeprefix(f"{ranks_text(diagnosis.culprits)} ")
+    # A rank that is ahead waited as well: it is not the one to look at first.
+    culprits = () if diagnosis.detail == "ahead" else diagnosis.culprits
+    waiting = facts.shown_to_wait.union(diagnosis.waiting)
+    waiting |= texts.reporting if diagnosis.kind == "rank_missing" else set()
+    seen = {*facts.ranks, *diagnosis.culprits, *texts.seen}
     rows: dict[tuple[str, str, bool], _Row] = {}
-    for rank in facts.ranks:
-        events = facts.events
+    events = facts.events
+    for rank in range(max(seen, default=-1) + 1):
         cause = events.causes.get(rank)
         complaint = events.timeouts.get(rank) or events.peer_lost.get(rank)
         ended = False
         stop_ns, end_ns = last_ns.get(rank), complaint.when_ns if complaint else None
-        if rank in diagnosis.culprits:
-            role, text = named, did
+        if rank in culprits:
+            role, text, ended = named, did, diagnosis.kind in _DIED
             if cause is not None:
                 ended, stop_ns = True, cause.event.when_ns
         elif rank in diagnosis.candidates:
             role, text = UNKNOWN, "may be the cause"
-        elif rank in diagnosis.waiting or rank in facts.shown_to_wait:
+        elif rank in waiting:
             wait = _first_wait(facts, rank)
             behind = awaited.get(rank, frozenset())
             role = WAITED
-            text = _wait_text(facts, wait, behind & {*diagnosis.culprits} or behind)
-            stop_ns, end_ns = _wait_times(wait, complaint)
+            text = _wait_text(facts, rank, wait, behind & {*culprits} or behind)
+            stop_ns, end_ns = _wait_times(wait, complaint, texts.waited_ms.get(rank), clocked)
         elif rank in facts.standings.recorded or rank in events.endings:
             role, text = TOOK_PART, "ended as it should" if rank in events.endings else ""
             end_ns = events.endings[rank].when_ns if rank in events.endings else None
@@ -159,9 +175,25 @@ def _rows(diagnosis: Diagnosis) -> list[_Row]:
             role, text = UNKNOWN, "no record"
         row = rows.setdefault((role, text, ended), _Row(role, text, ended))
         row.ranks.append(rank)
-        row.stops_ns += [stop_ns] if stop_ns else []
-        row.ends_ns += [end_ns] if end_ns else []
+        row.stops_ns += [stop_ns] if stop_ns is not None else []
+        row.ends_ns += [end_ns] if end_ns is not None else []
+    for row in _rows_without_ranks(diagnosis, named, rows.values()):
+        rows[row.role, row.text, row.ended] = row
     return [row for role in _COLOURS for row in _largest(rows.values(), role)]
+
+
+def _rows_without_ranks(diagnosis: Diagnosis, named: str, rows: Collection[_Row]) -> list[_Row]:
+    """What the sentence says of a process or node without a rank, and who is not in the log."""
+    roles = [row.role for row in rows]
+    if roles and roles == [WAITED] * len(roles):
+        absent = _Row(UNKNOWN, "not in this log", False, name="whom they waited for")
+        return [absent] * (diagnosis.kind == "unknown")
+    others = _Row(UNKNOWN, "no record", False, name="all others")
+    died = diagnosis.kind in _DIED
+    if not (diagnosis.culprits or roles) and (died or diagnosis.nodes):
+        node = one_line(diagnosis.nodes[0]) if diagnosis.nodes else "one rank"
+        return [_Row(named, diagnosis.says, died, name=node), others]
+    return [others] * (roles == [named] and diagnosis.job.ranks is None)
 
 
 def _largest(rows: Iterable[_Row], role: str) -> list[_Row]:
@@ -183,25 +215,31 @@ def _first_wait(facts: JobFacts, rank: int) -> OpenCall | None:
     return min(waits, key=lambda wait: wait.call.created_ns or 0 if wait.call else 0, default=None)
 
 
-def _wait_times(wait: OpenCall | None, complaint: JobEvent | None) -> list[int | None]:
+def _wait_times(
+    wait: OpenCall | None, complaint: JobEvent | None, waited_ms: int | None, clocked: bool
+) -> list[int | None]:
     """When a rank began to wait and when it gave up: by the record of its calls, by its complaint
-    and by how long it says that it waited.
+    and by how long it says that it waited. Without clocks, all waits begin at 0.
     """
     since_ns = wait.call.created_ns if wait is not None and wait.call else None
     until_ns = complaint.when_ns if complaint else None
     waited = _WAITED_FOR.search(complaint.text) if complaint else None
-    if waited and since_ns and not until_ns:
-        until_ns = since_ns + int(waited[1]) * 1_000_000
-    elif waited and until_ns and not since_ns:
-        since_ns = until_ns - int(waited[1]) * 1_000_000
+    length_ns = (waited_ms or int(waited[1] if waited else 0)) * 1_000_000
+    if length_ns and not clocked:
+        return [0, length_ns]
+    if length_ns and since_ns and not until_ns:
+        until_ns = since_ns + length_ns
+    elif length_ns and until_ns and not since_ns:
+        since_ns = until_ns - length_ns
     return [since_ns, until_ns]
 
 
-def _wait_text(facts: JobFacts, wait: OpenCall | None, awaited: Collection[int]) -> str:
+def _wait_text(facts: JobFacts, rank: int, wait: OpenCall | None, awaited: Collection[int]) -> str:
     """``waited for rank 1 in all_reduce 17``. awaited: ranks that are not in the call."""
     text = f"waited for {ranks_text(awaited)}" if 0 < len(awaited) <= 2 else "waited"
     if wait is None:
-        return text
+        numbers = facts.job.texts.waits.get(rank, [])
+        return f"{text} in {numbers[0][1]} {numbers[0][0] or ''}" if numbers else text
     called = Diagnosis(facts.job)
     name_wait(facts, called, wait)
     number = "" if called.number is None or wait.peer is not None else f" {called.number}"

@@ -86,7 +86,8 @@ def page_of(
     material.runs = keep_cases(material.runs, filter)
     document = PageDraft(material, fabric, inline, stores)
     for argument, (section, charts) in jobs.items():
-        document.draw(section, Drawing("Who waited for whom", partial(list, charts), "job"))
+        for chart in charts:
+            document.draw(section, Drawing(chart.title, partial(list, [chart])))
         document.sections.append(section)
         name = f"{one_line(argument)}: " if len(arguments) > 1 else ""
         section.title = name + section.title
