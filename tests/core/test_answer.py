@@ -135,6 +135,10 @@ def test_nothing_found_is_only_said_where_it_would_have_been_found():
         "Cannot tell whether a case is slow (only a slowdown of 80 % or more would have been found)"
     )
     assert (unclear.level, unclear.next_step) == ("doubt", step)
+    senseless = nothing_found("rank", "is late", 11.5, 0.1, step, what="delay", of=" of a step")
+    assert senseless.headline == (
+        "Cannot tell whether a rank is late (even a delay of 100 % of a step may be hidden)"
+    )
     unknown = nothing_found("case", "is slow", None, ACT_ON_CASE, step)
     assert unknown.text == (
         "Cannot tell whether a case is slow (a slowdown of any size may be hidden). Next: make 12 "

@@ -30,7 +30,7 @@ def test_a_step_is_found_between_its_two_sizes():
     times = law(20_000, 100)[:9] + law(60_000, 200)[9:]
     curve = find_ranges(SIZES, times)
     (boundary,) = curve.boundaries
-    assert (boundary.low, boundary.high, boundary.last_before) == (8, 9, 8)
+    assert (boundary.low, boundary.high) == (8, 9)
     before, after = curve.ranges
     assert (before.latency_ns, after.latency_ns) == pytest.approx((20_000, 60_000))
     assert (before.bandwidth_gbps, after.bandwidth_gbps) == pytest.approx((100, 200))

@@ -12,6 +12,7 @@ from torchcoll.cli import main
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.parts.training.arrivals import find_arrivals
 from torchcoll.parts.training.ledger import Ledger, LedgerEntry
+from torchcoll.parts.training.traffic_show import _late_text
 
 
 def traffic_of(
@@ -65,7 +66,9 @@ def test_a_coin_is_called_a_coin():
     assert not arrivals.late
     # 10 us in turn: a delay of half of the 20 us in a call may be among them.
     assert arrivals.answer.detectable > 0.1
-    assert arrivals.answer.text.startswith("Cannot tell whether a rank is late (only a delay of ")
+    assert arrivals.answer.text.startswith(
+        "Cannot tell whether a rank is late in 50 calls (only a delay of "
+    )
     assert arrivals.answer.text.endswith(
         "of the time in collectives or more would have been found); most waiting: for rank 1 (52 % "
         "of all waiting, last in 26 of 50 calls, 50 % by chance). Next: record about 100 calls"
@@ -130,10 +133,14 @@ def test_a_rank_is_named_by_its_delay_over_the_scatter_that_correlated_steps_may
     the mean of the noise may be as far off, and 5000 +- 100 us are.
     """
     assert [row.rank for row in alternating(60, [1] * 20).late] == [1]
-    for late_us in (60, 500):
+    for late_us, words, late in (
+        (60, "Cannot tell whether", "unknown"),  # last in 10 of 20 calls
+        (500, "Probably", "probably"),  # in 20 of 20
+    ):
         arrivals = alternating(late_us, [5] * 4)
         assert not arrivals.late
-        assert arrivals.answer.headline.startswith("Probably rank 1 is late: the other rank waits ")
+        assert arrivals.answer.headline.startswith(f"{words} rank 1 is late: the other rank waits ")
+        assert _late_text(arrivals.ranks[0]) == late  # the table agrees with the sentence
         # 20 calls count as 1.2 independent ones, and 9 are needed: 20 * 9 / 1.2 = 150.
         assert arrivals.answer.next_step == "record about 150 calls to be certain"
         assert [row.undecided for row in arrivals.ranks] == [True, False]

@@ -186,8 +186,8 @@ def test_find_searches_layouts_and_says_how_to_launch_them(capsys, tmp_path):
         assert batch.micro_batches * batch.sequences * ranks == 32
     fitting = [row["step_ns"] for row in rows if row["fits"] != "no"]
     assert rows[0]["step_ns"] == pytest.approx(min(fitting), rel=5e-3)
-    programs = {flags.partition(":")[0] for flags in result["launch"]}
-    assert len(result["launch"]) == 3 and programs == {"torchtitan", "Megatron-LM"}
+    programs = {flags.partition(":")[0] for flags in result["launch"].values()}
+    assert programs == {"torchtitan", "Megatron-LM"} and {*result["launch"]} <= names
     command[3] = "37"  # all of them data-parallel
     assert main([*command, "--batch", "3x8192"]) == 2
     assert error_text("batch", "3 sequences", "sequences of all ranks") in capsys.readouterr().err
@@ -200,9 +200,27 @@ def test_a_search_keeps_a_tight_layout_beside_its_checkpointed_form():
     assert rows["fsdp=8"].fits == "tight" and rows["fsdp=8,sac"].fits == "yes"
     given = torchcoll.compare_plans("llama-3-8b", "fsdp=8", machine="8xH100").rows[0]
     assert found.rows[0].cost <= given.cost == rows["fsdp=8"].cost
-    answer = layouts_answer(found)
-    assert re.search(r"; no better than \d others: the plan cannot", answer.subject)
-    assert answer.details[0].startswith("the simplest that may be as good is fsdp=8 (")
+    assert layouts_answer(found).details[0].startswith("fsdp=8 is simpler and may be as fast (")
+
+
+def test_the_recommended_layout_can_be_compared_and_launched(capsys):
+    """It is the 50th or so of a search: it has a row, and the flags that start it."""
+    arguments = ["plan", "llama-3-70b", "--ranks", "512", "--find", "--machine", "8xH100"]
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    simplest = re.search(r"(\S+) is\s+simpler and\s+may\s+be", text).group(1)
+    assert re.search(rf"^{re.escape(simplest)} +\d\S+ m?s ", text, re.MULTILINE)
+    assert f"\n{simplest}: torchtitan: --" in text
+
+
+def test_the_answer_of_a_comparison_names_what_is_tight_and_what_does_not_fit():
+    compared = torchcoll.compare_plans("llama-3-8b", "dp@25,fsdp,hsdp", ranks=16, machine="8xA100")
+    assert re.fullmatch(
+        r"of 3 layouts on 16 ranks hsdp=2x8 is predicted fastest \([\d.]+ s, [\d.]+ GB of memory, "
+        r"tight in 80 GB\); fsdp=16 is simpler and may be as fast \([\d.]+ s, [\d.]+ GB of "
+        r"memory\); dp@25=16 \(\d+ GB\) does not fit",
+        layouts_answer(compared).text,
+    )
 
 
 def test_layouts_share_the_uncertainty_of_the_computation():
@@ -213,7 +231,7 @@ def test_layouts_share_the_uncertainty_of_the_computation():
     compared = torchcoll.compare_plans("llama-3-8b", text, ranks=64, machine="8xH100")
     best, *_, last = compared.rows
     assert last.layout.tp == 8 and last.step.step_ns[1] < best.step.step_ns[2]
-    assert layouts_answer(compared).subject.endswith("; hsdp=8x8 may be as fast")
+    assert layouts_answer(compared).details == ("hsdp=8x8 may be as fast",)
 
 
 def test_of_equal_layouts_the_simplest_is_first():

@@ -220,7 +220,7 @@ def test_the_command(tmp_path, capsys):
     rank = json.loads(out)["ranks"][0]
     assert (rank["step_ns"], rank["idle_ns"]) == (1_000_000, 550_000)
     code, out, _ = command(capsys, folder, "--view", "ranks,calls")
-    assert "by rank: computing + exposed + idle = the step" in out and "all_reduce" in out
+    assert "by rank:\ncomputing + exposed + idle = the step\n" in out and "all_reduce" in out
     code, _, err = command(capsys, folder, "--perfetto", trace)
     assert (code, expecting("a file that does not exist") in err) == (2, True)
 

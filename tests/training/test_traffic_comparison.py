@@ -16,16 +16,16 @@ from torchcoll.parts.training.traffic_comparison import compare_traffic
 STEPS = 8
 
 
-def captured(calls_a_step, late_ms=0, size_bytes=MIB):
+def captured(calls_a_step, late_ms=0, size_bytes=MIB, step_ms=100):
     """Steps of 100 ms with calls of 3 ms, to which rank 1 comes so much later."""
-    return traffic(
+    made = traffic(
         lambda rank: [
             call(
                 size_bytes=size_bytes,
                 sequence=calls_a_step * step + number,
                 step=step,
                 asynchronous=False,
-                start_ns=(100 * step + 10 * number + late_ms * rank) * MS,
+                start_ns=(step_ms * step + 10 * number + late_ms * rank) * MS,
                 time_ns=(3 + late_ms * (1 - rank)) * MS,
             )
             for step in range(STEPS)
@@ -33,6 +33,28 @@ def captured(calls_a_step, late_ms=0, size_bytes=MIB):
         ],
         steps=STEPS,
     )
+    for rank in made.steps:
+        made.steps[rank] = [(step_ms * n * MS, step_ms * (n + 1) * MS) for n in range(STEPS)]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, "a step takes as long in new as in base (100 ms and 100 ms)"),
+        (
+            {"late_ms": 40, "step_ms": 140},
+            "a step takes 40.0 ms longer in new than in base (140 ms and 100 ms, 1.4x), mostly "
+            "because the ranks wait 40.0 ms longer for rank 1",
+        ),
+        (
+            {"step_ms": 50},
+            "a step takes 50.0 ms longer in base than in new (100 ms and 50.0 ms, 2x)",
+        ),  # neither the calls nor waiting changed
+    ],
+)
+def test_the_first_sentence_says_which_step_is_longer_and_why(changed, expected):
+    assert compare_traffic(captured(1), captured(1, **changed)).answer.headline == expected
 
 
 def test_calls_bytes_time_and_waiting():
@@ -48,12 +70,10 @@ def test_calls_bytes_time_and_waiting():
     assert (base.wait_per_step_ns, new.wait_per_step_ns) == (0, 10 * MS)
     assert row.ratio == pytest.approx(16 / 3)
     assert not comparison.sent_alike
-    assert comparison.answer.headline == (
-        "a step takes 100 ms in new and 100 ms in base (1x); its ranks, added up, wait "
-        "10.0 ms in new and 0 ns in base for each other; new sends 2 MiB in 2 calls a step, base "
-        "1 MiB in 1 call (1 of 1 rows differ); in new rank 1 is late: the other rank waits "
-        "10.0 ms in a step of 100 ms for it (100 % of all waiting, last in 16 of 16 calls, 50 % by "
-        "chance)"
+    assert comparison.answer.details[:2] == (
+        "new sends 2 MiB in 2 calls a step, base 1 MiB in 1 call (1 of 1 rows differ)",
+        "in new rank 1 is late: the other rank waits 10.0 ms in a step of 100 ms for it "
+        "(100 % of all waiting, last in 16 of 16 calls, 50 % by chance)",
     )
 
 
@@ -87,8 +107,8 @@ def test_the_command(tmp_path, capsys):
     captured(1, late_ms=5).save(paths[1])
     assert main(["compare", f"before={paths[0]}", f"after={paths[1]}"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("a step takes 100 ms in after and 100 ms in before (1x); ")
-    assert "both send the same, 1 MiB in 1 call a step; in after rank 1 is late: " in text
+    assert text.startswith("a step takes as long in after as in before (100 ms and 100 ms); ")
+    assert "both send the same, 1 MiB in 1 call a step\nin after rank 1 is late: " in text
     assert main(["compare", *paths, "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     (row,) = document["rows"]

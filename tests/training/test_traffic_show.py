@@ -30,8 +30,8 @@ waiting    20.00 ms   20.0 %  for rank 1: 100 % of all waiting
 
 bytes a step: the input of one rank
 time a step: of the calls on their slowest ranks, added up; they may overlap
-waiting: for the last rank of each call, on the rank that waited longest; transfer: the rest of \
-the time, from when all ranks had begun the call
+waiting: for the last rank of each call, on the rank that waited longest
+transfer: of a call, from when all ranks had begun it
 
 collective  bytes  dtype    async   calls   bytes      time   waiting  transfer    median    \
 share   exposed

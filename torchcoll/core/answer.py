@@ -232,7 +232,9 @@ def nothing_found(
     else:
         article, level, certainty = "a", "doubt", CANNOT_TELL
         limit = f"a {what} of any size may be hidden"
-        limit = f"only {noticed} or more would have been found" if noticed else limit
+        if detectable is not None:
+            limit = f"only {noticed} or more would have been found"
+            limit = f"even a {what} of 100 %{of} may be hidden" if detectable >= 1 else limit
     return Answer(
         f"{article} {subject}",
         level,

@@ -63,16 +63,14 @@ class SizeRange:
 class Boundary:
     """A change of the law between two sizes: after ``low``, at the latest at ``high`` (indexes).
 
-    last_before: the best position: the index of the last size before the change.
-    jump: time of the law after the change over the law before it, at this position; 1 if the two
-        laws meet inside the transition; None if a side has no law.
+    jump: time of the law after the change over the law before it, at the best position; 1 if the
+        two laws meet inside the transition; None if a side has no law.
     before, after: the indexes of the ranges on both sides; None for a side that may have fewer than
         FEWEST points, and so has no law.
     """
 
     low: int
     high: int
-    last_before: int
     jump: float | None
     before: int | None
     after: int | None
@@ -185,10 +183,7 @@ def _curve(points: _Points, slow_sizes: Sequence[int]) -> FittedCurve:
             # 1 where the two laws meet inside the transition.
             meet = differences[0] * differences[1] <= 0
             jump = 1.0 if meet else second.time_ns(boundary_bytes) / first.time_ns(boundary_bytes)
-        boundary = Boundary(
-            int(kept[low]), int(kept[high]), int(kept[cut - 1]), jump, before, after
-        )
-        boundaries.append(boundary)
+        boundaries.append(Boundary(int(kept[low]), int(kept[high]), jump, before, after))
     original = [
         replace(
             r, first=int(kept[r.first]), last=int(kept[r.last]), misfit_at=int(kept[r.misfit_at])

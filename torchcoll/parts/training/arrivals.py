@@ -38,6 +38,7 @@ LEAST_BLOCKS = 6  # of fewer, no rank is named
 _MOST_NAMED = 3  # late ranks in the answer
 _ENOUGH_STEPS = 64  # with so many, a rank that is late in most steps is named
 _INDEPENDENT = 9.0  # so many independent steps prove a delay that is in most of them
+_PROBABLE = 3.0  # standard errors of the share of calls, if steps are independent
 _LIMITED = 0.9  # quantile over the blocks to which longer waits are limited
 _LEAST_OF_THIRD = 10  # blocks, to test the thirds of the time
 _NOTABLE = 0.05  # of the waiting, above the share by chance: less is nothing to act on
@@ -97,6 +98,12 @@ class RankArrival:
     @property
     def late(self) -> bool:
         return self.when is not None
+
+    @property
+    def probable(self) -> bool:
+        """Whether it is not known to be late, but last in far more calls than by chance."""
+        error = math.sqrt(self.chance * (1 - self.chance) / self.steps)
+        return self.undecided and self.share >= self.chance + _PROBABLE * error
 
 
 _LATE = "look at what this rank does before its calls, and at its node with torchcoll doctor"
@@ -167,7 +174,7 @@ class Arrivals:
             return replace(answer, level="good", details=(small,))
         if most.undecided:
             needed = 10 * math.ceil(most.steps * _INDEPENDENT / most.worth / 10)
-            answer = self._late_answer(most, PROBABLY)
+            answer = self._late_answer(most, PROBABLY if most.probable else CANNOT_TELL)
             return replace(answer, next_step=f"record about {needed} {steps} to be certain")
         spent_ns = self.step_ns or (self.wait_ns + self.transfer_ns * self._ranks_of_calls) / (
             max(row.steps for row in self.ranks) * self._ranks_of_calls
@@ -183,6 +190,7 @@ class Arrivals:
             f"record about {max(_ENOUGH_STEPS, 2 * most.steps)} {steps}",
             what="delay",
             of=" of a step" if self.step_ns else " of the time in collectives",
+            scope=f"in {counted(most.steps, steps.removesuffix('s'))}",
             details=(f"most waiting: for {waited.subject} {waited.scope}",),
         )
 

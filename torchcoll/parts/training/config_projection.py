@@ -246,6 +246,11 @@ class Computing:
         return lambda rate: max(0.0, least - flops / rate)
 
 
+# The 90 % interval of how much more one plan is wrong than another of the same machine: 12 runs in
+# results/benchmarks/published-runs-2026-11-29.txt, source [9].
+_ERROR = 0.07
+
+
 @dataclass(frozen=True)
 class LayoutRow:
     """A layout in a comparison.
@@ -277,7 +282,7 @@ class LayoutComparison(Displayed):
 
     - rows: by their cost in 3 digits and the simplest first, those that do not fit last.
     - memory_bytes: the memory that a rank has; None if no limit was given.
-    - launch: flags of torchtitan or Megatron-LM for the first layouts of a search.
+    - launch: layout -> flags of torchtitan or Megatron-LM, for the best layouts of a search.
     """
 
     what: str
@@ -286,7 +291,25 @@ class LayoutComparison(Displayed):
     machine: str
     notes: list[str]
     memory_bytes: float | None = None
-    launch: list[str] = field(default_factory=list)
+    launch: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def alike(self) -> list[LayoutRow]:
+        """The first layout, and those that fit and may be as fast at the same rate of computation:
+        the 90 % intervals overlap, or the steps differ by less than the error of plans.
+        """
+        best, *further = self.rows
+        upper = best.step.at_rate_ns or best.step.comm_ns
+        if upper is None:
+            return [best]
+        most = max(upper[2], upper[0] * (1 + _ERROR if best.step.at_rate_ns else 1))
+        ends = [(row, row.step.at_rate_ns or row.step.comm_ns) for row in further]
+        fitting = [row for row, ns in ends if ns and row.fits != TOO_LARGE and ns[1] <= most]
+        return [best, *fitting]
+
+    @property
+    def simplest(self) -> LayoutRow:
+        return min(self.alike, key=lambda row: (row.layout.kinds, row.cost))
 
 
 def _shared_batches(layout: ParallelLayout, batch: Batch, sequences: int) -> list[Batch]:

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 from torchcoll.core.answer import Answer
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_ns
+from torchcoll.core.units import counted, format_ns, shorten
 from torchcoll.parts.curves.predictor import Ends
 from torchcoll.parts.training.config_projection import (
     LayoutComparison,
@@ -28,9 +28,6 @@ _BATCH = (
     "fit"
 )
 MOST_ROWS, _BEST = 20, 3
-# The 90 % interval of how much more one plan is wrong than another of the same machine: 12 runs in
-# results/benchmarks/published-runs-2026-11-29.txt, source [9].
-_ERROR = 0.07
 _SENT = "sent: with the algorithm of a ring"
 _IDLE = "idle: waiting for other stages of the pipeline"
 
@@ -59,12 +56,14 @@ def _forms(comparison: LayoutComparison) -> Forms:
         "launch": comparison.launch,
         "notes": comparison.notes,
     }
-    shown = comparison.rows[:MOST_ROWS]
-    table, further = _table(shown, comparison.memory_bytes), []
-    if len(comparison.rows) > len(shown):
-        table.below.append(f"the first {len(shown)} of {len(comparison.rows)} layouts")
+    shown, more = comparison.rows[:MOST_ROWS], comparison.rows[MOST_ROWS:]
+    named = [row for row in more if row.layout.name in comparison.launch]
+    table, further = _table([*shown, *named], comparison.memory_bytes), []
+    if more:
+        also = ", and the simplest that may be as fast" if named else ""
+        table.below.append(f"the first {len(shown)} of {len(comparison.rows)} layouts{also}")
     if comparison.launch:
-        lines = [f"{number}. {flags}" for number, flags in enumerate(comparison.launch, 1)]
+        lines = [f"{layout}: {flags}" for layout, flags in comparison.launch.items()]
         further.append(Grid([], [], above=["the best layouts, to launch:", *lines]))
     return Forms([heading, table, *further, notes], document, rows)
 
@@ -87,21 +86,25 @@ def layouts_answer(comparison: LayoutComparison) -> Answer:
     what = "is predicted fastest" if step.step_ns else "sends least"
     if step.comm_ns and not step.step_ns:
         what = "is predicted to communicate shortest"
-    fit = f" that fit in {format_gigabytes(limit)}" if limit is not None else ""
-    ranks = counted(comparison.ranks, "rank")
-    text = f"of the layouts on {ranks}{fit}, {best.layout.name} {what} ({_cost(best)})"
-    alike = _alike(comparison.rows, best)
-    names = [row.layout.name for row in alike]
-    if len(alike) > _BEST:
-        text += f"; no better than {len(alike)} others: the plan cannot tell them apart"
-    elif alike:
-        named = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-        text += f"; {named} may be as {'fast' if step.step_ns else 'short'}"
-    simplest = min([best, *alike], key=lambda row: (row.layout.kinds, row.cost))
-    if simplest is best:
-        return Answer(one_line(text))
-    simple = f"the simplest that may be as good is {simplest.layout.name} ({_cost(simplest)})"
-    return Answer(one_line(text), details=(one_line(simple),))
+    count, ranks = counted(len(comparison.rows), "layout"), counted(comparison.ranks, "rank")
+    text = f"of {count} on {ranks} {best.layout.name} {what} ({_cost(best, limit)})"
+    simplest, details = comparison.simplest, []
+    good = "as fast" if step.step_ns else "as short"
+    if simplest is not best:
+        cost = _cost(simplest, limit)
+        details.append(f"{simplest.layout.name} is simpler and may be {good} ({cost})")
+    others = [row.layout.name for row in comparison.alike[1:] if row is not simplest]
+    if others:
+        details.append(f"{shorten(others, _BEST)} may be {good}")
+    large = [
+        f"{row.layout.name} ({format_gigabytes(row.memory_bytes)})"
+        for row in comparison.rows
+        if row.fits == TOO_LARGE
+    ]
+    if large:
+        verb = "does" if len(large) == 1 else "do"
+        details.append(f"{shorten(large, _BEST)} {verb} not fit")
+    return Answer(one_line(text), details=tuple(map(one_line, details)))
 
 
 def _would_fit(row: LayoutRow, limit: float) -> str:
@@ -115,22 +118,11 @@ def _would_fit(row: LayoutRow, limit: float) -> str:
     return f"parameters and their states need most of it: try fsdp, or {times} times the ranks"
 
 
-def _alike(rows: Sequence[LayoutRow], best: LayoutRow) -> list[LayoutRow]:
-    """Returns the layouts that fit, and that may be as fast as the best at the same rate of
-    computation: the 90 % intervals overlap, or the steps differ by less than the error of plans.
-    """
-    upper = best.step.at_rate_ns or best.step.comm_ns
-    if upper is None:
-        return []
-    most = max(upper[2], upper[0] * (1 + _ERROR if best.step.at_rate_ns else 1))
-    ends = [(row, row.step.at_rate_ns or row.step.comm_ns) for row in rows if row is not best]
-    return [row for row, times in ends if times and row.fits != TOO_LARGE and times[1] <= most]
-
-
-def _cost(row: LayoutRow) -> str:
+def _cost(row: LayoutRow, limit: float | None) -> str:
     times = row.step.step_ns or row.step.comm_ns
     cost = format_ns(times[0], 3) if times else f"{format_gigabytes(row.step.sent_bytes)} sent"
-    return f"{cost}, {format_gigabytes(row.memory_bytes)} of memory"
+    tight = f", tight in {format_gigabytes(limit)}" if limit and row.fits == TIGHT else ""
+    return f"{cost}, {format_gigabytes(row.memory_bytes)} of memory{tight}"
 
 
 def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
@@ -156,38 +148,27 @@ def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
     def speed(row: LayoutRow) -> str:
         return "-" if row.step.tokens_per_s is None else f"{row.step.tokens_per_s:,.0f}"
 
-    predicted = any(row.step.comm_ns for row in rows)
+    def idle(row: LayoutRow) -> str:
+        return format_ns(row.step.idle_ns, 3) if row.step.step_ns else "-"
+
+    comm = (Head("comm"), time("comm_ns"))
     computed = any(row.step.step_ns for row in rows)
-    first_columns = [
-        (Head("step" if computed else "comm"), time("step_ns" if computed else "comm_ns"))
-    ]
-    first_columns.append((Head("low to high"), interval))
-    further = [
-        (Head("comm"), time("comm_ns")),
-        (Head("exposed"), time("exposed_ns")),
-        (Head("idle", drop=1, legend=_IDLE), lambda row: format_ns(row.step.idle_ns, 3)),
-    ]
-    doubtful = limit is not None and any(row.fits == TIGHT for row in rows)
-    rated = any(row.step.mfu is not None for row in rows)
-    rates = [
-        (Head("MFU", legend="MFU: the model's operations / the GPU's peak"), mfu),
-        (Head("tokens/s", "a GPU"), speed),
-    ]
+    doubtful = any(row.fits == TIGHT for row in rows)
     return make_grid(
         [
             (Head("layout", left=True), lambda row: row.layout.name),
-            *(first_columns if predicted else []),
-            *(rates if rated else []),
+            (Head("step"), time("step_ns")) if computed else comm,
+            (Head("low to high"), interval),
+            (Head("MFU", legend="MFU: the model's operations / the GPU's peak"), mfu),
+            (Head("tokens/s", "a GPU"), speed),
             (Head("memory"), lambda row: format_gigabytes(row.memory_bytes)),
-            *(
-                [(Head("fits", legend=_FITS * doubtful), lambda row: row.fits)]
-                if limit is not None
-                else []
-            ),
-            *([(Head("batch", legend=_BATCH), _batch)] if limit is not None else []),
+            (Head("fits", legend=_FITS * doubtful), lambda row: row.fits if limit else "-"),
+            (Head("batch", legend=_BATCH), lambda row: _batch(row) if limit else "-"),
             (Head("calls", drop=1), lambda row: f"{row.step.calls:,}"),
             (Head("sent", legend=_SENT), lambda row: format_gigabytes(row.step.sent_bytes)),
-            *(further if computed else []),
+            *([comm] if computed else []),
+            (Head("exposed"), time("exposed_ns")),
+            (Head("idle", drop=1, legend=_IDLE), idle),
         ],
         rows,
         above=["Times, bytes and memory are those of one rank in a step."],

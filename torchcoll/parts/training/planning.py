@@ -177,11 +177,13 @@ def compare_plans(
     if text == FIND:
         layers = len(setting.architecture.layers)
         fitting = [row for row in comparison.rows if row.fits != TOO_LARGE]
-        # The best two, and the best one of the other program, of torchtitan and Megatron-LM.
-        programs = {row.layout.megatron for row in fitting[:2]}
-        others = [row for row in fitting[2:] if {row.layout.megatron} != programs]
-        best = [*fitting[:2], *others[:1]]
-        comparison.launch = [launch_flags(row.layout, row.batch, layers) for row in best]
+        first = {row.layout.megatron: row for row in reversed(fitting)}  # of each program
+        best = [*first.values(), comparison.simplest]
+        comparison.launch = {
+            row.layout.name: launch_flags(row.layout, row.batch, layers)
+            for row in fitting
+            if row in best
+        }
     if of_gpu is not None:
         comparison.notes.append(
             f"memory of a GPU: {of_gpu / 1e9:g} GB by its data sheet; --memory-gb for another size"

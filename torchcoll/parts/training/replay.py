@@ -25,7 +25,7 @@ from torchcoll.core.file import Writer
 from torchcoll.core.spec import Spec
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.traffic_spec import point_of
-from torchcoll.core.units import format_bytes, format_ns, whole_number
+from torchcoll.core.units import format_bytes, whole_number
 from torchcoll.machine.environment import free_memory
 from torchcoll.parts.training.playback import (
     RankPlayback,
@@ -279,7 +279,9 @@ def play(
         if session.run is None:
             return None
         result = _traffic(gathered, player.clock, session.entries[0].name)
-        result.environment = session.run.environment
+        spans = [report["span"] for report in gathered if report["span"] is not None]
+        played = {"step": step, "step_ns": max(spans, default=None)}
+        result.environment = {**session.run.environment, "replay": played}
         result.notes = [
             *_notes(gathered, traffic, step),
             *([_ON_DEVICE] if player.clock == "device" else []),
@@ -414,8 +416,5 @@ def _notes(gathered: Sequence[dict[str, Any]], traffic: Traffic, step: Step) -> 
     what = "the captured step" if step is None else f"step {step}"
     source = f" of {traffic.path}" if traffic.path else ""
     notes = [f"replay of {what}{source}: no gaps between calls, and nothing was computed"]
-    spans = [report["span"] for report in gathered if report["span"] is not None]
-    if spans:
-        notes.append(f"the step took {format_ns(max(spans))} in training")
     notes += traffic.problems
     return list(dict.fromkeys([*notes, *(n for each in gathered for n in each["notes"])]))

@@ -20,6 +20,8 @@ from torchcoll.parts.training.traffic_table import TrafficRow, TrafficTable, sum
 
 _ONE_RUN = "one run on each side, so whether a time differs by more than chance is unknown"
 
+_ALIKE = 0.01  # of a step: a smaller difference is none
+
 
 @dataclass(frozen=True, repr=False)
 class CapturedSide(OneLine):
@@ -48,6 +50,18 @@ class CapturedSide(OneLine):
             return "other calls on each rank"
         calls = f"{format_digits(self.calls, 4)} {plural(self.calls, 'call')}"
         return f"{format_bytes(self.sent_bytes)} in {calls}"
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """What may make a step longer -> its time in a step on the rank with the most."""
+        table = self.table
+        known = table.busy_ns if table.exposed.unknown else table.exposed.total_ns
+        parts = {
+            "the ranks wait {} longer for {}": table.wait_ns,
+            "the ranks compute {} longer": table.computing_ns,
+            "the calls take {} longer": None if known is None else known - (table.wait_ns or 0.0),
+        }
+        return {part: ns for part, ns in parts.items() if ns is not None}
 
 
 @dataclass(frozen=True)
@@ -104,20 +118,9 @@ class TrafficComparison(Displayed):
 
     @property
     def answer(self) -> Answer:
-        """What changed from base to new, in a sentence."""
+        """Which side has the longer step and why; then what is sent, and who is late."""
         base, new = self.base, self.new
-        texts = []
-        if base.step_ns and new.step_ns:
-            texts.append(
-                f"a step takes {format_ns(new.step_ns, 3)} in {new.name} and "
-                f"{format_ns(base.step_ns, 3)} in {base.name} "
-                f"({format_digits(new.step_ns / base.step_ns)}x)"
-            )
-        if base.wait_ns is not None and new.wait_ns is not None:
-            texts.append(
-                f"its ranks, added up, wait {format_ns(new.wait_ns, 3)} in {new.name} and "
-                f"{format_ns(base.wait_ns, 3)} in {base.name} for each other"
-            )
+        texts = [self._longer(base.step_ns, new.step_ns)] if base.step_ns and new.step_ns else []
         if self.sent_alike:
             texts.append(f"both send the same, {new.sent} a step")
         else:
@@ -126,12 +129,33 @@ class TrafficComparison(Displayed):
                 f"{new.name} sends {new.sent} a step, {base.name} {base.sent} "
                 f"({changed} of {len(self.rows)} rows differ)"
             )
-        late = [side for side in (new, base) if side.arrivals and side.arrivals.late]
-        for side in late:
-            assert side.arrivals is not None
-            texts.append(f"in {side.name} {side.arrivals.answer.headline}")
+        late = [
+            f"in {side.name} {side.arrivals.answer.headline}"
+            for side in (new, base)
+            if side.arrivals and side.arrivals.late
+        ]
         level = "" if self.sent_alike and not late else "doubt"
-        return Answer(one_line("; ".join(texts)), level, details=(_ONE_RUN,))
+        first, *details = map(one_line, (*texts, *late, _ONE_RUN))
+        return Answer(first, level, details=tuple(details))
+
+    def _longer(self, base_ns: float, new_ns: float) -> str:
+        """How much longer a step takes on one side, with the change that is most of it."""
+        low_ns, high_ns = sorted([base_ns, new_ns])
+        faster, slower = (self.base, self.new) if low_ns == base_ns else (self.new, self.base)
+        longer_ns = high_ns - low_ns
+        times = f"{format_ns(high_ns, 3)} and {format_ns(low_ns, 3)}"
+        if longer_ns < _ALIKE * low_ns:
+            return f"a step takes as long in {slower.name} as in {faster.name} ({times})"
+        late = slower.arrivals.late if slower.arrivals else []
+        whom = f"rank {late[0].rank}" if late else "each other"
+        before = faster.parts
+        changes = [(ns - before[part], part) for part, ns in slower.parts.items() if part in before]
+        most_ns, cause = max(changes, default=(0.0, ""))
+        text = f"a step takes {format_ns(longer_ns, 3)} longer in {slower.name} than in "
+        text += f"{faster.name} ({times}, {format_digits(high_ns / low_ns)}x)"
+        if most_ns < longer_ns / 2:
+            return text
+        return f"{text}, mostly because {cause.format(format_ns(most_ns, 3), whom)}"
 
 
 def compare_traffic(

@@ -54,10 +54,8 @@ _SUMMARY = (
 )
 _BYTES = "bytes a step: the input of one rank"
 _TIME = "time a step: of the calls on their slowest ranks, added up; they may overlap"
-_WAITING = (
-    "waiting: for the last rank of each call, on the rank that waited longest; transfer: the rest "
-    "of the time, from when all ranks had begun the call"
-)
+_WAITING = "waiting: for the last rank of each call, on the rank that waited longest"
+_TRANSFER = "transfer: of a call, from when all ranks had begun it"
 _ALGORITHM = "algorithm: a hint (?) by the names of the kernels, some of which run others too"
 # Dimensions are columns, or part of the header if all rows agree; the functions make that text.
 _TRAFFIC_DIMENSIONS: dict[str, Callable[[Any], str]] = {
@@ -117,7 +115,7 @@ _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
     "bytes_per_step": (Head("bytes", "a step", legend=_BYTES), _bytes),
     "time_per_step_ns": (Head("time", "a step", legend=_TIME), format_time),
     "wait_per_step_ns": (Head("waiting", "a step", legend=_WAITING), format_time),
-    "transfer_per_step_ns": (Head("transfer", "a step", drop=3), format_time),
+    "transfer_per_step_ns": (Head("transfer", "a step", drop=3, legend=_TRANSFER), format_time),
     "median_ns": (Head("median", "a call", drop=2), format_time),
     "share": (Head("share", "of step", drop=1), _percent),
     "exposed_ns": (Head("exposed", "a step"), format_time),
@@ -132,7 +130,7 @@ _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
     "step_ns": (Head("step"), format_time),
     "computing_ns": (Head("computing"), format_time),
     "in_flight_ns": (Head("in flight"), format_time),
-    "idle_ns": (Head("idle"), format_time),
+    "idle_ns": (Head("idle", legend="computing + exposed + idle = the step"), format_time),
     "wait_ns": (Head("wait"), format_time),
     "chance": (Head("by", "chance"), _whole_percent),
     "caused_ns": (Head("caused"), format_time),
@@ -169,7 +167,7 @@ def show_traffic(
             ledger.keep_step(step)
         table, arrivals = summarise_traffic(ledger), find_arrivals(ledger)
         file_name = {"file": one_line(traffic.path or "traffic")} if len(traffics) > 1 else {}
-        apart = ("rows", "ranks", "over_time", "exposed", "behind", "most_calls")
+        apart = ("rows", "ranks", "over_time", "exposed", "behind", "most_calls", "replayed")
         facts = {name: value for name, value in vars(table).items() if name not in apart}
         document: dict[str, Any] = {
             "schema": "torchcoll-traffic-rows/1",
@@ -213,8 +211,7 @@ def traffic_grids(
         grids.append(_time_grid(table.over_time))
     if "ranks" in views and table.marked:
         names = ("rank", "step_ns", "computing_ns", "in_flight_ns", "exposed_ns", "idle_ns")
-        about = ["by rank: computing + exposed + idle = the step"]
-        grids.append(make_grid(_columns((*names, "wait_ns")), table.ranks, above=about))
+        grids.append(make_grid(_columns((*names, "wait_ns")), table.ranks, above=["by rank:"]))
     if "ranks" in views and arrivals:
         grids.append(_arrivals_grid(arrivals))
     answer = traffic_answer(table, arrivals)
@@ -323,7 +320,7 @@ def _late_text(row: RankArrival) -> str:
     if row.small:
         return "< 1 %"
     if row.undecided:
-        return "unknown"
+        return "probably" if row.probable else "unknown"
     if not row.late:
         return "chance" if row.p > 0.05 else "-"
     if row.after is not None:
@@ -373,6 +370,8 @@ def traffic_answer(table: TrafficTable, arrivals: Arrivals | None = None) -> Ans
     who = dataclasses.replace(who, subject=one_line(who.subject))
     if cost is None:
         return who
+    if table.replayed and not arrivals.late:
+        return cost
     if (who.certainty == PROBABLY or arrivals.late) and not cost.next_step:
         return dataclasses.replace(who, details=(*who.details, cost.text))
     details = (*cost.details, who.headline, *map(one_line, who.details))
@@ -399,6 +398,22 @@ def _cost(table: TrafficTable) -> Answer | None:
         )
     if not table.step_ns:
         return Answer(_sent(table))
+    if table.replayed:
+        number, trained_ns = map(table.replayed.get, ("step", "step_ns"))
+        which = "the captured step" if number is None else one_line(f"step {number}")
+        details = [_sent(table)]
+        if isinstance(trained_ns, int):
+            details.insert(0, f"in training the step took {format_ns(trained_ns, 3)}")
+        names = ", ".join(distinct_values(table.rows, "backend"))
+        return Answer(
+            f"the calls of {which}",
+            verb="take {} alone",
+            many=True,
+            size=table.step_ns,
+            unit="ns",
+            scope=f"on {len(table.ranks)} {one_line(names)} ranks",
+            details=tuple(details),
+        )
     step = f"a step of {format_ns(table.step_ns, 3)}"
     busy = None if table.busy_ns is None else _whole_percent(table.busy_ns / table.step_ns)
     exposed = table.exposed

@@ -400,6 +400,8 @@ class TrafficTable:
     - notes: one sentence each.
     - over_time: the steps over time; only for a capture of every Nth step.
     - behind: the answer if ranks never entered the last calls of their group; otherwise None.
+    - replayed: the number of the ``step`` that a replay plays, and its ``step_ns`` in training;
+      {} for another source.
     """
 
     rows: list[TrafficRow]
@@ -417,6 +419,7 @@ class TrafficTable:
     notes: list[str] = field(default_factory=list)
     over_time: OverTime | None = None
     behind: Answer | None = None
+    replayed: dict[str, Any] = field(default_factory=dict)
 
 
 def summarise_traffic(ledger: Ledger) -> TrafficTable:
@@ -425,6 +428,7 @@ def summarise_traffic(ledger: Ledger) -> TrafficTable:
     rows = _rows(ledger)
     recorded = format_ranges(traffic.calls)
     unlike = "the ranks do not send alike: each row is of the ranks that it names"
+    played = traffic.environment.get("replay") if traffic.source == "replay" else None
     apart = [] if all(row.ranks == recorded for row in rows) else [unlike]
     notes = [*steps.notes, *apart, *notes]
     uneven = (row for row in rows if has_splits(row.collective) and row.bytes_in is None)
@@ -456,6 +460,7 @@ def summarise_traffic(ledger: Ledger) -> TrafficTable:
         notes,
         over_time(ledger),
         None if steps.marked else _behind(traffic),
+        played if isinstance(played, dict) else {},
     )
 
 
