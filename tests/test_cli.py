@@ -226,6 +226,26 @@ def test_version_and_help(capsys):
             ),
         ),
         (
+            "export",
+            2,
+            error_text(
+                "command",
+                "export",
+                "a command. torchcoll show FILE --format csv (or json, markdown) prints results "
+                f"as data. {LISTS} {MEASURE}",
+            ),
+        ),
+        (
+            "import",
+            2,
+            error_text(
+                "command",
+                "import",
+                "a command. torchcoll convert LOG -o RUN.jsonl reads a log of another tool. "
+                f"{LISTS} {MEASURE}",
+            ),
+        ),
+        (
             "show fail.jsonl",
             3,
             "file: got fail.jsonl, expected a file that exists. Did you mean file.jsonl?",

@@ -210,6 +210,12 @@ def _parse(argv: Sequence[str], entry: Listed | None) -> argparse.Namespace:
     return options
 
 
+_OF_OTHER_PROGRAMS = {
+    "export": "torchcoll show FILE --format csv (or json, markdown) prints results as data.",
+    "import": "torchcoll convert LOG -o RUN.jsonl reads a log of another tool.",
+}
+
+
 def _answer_without_command(argv: Sequence[str]) -> argparse.Namespace:
     """What says what a path is. Raises UsageError for what is neither a command nor a path."""
     from torchcoll.answering import answer_paths, are_paths, check_missing, describe_here
@@ -219,7 +225,8 @@ def _answer_without_command(argv: Sequence[str]) -> argparse.Namespace:
     if are_paths(argv):
         return argparse.Namespace(command="", run=lambda options: answer_paths(argv, main))
     check_missing(argv[0])
-    nearest = errors.did_you_mean(argv[0], commands(), least=0.5, most=3)
+    known = _OF_OTHER_PROGRAMS.get(argv[0])
+    nearest = known or errors.did_you_mean(argv[0], commands(), least=0.5, most=3)
     action = f"{nearest} torchcoll --help lists the commands. {_TO_MEASURE}."
     raise errors.UsageError("command", argv[0], "a command", action.lstrip())
 

@@ -222,6 +222,7 @@ def test_single_runs_say_what_looks_slower_and_what_faster():
     assert answer.details == (
         "new looks slower than base in 1 of 3 cases: 64 1.03x slower",
         "faster in 1: 512 1.02x faster",
+        "1 case differs by 2 % at most",
     )
     far = compare(make_runs([{8: 100, 64: 100, 512: 100}]), make_runs([{8: 101, 64: 103, 512: 50}]))
     assert answer_of(far).headline == "new looks faster than base in 1 of 3 cases: 512 2.0x faster"
@@ -379,3 +380,14 @@ def test_the_next_step_counts_the_cases_that_more_runs_do_not_decide():
     new = [{1024: 10_000, 2048: 90_000}, {1024: 1_000, 2048: 99_000}, {1024: 80_000, 2048: 125_000}]
     text = compare(*in_turn(make_runs(base), make_runs(new))).answer.text
     assert "more than 60 runs of each side are needed for 1 of 2 cases" in text
+
+
+def test_sizes_that_are_slower_by_the_same_factor_are_one_range():
+    """Single runs: 6 of 10 sizes, all from 128 B on, take 1.6 times as long."""
+    sizes = [8 << n for n in range(10)]
+    slow = {size: 160 if size >= 128 else 100 for size in sizes}
+    answer = answer_of(compare(make_runs([dict.fromkeys(sizes, 100)]), make_runs([slow])))
+    assert answer.headline == (
+        "new looks slower than base in all 6 cases of 128 and more: each 1.60x slower"
+    )
+    assert answer.details[0] == "4 cases differ by 2 % at most"

@@ -314,3 +314,28 @@ def test_one_number_of_ranks_has_no_table(capsys):
     answer, step = capsys.readouterr().out.splitlines()[:2]
     assert answer.startswith("Cannot tell whether the time grows with the ranks (measured on 8")
     assert step.startswith("Next: torchcoll matrix --preset scaling")
+
+
+@pytest.mark.parametrize(
+    ("times", "answer"),
+    [
+        (
+            {2: [565], 3: [1584], 4: [6639]},
+            "Cannot tell whether the time grows with the ranks: 3 ranks share 2 cores, 4 ranks "
+            "share 2 cores",
+        ),
+        (
+            {2: [995, 1005], 3: [1492, 1508], 4: [1990, 2010], 8: [3990, 4010]},
+            "time grows 4.0x from 1.00 ms on 2 to 4.00 ms on 8 ranks, like n; 3 ranks share 2 "
+            "cores, 4 ranks share 2 cores and 1 more",
+        ),
+    ],
+)
+def test_ranks_that_share_cores_are_in_the_first_sentence(times, answer):
+    runs = [launch(n, {1024: us * 1000}) for n, all_us in times.items() for us in all_us]
+    for each in runs:
+        for member in each.members:
+            member["affinity"] = "0-1"
+    result = found(runs).answer
+    assert result.headline == answer
+    assert result.next_step.startswith("measure with a core for each rank")

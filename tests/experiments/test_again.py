@@ -495,3 +495,14 @@ def test_a_run_is_found_by_its_hash(tmp_path, monkeypatch, capsys):
     assert main(["again", "80f257f7d1a8", "a", "torchcoll-runs", "--dry-run"]) == 3
     two = "Name one of a/b/y.jsonl, torchcoll-runs/x.jsonl.gz.\n"
     assert capsys.readouterr().err.endswith(two)
+
+
+def test_a_busy_machine_is_named_in_the_next_step():
+    quiet = judged(1.0, [math.exp(-0.01), 1.0, math.exp(0.01)])
+    noisy = replace(quiet.cases[0], name="noisy", ratio=0.63, bound=277.0)
+    result = replace(quiet, verdict="cannot tell", cases=(noisy,), threshold=0.1)
+    busy = "vm: other processes used 1.2 of 2 cores during the run"
+    assert Rerun("a.jsonl", result, [], [], "again", disturbance=busy).answer.next_step == (
+        "measure again while vm does nothing else (other processes used 1.2 of 2 cores during the "
+        "run), with --runs 6"
+    )

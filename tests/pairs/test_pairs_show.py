@@ -11,6 +11,7 @@ from made_pairs import pairs_run, shown
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run
 from torchcoll.questions.pairs.show import show_pairs
+from torchcoll.reading.inputs import load_one
 
 
 @pytest.fixture(scope="module")
@@ -149,3 +150,13 @@ def test_a_file_of_which_no_pair_can_be_read():
     text = error_text("pairs", "p.jsonl", "a result file of torchcoll.pairs")
     with pytest.raises(UsageError, match=text):
         show_pairs(run)
+
+
+def test_the_share_of_the_first_sentence_is_in_the_table_of_ranks():
+    """An emulated network of six hosts, of which h4 has 120 of 200 Mbit/s."""
+    out = io.StringIO()
+    show_pairs(load_one("results/pairs-6hosts/slow-link.jsonl"), file=out)
+    lines = out.getvalue().splitlines()
+    assert lines[0].startswith("rank 4 (h4) is slow: it has 56 % of the speed")
+    ends = {line.split()[0]: line[-4:] for line in lines if line.split()[1:2] in (["h4"], ["h5"])}
+    assert ends == {"4": "56 %", "5": "   -"}

@@ -114,3 +114,24 @@ def test_the_three_cases_whose_ranks_differ_most_are_shown_and_all_on_request(ca
     assert "the 3 cases whose ranks differ most, of 5 (--all shows every case)" in text
     torchcoll.show(run(*cases, ranks=3), view="ranks", every=True)
     assert "all_reduce 8 " in capsys.readouterr().out
+
+
+def test_cases_with_a_root_are_counted_as_not_judged(capsys):
+    ranks = [[102 if call % 3 == rank else 100 for call in range(21)] for rank in range(3)]
+    rooted = [
+        timed(8 << n, 100, 200, 100, collective="broadcast", op=None, root=0) for n in range(2)
+    ]
+    line = first_line(capsys, *[timed(8 << n, *ranks) for n in range(3)], *rooted)
+    assert " ".join(line.split()) == (
+        "no rank is slow over all 3 cases without a root; 2 of broadcast are not judged (a "
+        "slowdown of 2.0 % would have been found)"
+    )
+
+
+@pytest.mark.parametrize("view", ["ranks", "calls"])
+def test_a_remark_on_one_case_has_no_number(capsys, view):
+    """Half of the calls take five times as long."""
+    calls = ([100] * 5 + [500] * 5) * 10
+    torchcoll.show(run(timed(1024, calls, calls), ranks=2), view=view)
+    out = capsys.readouterr().out
+    assert "\nbimodal: " in out and "[1]" not in out

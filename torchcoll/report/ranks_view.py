@@ -16,7 +16,7 @@ from torchcoll.core.answer import CANNOT_TELL, CERTAIN, Answer, format_quantity,
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import Run
 from torchcoll.core.summary import PERIOD, calls_of, has_period, median
-from torchcoll.core.units import counted, format_time
+from torchcoll.core.units import counted, format_time, plural
 from torchcoll.report.columns import Entry
 from torchcoll.report.formats import Records, View
 from torchcoll.report.grid import Grid, Head
@@ -125,13 +125,19 @@ def ranks_answer(
     if most >= SLOW_EXCESS / 2:  # as the tables show
         differ = f"the ranks differ by up to {format_quantity(most, '%')}"
         details = (f"in single cases {differ}, without a pattern" if len(cases) > 1 else differ,)
+    scope = f"over all {len(cases)} cases" if len(cases) > 1 else "in 1 case"
+    rooted = [e.result.case.collective for e in entries if e.result.case.root is not None]
+    if rooted:
+        names = " and ".join(dict.fromkeys(rooted))
+        scope += f" without a root; {len(rooted)} of {names} {plural(len(rooted), 'is', 'are')} "
+        scope += "not judged"
     return nothing_found(
         "rank",
         "is slow",
         median([rank["hidden_excess"] for ranks in cases for rank in ranks]),
         SLOW_EXCESS,
         "measure longer (--max-time), or on a quieter machine",
-        scope=f"over all {len(cases)} cases" if len(cases) > 1 else "in 1 case",
+        scope=scope,
         details=details,
     )
 

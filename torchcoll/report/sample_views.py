@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 from torchcoll.core import summary
-from torchcoll.core.answer import Answer
+from torchcoll.core.answer import Answer, Caveat
 from torchcoll.core.case import DIMENSIONS, value_text
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Matrix, Run
@@ -51,9 +51,9 @@ def case_line(result: CaseResult, row: summary.Row) -> str:
 
 def status_lines(result: CaseResult) -> list[str]:
     notes = Notes()
-    marks = notes.marks(result)
-    lines = [] if result.status == "ok" else [f"{one_line(result.status)} {marks}".rstrip()]
-    return lines + notes.lines()
+    notes.marks(result)  # one case has no cells that could refer to a number
+    lines = [] if result.status == "ok" else [one_line(result.status)]
+    return lines + [Caveat(line.partition("] ")[2]) for line in notes.lines()]
 
 
 def case_fields(entry: Entry) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torchcoll.core.case import DIMENSIONS, value_text
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import one_line, unknown
+from torchcoll.core.errors import did_you_mean, one_line, unknown
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.run_facts import facts_of
 from torchcoll.core.summary import COLD_CALL, PERIOD, Row, median, reported_reading
@@ -103,13 +103,13 @@ def _rows(points: Sequence[_Point]) -> list[Row]:
 
 def _check_key(runs: Sequence[Run], key: str) -> None:
     name, _, label = key.partition("=")
+    labels = sorted({one_line(k) for run in runs for k in run.labels or {}})
     if label and name == "label":
-        labels = sorted({one_line(k) for run in runs for k in run.labels or {}})
         if label not in labels:
             among = "one of {}" if labels else "a label, and the files have none"
             raise unknown("pivot label", label, labels, among)
     elif key not in KEYS or key == "label=KEY":
-        raise unknown("pivot", key, KEYS)
+        raise unknown("pivot", key, KEYS, action=did_you_mean(key, labels, before="label="))
 
 
 def _column_name(run: Run, row: Row, key: str) -> str:

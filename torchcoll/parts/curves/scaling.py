@@ -18,6 +18,7 @@ from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.plausibility import CHECK_RANKS, IMPLAUSIBLE, LIKELY
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
+from torchcoll.core.shared_cores import oversubscribed_hosts
 from torchcoll.core.units import counted, format_ns, format_size, shorten
 from torchcoll.parts.curves.growth import FEWEST, TOO_FEW, Growth, growths
 from torchcoll.questions.comparison.results import runs_of
@@ -172,21 +173,19 @@ class Scaling(Displayed):
                     next_step=_MEASURE_MORE,
                 )
             ]
+        why, step = "", "give the files of one machine"
         if self.machines:
             names = shorten(self.machines, _MOST_MACHINES)
-            unlike = f"the {counted(len(self.runs), 'run')} are of unlike machines ({names})"
-            answers.insert(
-                0,
-                Answer(
-                    "the time",
-                    "doubt",
-                    verb="grows with the ranks",
-                    scope=f": {unlike}, which have no curve in common",
-                    certainty=CANNOT_TELL,
-                    next_step="give the files of one machine",
-                ),
-            )
-            answers = answers[:1]
+            why = f"the {counted(len(self.runs), 'run')} are of unlike machines ({names}), which "
+            why += "have no curve in common"
+        elif shared := _shared_cores(self.runs):
+            decided = any(answer.certainty != CANNOT_TELL for answer in answers)
+            why = "" if decided else shared
+            step = "measure with a core for each rank, at least 3 runs on each number of ranks"
+            answers[0] = replace(answers[0], scope=f"{answers[0].scope}; {shared}", next_step=step)
+        if why:
+            unknown = Answer("the time", "doubt", verb="grows with the ranks", scope=f": {why}")
+            answers = [replace(unknown, certainty=CANNOT_TELL, next_step=step)]
         first, *more = answers
         return replace(
             first,
@@ -198,6 +197,15 @@ class Scaling(Displayed):
 
 
 _MOST_MACHINES = 3  # in the sentence
+
+
+def _shared_cores(runs: Sequence[Run]) -> str:
+    """``3 ranks share 2 cores and 4 ranks share 2 cores``; '' if each rank has a core."""
+    ordered = sorted(runs, key=lambda run: run.ranks)
+    texts = [text for run in ordered for _, text in oversubscribed_hosts(run.members)]
+    return shorten([*dict.fromkeys(text.partition(":")[0] for text in texts)], 2)
+
+
 _MEASURE_MORE = (
     "torchcoll matrix --preset scaling --up-to N -o DIR -- torchrun --nproc-per-node {ranks} -m "
     "torchcoll.allreduce"

@@ -258,7 +258,9 @@ def _rerun(
         [name for name, pair in cases if pair.base and not pair.new],
         cut=cut_runs(new),
     )
-    return Rerun(file, result, differences, recipe.notes, str(folder), shares, faults=faults)
+    events = [event for run in new.runs for event in run.events if event.get("kind") == "machine"]
+    busy = str(events[0]["message"]) if events else ""
+    return Rerun(file, result, differences, recipe.notes, str(folder), shares, faults, busy)
 
 
 def bisect_arguments(parser: argparse.ArgumentParser) -> None:

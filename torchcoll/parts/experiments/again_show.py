@@ -30,7 +30,7 @@ class Rerun:
     file: its name. differences: facts that differ between the file and the new runs. notes: what
     could not be run as it was. folder: of the new runs. shares: what share of its own limit each
     side reaches, on different hardware; '' if that is not known. faults: what of the new runs is
-    wrong, failed or missing.
+    wrong, failed or missing. disturbance: what else the machine did during a new run.
     """
 
     file: str
@@ -40,6 +40,7 @@ class Rerun:
     folder: str
     shares: str = ""
     faults: SideFaults = field(default_factory=SideFaults)
+    disturbance: str = ""
 
     @property
     def answer(self) -> Answer:
@@ -82,6 +83,11 @@ def _answer_of_the_rest(rerun: Rerun) -> Answer:
     if result.verdict == "cannot tell":
         noisiest = max(result.open_cases, key=lambda case: case.bound)
         more = 2 * result.runs
+        step = f"make more runs (--runs {more})" if more <= MOST_ADVISED else QUIETER
+        if rerun.disturbance:
+            host, _, what_else = one_line(rerun.disturbance).partition(": ")
+            most = min(more, MOST_ADVISED)
+            step = f"measure again while {host} does nothing else ({what_else}), with --runs {most}"
         return Answer(
             name,
             "doubt",
@@ -90,7 +96,7 @@ def _answer_of_the_rest(rerun: Rerun) -> Answer:
             verb="is reproduced",
             scope=_open_text(rerun, noisiest, what),
             certainty=CANNOT_TELL,
-            next_step=f"make more runs (--runs {more})" if more <= MOST_ADVISED else QUIETER,
+            next_step=step,
         )
     if result.verdict == "reproduced":
         limit = format_percent(result.threshold)

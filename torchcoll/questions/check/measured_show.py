@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -161,6 +162,7 @@ def measured_answer(rows: Sequence[Row], runs: int = 1) -> Answer | None:
     if all(row.statistic == COLD_CALL for row in good):
         return _cold_answer(good)
     kinds = {tuple(getattr(row, name) for name in _KIND) for row in good}
+    backends = distinct_values(good, "backend")
     several = len(kinds) > 1
     answer = Answer(_subject(good, several), verb=_times_text(good, several), many=several)
     wide = [row for row in good if (row.busbw_gbps or 0) >= _LEAST and row.clock != "issue"]
@@ -176,6 +178,10 @@ def measured_answer(rows: Sequence[Row], runs: int = 1) -> Answer | None:
             busbw = units.format_digits(common[0].busbw_gbps or 0.0)
             scope += f", {busbw} in {_case_at(common[0], wide)}"
         answer = replace(answer, verb="reach {}", size=best.busbw_gbps, unit="GB/s", scope=scope)
+    sides = [{(r.collective, r.size_bytes) for r in good if r.backend == name} for name in backends]
+    if len(backends) == 2 and sides[0] & sides[1]:
+        named = " ".join(shlex.quote(f"backend:{name}=FILE") for name in backends)
+        answer = replace(answer, next_step=f"torchcoll compare {named}")
     if runs > 1:
         answer = replace(answer, scope=f"{answer.scope}, medians of {runs} runs".lstrip())
     return answer

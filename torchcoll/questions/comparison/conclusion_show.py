@@ -248,9 +248,23 @@ def _untested_answer(comparison: Comparison, ratios: wording.Items, what: str) -
     weights = {key: len(apart[key]) for key in apart} if more >= 2 * fewer else far
     for direction, items in sorted(apart.items(), key=lambda pair: -weights[pair[0]]):
         if items:
-            start = f"{new} looks {direction} than {base}{what} in {len(items)} of {of}"
+            sizes = [item.row.size_bytes for item in items]
+            larger = [item for item in ratios if item.row.size_bytes >= min(sizes)]
+            where = f"{len(items)} of {of}"
+            if wording.MOST_NAMED < len(larger) == len(items) < len(ratios):
+                where = f"all {len(items)} cases of {units.format_size(min(sizes))} and more"
+            each = {wording.change_text(item.speed) for item in items}
+            named = _furthest(comparison, items)
+            if len(each) == 1 and len(items) > wording.MOST_NAMED:
+                named = [f"each {each.pop()}"]
+            start = f"{new} looks {direction} than {base}{what} in {where}"
             start = f"{direction} in {len(items)}" if texts else start
-            texts.append(f"{start}: {', '.join(_furthest(comparison, items))}")
+            texts.append(f"{start}: {', '.join(named)}")
+    same = len(ratios) - sum(map(len, apart.values()))
+    if texts and same:
+        limit = units.format_percent(comparison.threshold)
+        differ = units.plural(same, "case differs", "cases differ")
+        texts.append(f"{same} {differ} by {limit} at most")
     if 0 < more < 2 * fewer and max(far.values()) < 4 * min(far.values()):
         texts.insert(0, f"Cannot tell whether {new} is slower than {base}{what} ({why})")
     elif texts:

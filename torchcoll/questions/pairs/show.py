@@ -172,7 +172,7 @@ def pairs_grids(
     keys = [key for key in pairs.times if key[0] in kinds]
     keys = keys or [key for key in pairs.times if key[0] == matches.LATENCY]
     grids = [matrix_grid(pairs, key, out) for key in keys if len(pairs.units) <= MOST_ROWS]
-    units = _units(pairs, format)
+    units = _units(pairs, suspected, format)
     first = [*grids, units][0]
     first.above = [*_title(run, pairs), *first.above]
     units.below += _below(run, pairs, suspected, threshold)
@@ -207,8 +207,8 @@ def _title(run: Run, pairs: matches.Pairs) -> list[str]:
     return lines
 
 
-def _units(pairs: matches.Pairs, format: str) -> Grid:
-    """A line for each unit: the medians over its pairs."""
+def _units(pairs: matches.Pairs, suspected: Sequence[suspects.Suspect], format: str) -> Grid:
+    """A line for each unit: the medians over its pairs, and the speed alone of slow units."""
     keys = list(pairs.times)
     heads = [Head(pairs.by), Head("host", left=True)]
     for kind, size_bytes in keys:
@@ -239,6 +239,15 @@ def _units(pairs: matches.Pairs, format: str) -> Grid:
                     for unit, middle in middles.items()
                 }
             )
+    alone = {
+        suspect.units[0]: format_quantity(ratio, "%")
+        for suspect in suspected
+        if suspect.confirmed and not suspect.is_link
+        if (ratio := _leading_evidence(suspect).alone_ratio) is not None
+    }
+    if alone:  # the figures of the answer
+        heads.append(Head("measured", "alone"))
+        columns.append(alone)
     rows = [
         [
             format_ranges([unit]),
@@ -248,6 +257,7 @@ def _units(pairs: matches.Pairs, format: str) -> Grid:
         for unit in shown
     ]
     above = f"each {pairs.by}: median over its pairs"
+    above += "; measured alone: share of the speed of the other pairs" if alone else ""
     if len(rows) < len(pairs.units):
         above += f"; the slowest {len(rows)} of {len(pairs.units)}, --format csv has all"
     return Grid(heads, rows, [above])
@@ -290,11 +300,15 @@ def pairs_answer(
     return _sound_answer(pairs, threshold)
 
 
+def _leading_evidence(suspect: suspects.Suspect) -> suspects.Evidence:
+    return next(each for each in suspect.evidence if each.confirmed is not False)
+
+
 def _suspect_answer(
     pairs: matches.Pairs, confirmed: Sequence[suspects.Suspect], names: Sequence[str]
 ) -> Answer:
     worst = confirmed[0]
-    evidence = next(each for each in worst.evidence if each.confirmed is not False)
+    evidence = _leading_evidence(worst)
     alone = "measured alone" if evidence.alone_ratio is not None else "not measured alone"
     facts = [evidence.what, alone]
     if not worst.is_link:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import html
 import io
 import operator
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TextIO
@@ -218,6 +220,11 @@ def show(
         show_with_pairs(runs, readings, format, out)
     elif format in ("table", "markdown"):
         titled, verdict = _titled_grids(runs, readings, view, metric or "", every, by_collective)
+        paths = {str(run.path) for run in runs}
+        folder = os.path.dirname(min(paths))
+        if verdict and paths == {*glob.glob(os.path.join(glob.escape(folder), "*.jsonl"))}:
+            step = verdict.next_step.replace("=FILE", f"={shlex.quote(folder)}")
+            verdict = replace(verdict, next_step=step)
         print_grids(titled, format, out, verdict)
     else:
         out.write(_machine_text(runs, readings, format, view))
@@ -324,7 +331,7 @@ def _titled_grids(
         rows_of, verdicts = _judged_rows(runs, readings)
         answer = runs_answer(titles, verdicts, rows_of, same_cases(runs, rows_of))
         if len(runs) == 1:
-            answer = run_answer(verdicts[0], rows_of[0])
+            answer = table_grid(runs[0], readings).answer or answer
         return [("", pivot_grids(runs, readings, view.removeprefix(_PIVOT), metric))], answer
 
     def make(run: Run) -> list[Grid]:
