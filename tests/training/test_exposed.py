@@ -15,6 +15,7 @@ from torchcoll import Traffic, capture
 from torchcoll.core.traffic import Group
 from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.perfetto import traffic_trace
+from torchcoll.parts.training.traffic_charts import step_charts
 from torchcoll.parts.training.traffic_table import summarise_traffic
 
 
@@ -92,8 +93,8 @@ def test_by_hand():
     assert (exposed.total_ns, exposed.share, exposed.unknown) == (6 * MS, 0.06, 0)
     rows = [dataclasses.astuple(row) for row in exposed.modules]
     assert rows == [
-        ("layers.1", "all_gather", 2, 200, 9 * MS, 5 * MS, 0.05),
-        ("(root)", "reduce_scatter", 1, 10, 3 * MS, MS, 0.01),
+        ("layers.1", "all_gather", 2, 200, 9 * MS, 5 * MS, 0.05, 5 * MS),
+        ("(root)", "reduce_scatter", 1, 10, 3 * MS, MS, 0.01, MS / 2),
     ]
     assert exposed.most.text == "all_gather of layers.1"
     assert {row.group for row in table.rows} == {"mesh_dp"}
@@ -106,6 +107,46 @@ def test_the_answer_names_the_layer(shown):
     assert "all_gather of layers.1: 5.00 ms" in text
     assert text.index("\nlayers.1  all_gather") < text.index("\n(root)    reduce_scatter")
     assert "group mesh_dp" in text
+
+
+def test_waiting_is_apart_from_the_module_that_takes_most(shown):
+    """Rank 0 waits 8 of 9 ms in the call of "4" to "5" for rank 1; "0" takes 2 ms without waiting.
+    Names of digits are quoted.
+    """
+
+    def late(rank):
+        rest = {"group": "3", "step": 0, "clock": "host"}
+        start, late_ns = 2 * MS, 8 * MS * rank
+        return [
+            call(
+                "all_reduce",
+                10,
+                module="4 to 5",
+                start_ns=start + late_ns,
+                time_ns=9 * MS - late_ns,
+                exposed_ns=9 * MS - late_ns,
+                **rest,
+            ),
+            call(
+                "all_reduce",
+                10,
+                module="0",
+                sequence=1,
+                start_ns=20 * MS,
+                time_ns=2 * MS,
+                exposed_ns=2 * MS,
+                **rest,
+            ),
+        ]
+
+    source = traffic(late, steps=1, groups=MESH)
+    text = " ".join(shown(source).split())
+    assert "11.0 ms on communication (11 %, 8.00 ms of it waiting for " in text
+    assert 'without waiting, most for the all_reduce of "0")' in text
+    assert 'all_reduce of "0": 2.00 ms without waiting' in text
+    chart = step_charts(Ledger(source), summarise_traffic(Ledger(source)), None)[0]
+    names = [bar["name"].split(" %")[0].rsplit(" ", 1)[0] for bar in chart.traces]
+    assert names[:2] == ['calls of "0"', 'calls of "4" to "5"']
 
 
 def test_perfetto_names_layers_and_dimensions():

@@ -308,15 +308,20 @@ def test_the_computation_of_the_capture_is_said_and_bounds_step_ms(model):
         torchcoll.plan(PLAN, machine=model, measured=traffic, step_ms=1000)
 
 
-def test_a_capture_of_cpus_does_not_pass_for_a_machine_with_gpus(model, capsys):
-    on_gpus = torchcoll.plan(PLAN, machine="8xH100", measured=captured(), step_ms=8)
-    assert on_gpus.measured.other_hardware
-    torchcoll.show(on_gpus)
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "the measured step on gloo, not on such a machine, communicates" in shown
-    assert "8xH100 has GPUs: the factor is not of that machine" in shown
-    here = torchcoll.plan(PLAN, machine=model, measured=captured(), step_ms=8)
-    assert not here.measured.other_hardware
+def test_a_capture_corrects_only_a_machine_with_its_device(model):
+    """A gloo step on CPUs would give a machine with GPUs a factor of hundreds."""
+    expected = error_text("measured", "a capture with gloo on CPUs", "one on GPUs, as 8xH100 has")
+    with pytest.raises(UsageError, match=f"^{expected}"):
+        torchcoll.plan(PLAN, machine="8xH100", measured=captured(), step_ms=8)
+    with pytest.raises(UsageError, match=f"^{expected}"):
+        torchcoll.plan(captured(), machine="8xH100", measured=captured())
+    on_gpus = captured()
+    on_gpus.groups = {
+        name: replace(group, backend="nccl") for name, group in on_gpus.groups.items()
+    }
+    expected = error_text("measured", "a capture with nccl on GPUs", "one on CPUs, as ")
+    with pytest.raises(UsageError, match=f"^{expected}"):
+        torchcoll.plan(PLAN, machine=model, measured=on_gpus, step_ms=8)
 
 
 def test_other_collectives_take_the_factor_of_all(model):

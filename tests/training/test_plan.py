@@ -316,6 +316,13 @@ def test_json_and_csv(file, buckets, capsys):
     assert [row["table"] for row in rows] == ["calls"] * 2 + ["weak"] * 3 + ["strong"] * 3
 
 
+def test_without_computation_there_is_one_table_over_ranks(file, buckets, capsys):
+    assert main(["plan", buckets, "--machine", file, "--ranks", "2..8"]) == 0
+    out = capsys.readouterr().out
+    assert "weak scaling: not known without --step-ms" in out
+    assert "strong scaling" not in out
+
+
 def test_a_config_needs_no_machine(tmp_path, capsys):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(llama_config()))

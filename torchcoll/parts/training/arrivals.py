@@ -88,7 +88,8 @@ class RankArrival:
 
     @property
     def share(self) -> float:
-        return self.last / self.calls
+        """The share of the calls of the group in which it was last."""
+        return self.last / (self.calls + self.ties)
 
     @property
     def others(self) -> int:

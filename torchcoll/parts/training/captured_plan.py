@@ -89,7 +89,8 @@ def plan_traffic(
     projection = Plan(what, step(first), notes=list(traffic.problems))
     if len(rank_counts) > 1:
         projection.weak = [step(count) for count in rank_counts]
-        projection.strong = [step(count, first / count) for count in rank_counts]
+        if compute is not None:  # without it, both tables would be the same
+            projection.strong = [step(count, first / count) for count in rank_counts]
     return finish(projection, machine, correction is not None)
 
 

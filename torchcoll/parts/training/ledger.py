@@ -188,6 +188,15 @@ class Ledger:
     def exposed_ns(self, rank: int, index: int) -> int | None:
         return call_exposed_ns(self.traffic, self.call(rank, index))
 
+    def exposed_wait_ns(self, rank: int, index: int) -> int | None:
+        """Returns the part of exposed_ns that may be waiting for the last rank."""
+        exposed_ns = self.exposed_ns(rank, index)
+        return None if exposed_ns is None else min(exposed_ns, self.wait_ns(rank, index) or 0)
+
+    def moving_ns(self, rank: int, index: int) -> int:
+        """Returns exposed_ns without the waiting; 0 if it is unknown."""
+        return (self.exposed_ns(rank, index) or 0) - (self.exposed_wait_ns(rank, index) or 0)
+
     def slowest(self, at: Indices, step: int, column: Column, partial: bool = False) -> int | None:
         """Returns the largest of the ranks' sums over their calls of a step; None if a call has no
         figure, or none is in the step.

@@ -85,13 +85,12 @@ class MatchedCalls:
 class MeasuredStep:
     """A measured step beside its plan. Times in ns, of one step; None: unknown.
 
-    - capture: its path. layout: what was planned for it. ranks, backends: of the capture.
+    - capture: its path. layout: what was planned for it. ranks: of the capture.
     - steps: how many steady steps count.
     - unmatched: "plan" and "capture" -> the calls of a step that only this one has.
     - planned_ns: all matched calls one after another, with the 90 % interval.
     - transfer_ns, late_ns, copies_ns, gaps_ns, computing_ns, step_ns: see the module.
     - correction: what it changes in a plan.
-    - other_hardware: the capture is of CPUs, and the machine of the plan has GPUs.
     """
 
     capture: str
@@ -109,8 +108,6 @@ class MeasuredStep:
     step_ns: float | None
     correction: Correction
     notes: tuple[str, ...] = field(default=())
-    backends: tuple[str, ...] = ()
-    other_hardware: bool = False
 
     @property
     def slower_ns(self) -> float:
@@ -408,7 +405,6 @@ def _summarise(
             blocking,
         ),
         notes=tuple(_notes(ledger, figures, unsplit, timeless)),
-        backends=tuple(sorted({g.backend for g in traffic.groups.values() if g.backend})),
     )
 
 

@@ -124,8 +124,7 @@ def correction_text(measured: MeasuredStep) -> str:
     """Returns a clause for the answer."""
     value, low, high = measured.correction.factor
     cause = largest_cause(measured)
-    where = f" on {', '.join(measured.backends)}, not on such a machine," * measured.other_hardware
-    text = f"the measured step{where} communicates {format_digits(value)} times as long as planned"
+    text = f"the measured step communicates {format_digits(value)} times as long as planned"
     text += f" ({format_digits(low)} to {format_digits(high)})"
     return f"{text}, mostly by {cause}" if cause else text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,7 @@ from torchcoll.parts.training.layouts import (
     parse_layout,
     parse_layouts,
 )
-from torchcoll.parts.training.measured_step import MeasuredStep, measure_step
+from torchcoll.parts.training.measured_step import measure_step
 from torchcoll.parts.training.projection import (
     TOO_LARGE,
     Computation,
@@ -307,6 +307,7 @@ def _corrected(
     - taken: the batch that the captured step is taken to have: its calls need not show the batch.
     - plan_again: returns the plan with another computation, and a correction.
     """
+    _check_hardware(captured, machine, (row.collective for row in there.rows))
     given_ns, peak = (computing.step_ns, computing.peak) if computing else (None, None)
     measured = measure_step(there, captured, layout, given_ns)
     if given_ns is None and measured.computing_ns is not None:
@@ -320,25 +321,25 @@ def _corrected(
         expected = f"at most the {format_ns(measured.step_ns, 3)} of a captured step"
         action = "Capture a step of the batch that is planned."
         raise UsageError("step_ms", f"{given_ns / 1e6:g}", expected, action)
-    measured = _with_other_hardware(measured, machine)
     corrected = plan_again(computing, measured.correction)
     corrected.measured = measured
     corrected.uncorrected = plan_again(computing, None).step
     return corrected
 
 
-def _with_other_hardware(measured: MeasuredStep, machine: Predictor) -> MeasuredStep:
-    """Adds a note where calls of CPUs correct the times of GPUs."""
-    on_host = bool(measured.backends) and all(backend_of(b).on_host for b in measured.backends)
+def _check_hardware(captured: Traffic, machine: Predictor, collectives: Iterable[str]) -> None:
+    """Raises UsageError if calls of CPUs would correct times of GPUs, or the other way round."""
+    backends = sorted({group.backend for group in captured.groups.values() if group.backend})
+    on_cpus = {backend_of(backend).on_host for backend in backends}
     # None: imported tables that do not record the device. Published machines have no such field.
     unknown = any(case.kind.get("device", "") is None for case in machine.cases())
-    if not on_host or unknown or machine.on_cpu(row.collective for row in measured.matched):
-        return measured
-    text = (
-        f"the step was captured with {', '.join(measured.backends)} on CPUs, and {machine.name} "
-        "has GPUs: the factor is not of that machine"
-    )
-    return replace(measured, notes=(text, *measured.notes), other_hardware=True)
+    machine_on_cpus = machine.on_cpu(collectives)
+    if unknown or not on_cpus or machine_on_cpus in on_cpus:
+        return
+    devices = {True: "CPUs", False: "GPUs"}
+    where = f"a capture with {', '.join(backends)} on {devices[not machine_on_cpus]}"
+    expected = f"one on {devices[machine_on_cpus]}, as {machine.name} has"
+    raise UsageError("measured", where, expected, "Leave out --measured, or capture there.")
 
 
 def _on_captured_ranks(layout: ParallelLayout, ranks: int) -> ParallelLayout:

@@ -12,7 +12,12 @@ from torchcoll.core.units import counted, format_ns
 from torchcoll.parts.training.arrivals import find_arrivals
 from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.projection import TOO_LARGE
-from torchcoll.parts.training.traffic_table import RankTimes, TrafficTable, summarise_traffic
+from torchcoll.parts.training.traffic_table import (
+    RankTimes,
+    TrafficTable,
+    quote_numbers,
+    summarise_traffic,
+)
 from torchcoll.report import chart
 
 if TYPE_CHECKING:
@@ -70,7 +75,7 @@ def step_charts(
     bars = []
     for of, colour in zip(names, colours, strict=True):
         if mean[of]:
-            what = f"calls of {of}" if of in modules else of
+            what = f"calls of {quote_numbers(of)}" if of in modules else of
             what = "computing and all else" if of == REST and not mean[COMPUTING] else what
             texts = [f"{chart.plain(what)}: {format_ns(row[of], 3)}" for row in rows]
             share = 100 * mean[of] / sum(mean.values())
@@ -91,9 +96,7 @@ def _module_times(ledger: Ledger) -> dict[int, Counter[str]]:
         of_rank = times[rank] = Counter()
         for step in ledger.steps.steady:
             for index in by_step.get(step, ()):
-                exposed_ns = ledger.exposed_ns(rank, index) or 0
-                waiting_ns = ledger.wait_ns(rank, index) or 0
-                of_rank[ledger.call(rank, index).module] += max(0, exposed_ns - waiting_ns)
+                of_rank[ledger.call(rank, index).module] += ledger.moving_ns(rank, index)
     return times
 
 

@@ -26,9 +26,11 @@ from torchcoll.parts.training.arrivals import Arrivals, RankArrival, find_arriva
 from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.traffic_charts import step_charts, traffic_charts
 from torchcoll.parts.training.traffic_table import (
+    Exposed,
     OverTime,
     TrafficRow,
     TrafficTable,
+    quote_numbers,
     summarise_traffic,
     traffic_frame,
 )
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from torchcoll.questions.page.page_draft import PageDraft
 
 VIEWS = ("calls", "modules", "ranks", "time")
+_ALL = 0.99  # of the exposed time
 MOST_ROWS = 10  # of modules and of ranks; ``--format json`` has all of them
 _LATE = (
     "last: with the shortest time of a call; caused: the waiting of all other ranks in these "
@@ -124,7 +127,10 @@ _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
         Head("algorithm", left=True, drop=3, legend=_ALGORITHM),
         lambda text: "-" if text is None else one_line(text).replace(", ", "?, ") + "?",
     ),
-    "module": (Head("module", left=True, repeat=True), _plain),
+    "module": (
+        Head("module", left=True, repeat=True),
+        lambda name: one_line(quote_numbers(name)),
+    ),
     "rank": (Head("rank", repeat=True), _plain),
     "host": (Head("host", left=True), _plain),
     "step_ns": (Head("step"), format_time),
@@ -237,7 +243,9 @@ def _summary(table: TrafficTable, arrivals: Arrivals | None) -> Grid:
         (
             "exposed",
             None if exposed.unknown else exposed.total_ns,
-            f"{one_line(module.text)}: {format_ns(module.exposed_ns, 3)}" if module else "",
+            f"{one_line(module.text)}: {format_ns(module.moving_ns, 3)} without waiting, on average"
+            if module
+            else "",
         ),
         (
             "waiting",
@@ -363,7 +371,7 @@ def traffic_answer(table: TrafficTable, arrivals: Arrivals | None = None) -> Ans
     """Who is late; first what communication costs a step, where no rank is late. None if there are
     no calls.
     """
-    cost = _cost(table)
+    cost = _cost(table, arrivals)
     if arrivals is None:
         return cost
     who = arrivals.answer
@@ -378,7 +386,7 @@ def traffic_answer(table: TrafficTable, arrivals: Arrivals | None = None) -> Ans
     return dataclasses.replace(cost, details=details, next_step=cost.next_step or who.next_step)
 
 
-def _cost(table: TrafficTable) -> Answer | None:
+def _cost(table: TrafficTable, arrivals: Arrivals | None = None) -> Answer | None:
     """What communication costs a step: what is exposed, or else how long any call is in flight."""
     if not table.rows:
         return None
@@ -418,8 +426,7 @@ def _cost(table: TrafficTable) -> Answer | None:
     busy = None if table.busy_ns is None else _whole_percent(table.busy_ns / table.step_ns)
     exposed = table.exposed
     if exposed.total_ns is not None and not exposed.unknown:
-        most = exposed.most
-        what = f", most of it for the {one_line(most.text)}" if most else ""
+        what = _spent_on(exposed, arrivals)
         flight = () if busy is None else (f"a collective is in flight in {busy} of the step",)
         return Answer(
             step,
@@ -439,6 +446,23 @@ def _cost(table: TrafficTable) -> Answer | None:
         scope=f"({busy})",
         details=(_sent(table),),
     )
+
+
+def _spent_on(exposed: Exposed, arrivals: Arrivals | None) -> str:
+    """Returns for what the exposed time of a step is: waiting, and the module with most calls."""
+    most, waiting_ns, rank = exposed.most, exposed.waiting_ns, "the last rank"
+    if arrivals and arrivals.late:
+        answer = arrivals.answer
+        rank = f"rank {arrivals.late[0].rank}"
+        if answer.size is not None:
+            waiting_ns = min(waiting_ns, answer.size)
+    everything = waiting_ns >= _ALL * (exposed.total_ns or 0)
+    size = "all" if everything else format_ns(waiting_ns, 3)
+    waiting = f", {size} of it waiting for {rank}" if waiting_ns else ""
+    if most is None or (waiting and everything):
+        return waiting
+    rest = "; without waiting, most" if waiting else ", most of it"
+    return f"{waiting}{rest} for the {one_line(most.text)}"
 
 
 def _sent(table: TrafficTable) -> str:

@@ -8,6 +8,7 @@ issue to completion. Times are sums over columns of the ledger (training/ledger.
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -125,6 +126,7 @@ class ModuleRow:
     - time_per_step_ns: durations of the calls, added up.
     - exposed_ns: the part of it that is exposed.
     - share: exposed_ns / duration of a step.
+    - moving_ns: exposed without the waiting for the last rank, mean over the ranks and steps.
     """
 
     module: str
@@ -134,10 +136,16 @@ class ModuleRow:
     time_per_step_ns: float | None
     exposed_ns: float | None
     share: float | None
+    moving_ns: float
 
     @property
     def text(self) -> str:
-        return f"{self.collective} of {self.module}"
+        return f"{self.collective} of {quote_numbers(self.module)}"
+
+
+def quote_numbers(module: str) -> str:
+    """Returns the name with quoted numbers: ``"4" to "5"`` are modules of an nn.Sequential."""
+    return re.sub(r"(?<!\S)\d+(?!\S)", r'"\g<0>"', module)
 
 
 @dataclass(frozen=True)
@@ -146,20 +154,22 @@ class Exposed:
 
     - total_ns: on the rank with most, the median over the steady steps; None: unknown.
     - share: total_ns / duration of a step.
+    - waiting_ns: the part of it that is waiting for the last rank of a call.
     - unknown: how many calls a step do not tell whether they are exposed; the total lacks theirs.
     - modules: in the order of their first call; [] if no call names a module.
     """
 
     total_ns: float | None
     share: float | None
+    waiting_ns: float
     unknown: float
     modules: list[ModuleRow]
 
     @property
     def most(self) -> ModuleRow | None:
-        """The module and collective that is exposed most."""
-        exposed = [row for row in self.modules if row.exposed_ns]
-        return max(exposed, key=lambda row: row.exposed_ns or 0, default=None)
+        """The module and collective that is exposed most, without the waiting."""
+        exposed = [row for row in self.modules if row.moving_ns]
+        return max(exposed, key=lambda row: row.moving_ns, default=None)
 
 
 @dataclass(frozen=True)
@@ -269,13 +279,37 @@ def _find_exposed(ledger: Ledger, ranks: Sequence[RankSteps]) -> Exposed:
         return (call.module, call.collective) if call.module else None
 
     modules = [
-        ModuleRow(module, collective, **figures, share=_share(ledger, figures["exposed_ns"]))
+        ModuleRow(
+            module,
+            collective,
+            **figures,
+            share=_share(ledger, figures["exposed_ns"]),
+            moving_ns=sum(
+                ledger.moving_ns(rank, index)
+                for rank, by_step in at.items()
+                for indices in by_step.values()
+                for index in indices
+            )
+            / (len(steps.at) * len(steps.steady)),
+        )
         for (module, collective), at in _grouped(ledger, of_module).items()
         for figures in (_figures(ledger, at),)
     ]
+
+    def waiting(step: int) -> float:
+        """Of the rank with most exposed communication. Its computation may hide the waiting."""
+        rank = max(ranks, key=lambda rank: rank.steady[step].exposed_ns or 0.0)
+        times, bounds = rank.steady[step], []
+        if rank.records_computing:
+            at = {rank.rank: rank.indices}
+            bounds = [ledger.slowest(at, step, ledger.exposed_wait_ns, partial=True) or 0]
+        return min(times.exposed_ns or 0.0, times.wait_ns or 0.0, *bounds)
+
+    waiting_ns = steps.reduce(waiting)
     return Exposed(
         total_ns,
         _share(ledger, total_ns),
+        min(waiting_ns or 0.0, total_ns or 0.0),
         unknown / max(1, len(steps.steady) * len(steps.at)),
         modules,
     )
