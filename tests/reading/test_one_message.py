@@ -6,8 +6,8 @@ import pytest
 from foreign_files import HEAD, NAMES, ROW, SMALL, text
 
 from torchcoll.core.summary import summarise
-from torchcoll.reading.base import COMMAS
-from torchcoll.reading.nccl_tests_text import SUFFIXES, WRAPPED
+from torchcoll.reading.base import COMMAS, WRAPPED
+from torchcoll.reading.nccl_tests_text import SUFFIXES
 
 SIZES = (1 << 20, 1 << 21, 1 << 22)
 
@@ -50,6 +50,14 @@ def test_rows_that_were_wrapped(imported):
     assert (result.rows, result.refused) == (2, [])
     assert [each.reported.time_ns for each in result.runs[0].results][2:] == [24310, 24070]
     assert result.runs[0].ranks == 2
+
+
+def test_whole_rows_of_the_same_width_are_not_joined(imported):
+    """The collective is unknown: busbw / algbw is 1.25 in one row and 1.75 in the others."""
+    row = "67108864  16777216  float  sum  -1  730.61  91.85  {}  0  727.41  92.26  161.46  0\n"
+    content = NAMES + "".join(row.format(busbw) for busbw in ("114.81", *["160.74"] * 7))
+    result = imported(content, "rows.log")
+    assert result.rows == 0 and {each.line for each in result.refused} >= {4, 5, 6, 7}
 
 
 def test_rows_that_were_wrapped_between_words(imported):

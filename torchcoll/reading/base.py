@@ -58,12 +58,20 @@ class ImportOptions:
             object.__setattr__(self, "dtype", find_dtype(self.dtype).name)
 
 
+HALF_ROW = "half a row"  # begins the reason of a row that is not whole
+WRAPPED = "rows are wrapped at the width of a terminal: give the output as nccl-tests printed it"
+
+
 @dataclass(frozen=True)
 class Refused:
     """A row that was not read. Line 0 means the whole file."""
 
     line: int
     reason: str
+
+    @property
+    def is_half(self) -> bool:
+        return self.reason.startswith((HALF_ROW, WRAPPED))
 
 
 @dataclass

@@ -71,7 +71,7 @@ class _DeepSpeedReader(TableReader):
 
     def bench(self, fields: Sequence[str]) -> CaseResult | str:
         if len(fields) < 5:
-            return f"half a row: {len(fields)} of 5 columns"
+            return f"{base.HALF_ROW}: {len(fields)} of 5 columns"
         elements = _DESCRIPTION.fullmatch(fields[1])
         if not elements:
             return f"the description {fields[1]} has no elements x bytes"
@@ -105,7 +105,7 @@ class _DeepSpeedReader(TableReader):
             if operation := _OPERATION.fullmatch(text):
                 self.title = operation[1]
             elif text[:1] == " " and text.strip()[:1].isdigit():
-                self.imported.refuse(line, "half a row")
+                self.imported.refuse(line, base.HALF_ROW)
             return
         figures = dict(zip(self.names, match[4].split(), strict=False))
         size, latency = base.number(match[1]), base.number(figures.get(_MEAN))

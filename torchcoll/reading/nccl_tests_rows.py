@@ -65,7 +65,7 @@ class RowParser:
                 figures = self._trailing + (width if self._one_placement else 2 * width)
                 expected = f"{(self._heads or self._seen or 3) + figures}"
                 more = "" if self._heads or self._seen else " or more"
-                return f"half a row: {field_count} fields of {expected}{more}"
+                return f"{base.HALF_ROW}: {field_count} fields of {expected}{more}"
             placements = [(not self._only_out, heads)]
         return self._of_placements(line, tokens, heads, placements)
 
@@ -74,9 +74,9 @@ class RowParser:
         tokens = text.split()
         heads = len(tokens) - self._width
         if not self._two_placements or self._trailing or not self._possible(heads, tokens):
-            return "half a row"
+            return base.HALF_ROW
         if not _WHOLE.fullmatch(tokens[-1]):
-            return "half a row"
+            return base.HALF_ROW
         return self._of_placements(line, tokens, heads, [(False, heads)])
 
     def _of_placements(
@@ -86,15 +86,15 @@ class RowParser:
         width = self._width
         size, count = base.whole(tokens[0]), base.whole(tokens[1])
         if size is None or count is None:
-            return f"half a row: size and count are {tokens[0]} and {tokens[1]}"
+            return f"{base.HALF_ROW}: size and count are {tokens[0]} and {tokens[1]}"
         op, root = _op_and_root(*tokens[3:heads])
         if op and op not in _OPERATIONS:
-            return f"half a row: redop is {op}"
+            return f"{base.HALF_ROW}: redop is {op}"
         blocks = []
         for in_place, first in placements:
             block = self._block(tokens[first : first + width], in_place)
             if isinstance(block, str):
-                return block if block == base.COMMAS else f"half a row: {block}"
+                return block if block == base.COMMAS else f"{base.HALF_ROW}: {block}"
             blocks.append(block)
         return NcclTestsRow(line, size, count, base.dtype_named(tokens[2]) or "", op, root, blocks)
 

@@ -60,7 +60,6 @@ _STARRED = re.compile(r"\d[\d.e+-]*\*")  # an error above nccl-tests' own limit
 _ABOVE, _TITLE = 8, 80  # lines and characters of titles: longer lines are prose
 _SUFFIXED = re.compile(r"\s*\d[\d.,]*[KMGT]?i?B?\s+\d[\d.,]*[KMGT]?\s+[a-z]\w*\s+\S+(?:\s+\S+){3}")
 SUFFIXES = "sizes or counts with a suffix such as 1M are rounded: nccl-tests prints all digits"
-WRAPPED = "rows are wrapped at the width of a terminal: give the output as nccl-tests printed it"
 SIDE_BY_SIDE = "rows of several tables side by side: put each table into a file of its own"
 RUN_INTO = "a row that other output runs into: where it begins cannot be told"
 PASTED = "the tables have no last lines of nccl-tests: the last table may be cut off"
@@ -243,7 +242,7 @@ class _TextReader:
                 self.output.rows.append(half)
                 self.imported.warn(HALVES)
                 return
-            self.imported.refuse(line, why if isinstance(whole_row, str) else WRAPPED)
+            self.imported.refuse(line, why if isinstance(whole_row, str) else base.WRAPPED)
 
     def end(self) -> None:
         self.refuse_failed()

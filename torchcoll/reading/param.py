@@ -41,7 +41,7 @@ class _ParamReader(TableReader):
         if match := _ROW.match(text):
             self.row(line, match)
         elif "COMMS-RES-" in text:
-            self.imported.refuse(line, "half a row")
+            self.imported.refuse(line, base.HALF_ROW)
         elif "COMMS-RES" in text:
             self.pairs = "pingLatency" in text
         else:

@@ -112,7 +112,8 @@ def import_file(
     lines: Iterable[Line] = source.lines(None if long_lines else MOST_TEXT)
     with uncollected():  # there are many rows, and they have no reference cycles
         imported = _read_lines(importer, lines, options, writers, sample)
-        width = wrapping_width(sample) if imported.refused and not long_lines else 0
+        cut = any(refused.is_half for refused in imported.refused)
+        width = wrapping_width(sample) if cut and not long_lines else 0
         if width and os.path.getsize(source.path) < _MOST_WRAPPED:
             joined = unwrapped(source.lines(MOST_TEXT), width)
             whole = _read_lines(importer, joined, options, writers, sample)

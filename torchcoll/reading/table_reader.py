@@ -24,7 +24,7 @@ NOTHING_SENT = "0 bytes: nothing was sent"
 
 def half_row(fields: Sequence[str], heading: Sequence[str]) -> str:
     """The reason for refusing a row whose number of fields differs from its heading's."""
-    return f"half a row: {len(fields)} fields, the heading has {len(heading)}"
+    return f"{base.HALF_ROW}: {len(fields)} fields, the heading has {len(heading)}"
 
 
 @dataclass(frozen=True)
