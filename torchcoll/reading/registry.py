@@ -243,7 +243,8 @@ def two_tables(
 
 def nothing_read(path: str, imported: Imported) -> UnreadableError:
     """The error for a file without any readable row."""
-    path = path if is_stdin(path) else min(path, os.path.relpath(path), key=len)
+    if not is_stdin(path) and os.path.abspath(path).startswith(os.getcwd() + os.sep):
+        path = min(path, os.path.relpath(path), key=len)
     refusals = imported.refusals()
     if not refusals:
         text = "; ".join(imported.warnings) or "no rows"

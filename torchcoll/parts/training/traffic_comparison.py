@@ -55,11 +55,11 @@ class CapturedSide(OneLine):
     def parts(self) -> dict[str, float]:
         """What may make a step longer -> its time in a step on the rank with the most."""
         table = self.table
-        known = table.busy_ns if table.exposed.unknown else table.exposed.total_ns
+        calls_ns = table.busy_ns if table.exposed.unknown else table.exposed.total_ns
         parts = {
             "the ranks wait {} longer for {}": table.wait_ns,
             "the ranks compute {} longer": table.computing_ns,
-            "the calls take {} longer": None if known is None else known - (table.wait_ns or 0.0),
+            "the calls take {} longer": calls_ns and calls_ns - (table.wait_ns or 0.0),
         }
         return {part: ns for part, ns in parts.items() if ns is not None}
 

@@ -298,6 +298,8 @@ def _find_exposed(ledger: Ledger, ranks: Sequence[RankSteps]) -> Exposed:
 
     def waiting(step: int) -> float:
         """Of the rank with most exposed communication. Its computation may hide the waiting."""
+        if not ranks:
+            return 0.0
         rank = max(ranks, key=lambda rank: rank.steady[step].exposed_ns or 0.0)
         times, bounds = rank.steady[step], []
         if rank.records_computing:
