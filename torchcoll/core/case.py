@@ -226,9 +226,22 @@ FIELDS = {entry.name: entry for entry in (*WHAT, *HOW)}
 SETTINGS = tuple(entry for entry in FIELDS.values() if isinstance(entry, Setting))
 # What distinguishes cases, in the order of the columns.
 DIMENSIONS = (
-    *("collective", "backend", "implementation", "device", "ranks", "dtype", "op", "root"),
-    *("in_place", "group", *(setting.name for setting in SETTINGS)),
-    *("rehearsal", "splits", "communicator", "mode", "clock"),
+    "collective",
+    "backend",
+    "implementation",
+    "device",
+    "ranks",
+    "dtype",
+    "op",
+    "root",
+    "in_place",
+    "group",
+    *(setting.name for setting in SETTINGS),
+    "rehearsal",
+    "splits",
+    "communicator",
+    "mode",
+    "clock",
 )
 
 _T = TypeVar("_T")

@@ -138,8 +138,19 @@ _MEETS_NOBODY = (
 _RACK = re.compile(r"\bG[BH][23]00\b|\bVR\d00\b|\bRUBIN\b|\bMI4\d\d")
 # The fields of a Row that are equal in cases that differ only in the size.
 SWEEP = (
-    *("collective", "dtype", "op", "root", "in_place", "mode", "clock", "group", "ranks"),
-    *("backend", "implementation", *(setting.name for setting in SETTINGS), "splits"),
+    "collective",
+    "dtype",
+    "op",
+    "root",
+    "in_place",
+    "mode",
+    "clock",
+    "group",
+    "ranks",
+    "backend",
+    "implementation",
+    *(setting.name for setting in SETTINGS),
+    "splits",
 )
 _sweep_of = operator.attrgetter(*SWEEP)
 

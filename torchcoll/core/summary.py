@@ -288,8 +288,16 @@ class Row:
 _OF_CASE = tuple(f.name for f in fields(Case) if f.name != "size_bytes")
 _values_of_case = operator.attrgetter(*_OF_CASE)
 _OF_RESULT = (
-    *("ranks", "size_bytes", "count", "bytes_in", "bytes_out"),
-    *("stop", "steady_ns", "expected_ns", "status", "reason"),
+    "ranks",
+    "size_bytes",
+    "count",
+    "bytes_in",
+    "bytes_out",
+    "stop",
+    "steady_ns",
+    "expected_ns",
+    "status",
+    "reason",
 )
 _values_of_result = operator.attrgetter(*_OF_RESULT)
 # In these fields, 0 means that an imported file does not have the value.

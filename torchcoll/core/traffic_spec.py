@@ -17,8 +17,16 @@ if TYPE_CHECKING:
 
 # Fields of a Spec that its points replace.
 OF_POINTS = (
-    *("points", "collectives", "dtypes", "ops", "asynchronous"),
-    *("sizes", "min_bytes", "max_bytes", "factor", "step_bytes"),
+    "points",
+    "collectives",
+    "dtypes",
+    "ops",
+    "asynchronous",
+    "sizes",
+    "min_bytes",
+    "max_bytes",
+    "factor",
+    "step_bytes",
 )
 
 

@@ -60,8 +60,13 @@ class _ImbReader(TableReader):
     TOOL, BACKEND = "Intel MPI Benchmarks", "mpi"
     COLUMNS = Columns("bytes", ("t_avg[usec]",), "t_min[usec]", "t_max[usec]", "", "repetitions")
     PER_RANK = (
-        *("all_gather", "all_gather_v", "all_to_all", "all_to_all_v"),
-        *("gather", "scatter", "reduce_scatter"),
+        "all_gather",
+        "all_gather_v",
+        "all_to_all",
+        "all_to_all_v",
+        "gather",
+        "scatter",
+        "reduce_scatter",
     )
 
     def __init__(self, options: base.ImportOptions) -> None:

@@ -38,8 +38,16 @@ _EXCERPT = 80  # characters
 _MOST_WRAPPED, _MOST_APART = 16 << 20, 128 << 20
 # In the order of sniffing. Formats that are recognised by less evidence come later.
 BUILT_IN = (
-    *("nccl_tests_json", "nccl_tests_text", "imb", "oneccl", "param", "deepspeed"),
-    *("pair_files", "osu", "ucc", "plain"),
+    "nccl_tests_json",
+    "nccl_tests_text",
+    "imb",
+    "oneccl",
+    "param",
+    "deepspeed",
+    "pair_files",
+    "osu",
+    "ucc",
+    "plain",
 )
 
 # How JSON begins. Logs of containers, notebooks and test runners contain a benchmark's text in

@@ -168,8 +168,18 @@ COLUMNS: dict[str, Column] = {
 }
 
 SHOWN_BY_DEFAULT = (
-    *("size_bytes", "first_call_ns", "median_ns", "low_ns", "high_ns", "p99_ns"),
-    *("calls", "expected_ns", "algorithm", "algbw_gbps", "busbw_gbps", "verified"),
+    "size_bytes",
+    "first_call_ns",
+    "median_ns",
+    "low_ns",
+    "high_ns",
+    "p99_ns",
+    "calls",
+    "expected_ns",
+    "algorithm",
+    "algbw_gbps",
+    "busbw_gbps",
+    "verified",
 )
 COLUMNS_OF_DATA = {"size_bytes", "algbw_gbps", "busbw_gbps"}
 

@@ -35,7 +35,9 @@ WAITING = (
 )
 RANK_FIELDS = (
     *(*CASE_FIELDS, "status", "rank", "host", "rank_device", "clock", "calls", "median_ns"),
-    *("longer_than_fastest_ns", "longest_share", "shortest_share"),
+    "longer_than_fastest_ns",
+    "longest_share",
+    "shortest_share",
 )
 _MOST_CASES = 3  # are shown: those whose ranks differ most
 _MOST_RANKS = 64  # of a table; of more the extremes are shown

@@ -14,7 +14,12 @@ from torchcoll.stats.matching import Pair
 
 # Told first: what an upgrade changes. Then the variables and the rest, by name.
 _FIRST: tuple[str, ...] = (
-    *("label=", "source", "device_name", "hosts", "kernel", "driver"),
+    "label=",
+    "source",
+    "device_name",
+    "hosts",
+    "kernel",
+    "driver",
     *(*of_family(NCCL), "rccl", *of_family(ONECCL), "mapped ", "torch", "torchcoll"),
 )
 # Labels of `torchcoll matrix` that count runs and ranks, or name combinations.

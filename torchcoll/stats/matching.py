@@ -22,7 +22,11 @@ from torchcoll.stats.sides import Measured, value_of_fact
 
 # Other values here are another question: 2 GB of bfloat16 do not answer for 2 GB of float32.
 _SAME = (
-    *("collective", "dtype", "op", "root", "group"),
+    "collective",
+    "dtype",
+    "op",
+    "root",
+    "group",
     *(setting.name for setting in SETTINGS if not setting.compared),
     "splits",
 )

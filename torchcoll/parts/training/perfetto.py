@@ -15,8 +15,21 @@ from torchcoll.parts.training.steps import group_labels
 UNKNOWN_CALLS = "unknown call"  # communication that belongs to no recorded call
 _US = 1e3  # ns; the format counts microseconds
 _FIELDS = {
-    *("collective", "bytes_in", "bytes_out", "dtype", "op", "root", "peer", "group", "sequence"),
-    *("step", "asynchronous", "clock", "exposed_ns", "algorithm", "module"),
+    "collective",
+    "bytes_in",
+    "bytes_out",
+    "dtype",
+    "op",
+    "root",
+    "peer",
+    "group",
+    "sequence",
+    "step",
+    "asynchronous",
+    "clock",
+    "exposed_ns",
+    "algorithm",
+    "module",
 }
 
 

@@ -156,8 +156,21 @@ class RecordedCall:
     """
 
     __slots__ = (
-        *("clock", "entry", "fields", "forgotten", "future", "module", "no_time_reason", "op"),
-        *("pending", "start", "step", "time_ns", "wait_note", "waited_from", "work"),
+        "clock",
+        "entry",
+        "fields",
+        "forgotten",
+        "future",
+        "module",
+        "no_time_reason",
+        "op",
+        "pending",
+        "start",
+        "step",
+        "time_ns",
+        "wait_note",
+        "waited_from",
+        "work",
     )
 
     def __init__(self, step: int) -> None:

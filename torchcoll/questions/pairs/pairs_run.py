@@ -41,8 +41,16 @@ if TYPE_CHECKING:
 
 # The fields of Spec that torchcoll.pairs supports; it refuses the others.
 _SUPPORTED = (
-    *("collectives", "sizes", "dtypes", "backend", "device", "iters", "check", "timeout_s"),
-    *("labels", "rehearse"),
+    "collectives",
+    "sizes",
+    "dtypes",
+    "backend",
+    "device",
+    "iters",
+    "check",
+    "timeout_s",
+    "labels",
+    "rehearse",
 )
 
 
