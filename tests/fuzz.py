@@ -45,7 +45,7 @@ from torchcoll.parts.experiments.matrix_command import show_summary
 from torchcoll.parts.experiments.run import summary
 from torchcoll.parts.postmortem import (
     call_evidence,
-    job_folder,
+    job_clusters,
     log_evidence,
     stack_evidence,
 )
@@ -156,8 +156,8 @@ def _evidence(reader: ModuleType) -> Callable[[Path], None]:
             evidence = reader.read_evidence(path, path.name)
             for item in evidence:
                 item.check_ranks()
-            for job in job_folder.jobs_of(
-                [job_folder.FileEvidence(path.name, e) for e in evidence]
+            for job in job_clusters.jobs_of(
+                [job_clusters.FileEvidence(path.name, e) for e in evidence]
             ):
                 diagnose(job)
 

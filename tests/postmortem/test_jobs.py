@@ -10,8 +10,8 @@ from torchcoll.parts.postmortem.evidence import (
     JobEvidence,
     Place,
 )
+from torchcoll.parts.postmortem.job_clusters import FileEvidence, jobs_of
 from torchcoll.parts.postmortem.job_facts import sort_events
-from torchcoll.parts.postmortem.job_folder import FileEvidence, jobs_of
 
 HOUR = 3600 * SECOND
 
