@@ -31,7 +31,7 @@ PRIVATE = {
     r"\bhypervisor took\b": "CPU steal",
     r"\bwhat is not here\b": "not included",
     r"\bbeyond the data\b": "extrapolated",
-    r"--(launches|beside|around|against)\b": "--runs, --concurrent, --load, --baseline",
+    r"--(launches|beside|around|against)\b": "--runs, --concurrent, --baseline",
     r"\bexternal:": "background:",
 }
 # File -> the word that it may use, and why.
