@@ -59,10 +59,9 @@ def run_check(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.metrics import check_metrics, write_metrics
     from torchcoll.core.opening import not_written
     from torchcoll.core.result import Run
-    from torchcoll.questions.check.gates import junit_text
     from torchcoll.questions.check.judging import judge
     from torchcoll.questions.check.limits import CANNOT_TELL, FAIL
-    from torchcoll.questions.check.show import FORMATS, show_verdicts
+    from torchcoll.questions.check.show import FORMATS, junit_text, show_verdicts
     from torchcoll.reading.inputs import load_all
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.stats.filters import keep_cases, read_runs
