@@ -1,4 +1,4 @@
-"""What NCCL_ALGO, NCCL_PROTO and a tuner plugin can force (NCCL's src/graph/tuning.cc).
+"""What NCCL_ALGO and NCCL_PROTO can force (NCCL's src/graph/tuning.cc).
 
 Up to 2.23 a value is one list for all functions. NCCL silently ignores unknown names, and
 silently runs Ring if the list leaves a function no algorithm. From 2.24 on a clause of the value
