@@ -67,7 +67,6 @@ def transitions_arguments(parser: argparse.ArgumentParser) -> None:
     add("files", nargs="+", metavar="FILE", help="result files or folders; runs are pooled")
     add_reading_options(parser)
     add_over_ranks(parser)
-    add("--refine", action="store_true", help="print the sizes that would narrow each transition")
     add("--format", default="table", help="table (default), markdown, csv or json")
     add_plot(parser, "laws and transitions")
 
@@ -85,7 +84,7 @@ def run_transitions(options: argparse.Namespace) -> ExitCode:
     if options.plot:
         check_path(options.plot, options.force)
     curves = transitions(read_runs(options), over_ranks=options.over_ranks)
-    show_transitions([curves], options.format, refine=options.refine)
+    show_transitions([curves], options.format)
     return finish(curves, options)
 
 
@@ -177,7 +176,7 @@ COMMANDS = {
         run_transitions,
         examples=(
             "torchcoll curve run.jsonl",
-            "torchcoll curve runs/ --refine",
+            "torchcoll curve runs/ --plot curve.png",
         ),
     ),
     "scaling": SubCommand(

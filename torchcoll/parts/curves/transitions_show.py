@@ -40,12 +40,8 @@ def show_transitions(
     results: Sequence[Transitions],
     format: str = "table",
     file: TextIO | None = None,
-    refine: bool = False,
 ) -> None:
-    """Print the results of ``transitions``. Raises UsageError for an unknown format.
-
-    refine: also print the sizes that would narrow each transition.
-    """
+    """Print the results of ``transitions``. Raises UsageError for an unknown format."""
     curves = [curve for result in results for curve in result.curves]
     curve_objects = []
     # The rows of CSV: the ranges of each curve, then its transitions.
@@ -84,19 +80,17 @@ def show_transitions(
         "curves": curve_objects,
         "notes": note_lines(results),
     }
-    print_results([Forms(transitions_grids(results, refine), document, flat)], format, file)
+    print_results([Forms(transitions_grids(results), document, flat)], format, file)
 
 
-def transitions_grids(results: Sequence[Transitions], refine: bool = False) -> list[Grid]:
-    """One table with a row for each range of sizes; the lines of each curve where there is one
-    curve, and with ``refine``.
-    """
+def transitions_grids(results: Sequence[Transitions]) -> list[Grid]:
+    """One table with a row for each range of sizes; the lines of a curve where there is one."""
     curves = [curve for result in results for curve in result.curves]
     titles = kind_texts([curve.common for curve in curves])
-    answer = transitions_answer(curves, titles, refine)
+    answer = transitions_answer(curves, titles)
     rest, common = split_titles(titles)
     above = [", ".join(common)] if common else []
-    detailed = [] if len(curves) > 1 and not refine else zip(curves, rest, strict=True)
+    detailed = [] if len(curves) > 1 else zip(curves, rest, strict=True)
     details = [
         f"{title}: {line}" if title and len(curves) > 1 else line
         for curve, title in detailed
@@ -196,8 +190,14 @@ def _notable_texts(curve: CurveRanges) -> list[str]:
 
 
 _MOST_TOLD = 4  # transitions, or laws, in the sentence
-_REFINE = "torchcoll curve FILE --refine lists the sizes to measure"
-_MORE_SIZES = "measure twice as many sizes (-f 2), 3 runs or more"
+
+
+def _sizes_to_measure(curves: Sequence[CurveRanges]) -> str:
+    """What would narrow the transitions."""
+    sizes = sorted({size for curve in curves for size in curve.refining})
+    if not sizes:
+        return "measure twice as many sizes (-f 2), 3 runs or more"
+    return f"measure these sizes too: --sizes {','.join(map(str, sizes))}"
 
 
 def _slow_texts(curves: Sequence[CurveRanges], titles: Sequence[str]) -> list[str]:
@@ -215,27 +215,13 @@ def _slow_texts(curves: Sequence[CurveRanges], titles: Sequence[str]) -> list[st
     return units.shorten_list(texts, _MOST_TOLD, "{} more such sizes")
 
 
-def transitions_answer(
-    curves: Sequence[CurveRanges], titles: Sequence[str], refine: bool = False
-) -> Answer:
-    """Fit, transitions and slow sizes, or why times are implausible. refine: sizes to measure."""
+def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> Answer:
+    """Fit, transitions and slow sizes, or why times are implausible."""
     if doubts := [curve.doubt for curve in curves if curve.doubt]:
         what, likely, causes = doubts[0].partition(LIKELY)
         details = (f"likely {causes}",) if likely else ()
         return Answer(
             Caveat(what, f"{IMPLAUSIBLE}: "), "bad", details=details, next_step=CHECK_RANKS
-        )
-    if refine:
-        answer = transitions_answer(curves, titles)
-        sizes = sorted({size for curve in curves for size in curve.refining})
-        if sizes:
-            step = f"measure these sizes too: --sizes {','.join(map(str, sizes))}"
-            return replace(answer, next_step=step)
-        step = _MORE_SIZES if answer.level else ""
-        return replace(
-            answer,
-            details=(*answer.details, "no size would narrow a transition"),
-            next_step=step,
         )
     titles, _ = split_titles(titles)
     fit = _fit_texts(curves[0]) if len(curves) == 1 else []
@@ -255,7 +241,7 @@ def transitions_answer(
             span = _span(transition.low_bytes, transition.high_bytes)
             changes.append(f"{which}{what} between {span}")
     texts += units.shorten_list(changes, _MOST_TOLD, "{} more transitions")
-    next_step = _REFINE if vague else ""
+    next_step = _sizes_to_measure(curves) if vague else ""
     if vague and len(curves) == 1:
         ends = ", and ".join(f"between {_span(low, high)}" for low, high in vague)
         texts.append(f"the law changes {ends}, with too few sizes there to fit it")
@@ -290,7 +276,7 @@ def transitions_answer(
         if len(curves) > 1
         else f"({reason})",
         certainty=CANNOT_TELL,
-        next_step=_REFINE if any(curve.refining for curve in curves) else _MORE_SIZES,
+        next_step=_sizes_to_measure(curves),
         details=(*steady_texts, *fit, *texts),
     )
 
