@@ -212,8 +212,8 @@ HOW = (
     Field("rehearse", "nccl ranks share one GPU, to try a command: times mean nothing", bool),
     Field(
         "concurrent",
-        "measure each case alone, the work alone, and both: matmul, copy or both, with :SIZE, or "
-        "COLLECTIVE:GROUPS; background:LABEL only records that other work ran",
+        "measure each case alone, the work alone, and both: matmul, copy or both, with :SIZE; "
+        "background:LABEL only records that other work ran",
         metavar="WORK",
     ),
     Field("check", "verify results ({default})", bool, texts={"0": False, "1": True}, short="-c"),

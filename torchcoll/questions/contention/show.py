@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -76,18 +75,14 @@ def concurrent_grid(overlaps: Sequence[Overlap], machine: Sequence[str] = ()) ->
 
 def _heads(overlaps: Sequence[Overlap]) -> list[str]:
     lines = []
-    for work, threads, bus_bytes in Counter(
-        (o.work, o.threads, o.work_bus_bytes) for o in overlaps
-    ):
+    for work, threads in dict.fromkeys((o.work, o.threads) for o in overlaps):
         where = "on every rank, in a stream of its own"
-        if bus_bytes is not None:
-            where = "on groups of its own"
-        elif threads is not None:
+        if threads is not None:
             where = "on every rank, in a thread of its own"
             if not work.startswith("copy"):
                 where += f"; {counted(threads, 'thread')} a product"
         lines.append(f"concurrent with {work}, {where}")
-    return list(dict.fromkeys(lines))
+    return lines
 
 
 def _overlap_text(overlap: Overlap) -> str:
