@@ -15,6 +15,7 @@ SEEDS = sorted(path.parent.name for path in ROOT.glob("results/*/claims.md"))
 # (folder, beginning of the statement) -> what the first sentence has to say, taken from the
 # verdict in claims.md; 18 cells that differ are 11 slower and 7 faster ones, 0.31 is 3.2x slower.
 VERDICTS = {
+    ("a100-8gpu-baseline", "peak all-reduce"): "^FAIL 7 of 7 cases implausible",
     ("a100-8gpu-baseline", "contention"): "^implausible figures",
     ("h200-8gpu-kernels", '"not much'): "slower .* in 11 of 80 cases: broadcast 4M 3.2x .*in 7:",
     ("h200-8gpu-kernels", "nvidia kernel slightly"): "faster .* in 1 of 8 cases",
@@ -24,12 +25,11 @@ VERDICTS = {
         "simulator-hgx-h100",
         "geomean errors",
     ): r"mean error of 19\.6 % \(18\.0 % geometric mean\) .* worst 43\.4 %",
+    ("nccl-transitions", "230-700"): "^FAIL 7 of 7 cases implausible",
     ("nccl-transitions", "the zone of"): "changes between .* and 16M",
 }
 # Rows whose first sentence does not say the verdict, and why.
 NOT_FIRST = {
-    ("a100-8gpu-baseline", "peak all-reduce"): "show --reference has a table and no answer",
-    ("nccl-transitions", "230-700"): "show --reference has a table and no answer",
     ("h200-8gpu-kernels", "160 algorithm"): "the table has the figures; the answer is the verdict",
     ("h200-8gpu-kernels", "8 GPUs; 1M"): "a pivot has no answer",
     ("oneccl-cold-scaling", "second call"): "cold answers what the first call takes",

@@ -80,11 +80,6 @@ def replay_arguments(parser: argparse.ArgumentParser) -> None:
         help="how many times to play the step (default %(default)s)",
     )
     add(
-        "--shrink",
-        action="store_true",
-        help="on fewer ranks than captured: the first ranks play what is left of their groups",
-    )
-    add(
         "--rehearse",
         action="store_true",
         help="try it on one GPU that all nccl ranks share; times mean nothing",
@@ -127,7 +122,7 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
         from torchcoll.bench.recorder import Recorder
 
         recorder = Recorder(file.emit)
-    asked = [spec.to_json(), options.file, options.steps, options.shrink]
+    asked = [spec.to_json(), options.file, options.steps]
     what = SessionOptions(
         spec,
         launch,
@@ -138,9 +133,7 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
     )
 
     try:
-        result = play(
-            torch, what, lambda: Traffic.load(options.file), options.steps, options.shrink
-        )
+        result = play(torch, what, lambda: Traffic.load(options.file), options.steps)
         if result is not None and file.writer:
             from torchcoll.questions.show.show import show
 
