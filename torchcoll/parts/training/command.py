@@ -189,7 +189,7 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_trace(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.parts.training.traces import read_jobs, read_traffic
+    from torchcoll.parts.training.traces import read_traffic
     from torchcoll.parts.training.traffic_show import VIEWS, show_traffic
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.report.formats import FORMATS, split_list
@@ -204,27 +204,24 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
     step = None if options.step is None else int(options.step)
     if options.perfetto:
         check_new(options.perfetto, "perfetto", options.force)
-    if not (options.output or options.perfetto):
-        jobs = read_jobs(options.files)
-    else:
-        jobs = [read_traffic(options.files)]
+    traffic = read_traffic(options.files)
     if options.output:
         # The new file is complete, so problems of the files that were read must be noted in it.
-        kept = [*jobs[0].notes, *jobs[0].problems]
-        dataclasses.replace(jobs[0], notes=kept).save(options.output)
+        notes = [*traffic.notes, *traffic.problems]
+        dataclasses.replace(traffic, notes=notes).save(options.output)
         tell(f"written: {options.output}")
     if options.perfetto:
         from torchcoll.parts.training.ledger import Ledger
         from torchcoll.parts.training.perfetto import traffic_trace
 
-        text, clocks = traffic_trace(Ledger(jobs[0]))
+        text, clocks = traffic_trace(Ledger(traffic))
         write_file(options.perfetto, text, "perfetto", options.force)
         tell(f"torchcoll: trace: {options.perfetto}")
         for note in clocks:
             tell(f"torchcoll: note: {note}")
-    show_traffic(jobs, options.format, views=views, step=step)
-    for problem in (problem for job in jobs for problem in job.problems):
-        if options.format in ("csv", "json"):
+    show_traffic([traffic], options.format, views=views, step=step)
+    if options.format in ("csv", "json"):
+        for problem in traffic.problems:
             tell(f"torchcoll: warning: {problem}")
     return ExitCode.OK
 
