@@ -18,6 +18,7 @@ from torchcoll.core.spec import ExactCall
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.traffic_spec import point_of
 from torchcoll.core.units import counted
+from torchcoll.parts.training.intervals import Union
 
 Step = int | None  # its number; None where no step was marked: all calls are one
 
@@ -55,11 +56,13 @@ class RankPlayback:
 
     - plays: the calls in the order of issue.
     - span_ns: duration of the step in training; None without marks.
+    - in_flight_ns: how long any of its calls was in flight then; None if a call has no time.
     - notes: what is not replayed as captured, one sentence each.
     """
 
     plays: tuple[PlayedCall, ...]
     span_ns: int | None
+    in_flight_ns: int | None
     notes: tuple[str, ...]
 
 
@@ -121,7 +124,9 @@ def rank_playback(traffic: Traffic, rank: int, step: Step) -> RankPlayback:
         if call.span and call.clock == "host" and plays[-1].asynchronous:
             end_ns[len(plays) - 1] = call.span[1]
     span_ns = step_span[1] - step_span[0] if step_span else None
-    return RankPlayback(tuple(plays), span_ns, tuple(notes))
+    in_training = [call.span for call in calls if call.span]
+    in_flight_ns = Union(in_training).total if len(in_training) == len(calls) else None
+    return RankPlayback(tuple(plays), span_ns, in_flight_ns, tuple(notes))
 
 
 def _point(call: TrafficCall, members: tuple[int, ...], rank: int) -> tuple[ExactCall | None, str]:

@@ -271,7 +271,8 @@ def play(
             "started": player.started,
             "times": player.times,
             "spans": spans,
-            "span": playback.span_ns,
+            "step_ns": playback.span_ns,
+            "in_flight_ns": playback.in_flight_ns,
             "notes": playback.notes,
         }
         gathered = session.local.control.gather(report)
@@ -279,8 +280,10 @@ def play(
         if session.run is None:
             return None
         result = _traffic(gathered, player.clock, session.entries[0].name)
-        spans = [report["span"] for report in gathered if report["span"] is not None]
-        played = {"step": step, "step_ns": max(spans, default=None)}
+        played: dict[str, int | None] = {"step": step}
+        for name in ("step_ns", "in_flight_ns"):
+            times = [report[name] for report in gathered if report[name] is not None]
+            played[name] = max(times, default=None)
         result.environment = {**session.run.environment, "replay": played}
         result.notes = [
             *_notes(gathered, traffic, step),

@@ -58,7 +58,7 @@ _SUMMARY = (
 _BYTES = "bytes a step: the input of one rank"
 _TIME = "time a step: of the calls on their slowest ranks, added up; they may overlap"
 _WAITING = "waiting: for the last rank of each call, on the rank that waited longest"
-_TRANSFER = "transfer: of a call, from when all ranks had begun it"
+_TRANSFER = "transfer: from when all ranks had begun a call; medians of columns need not add up"
 _ALGORITHM = "algorithm: a hint (?) by the names of the kernels, some of which run others too"
 # Dimensions are columns, or part of the header if all rows agree; the functions make that text.
 _TRAFFIC_DIMENSIONS: dict[str, Callable[[Any], str]] = {
@@ -145,11 +145,16 @@ _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
 _FIGURES = [*_COLUMNS][[*_COLUMNS].index("calls_per_step") : [*_COLUMNS].index("module")]
 
 
-def _columns(names: Iterable[str]) -> list[tuple[Head, Callable[[Any], str]]]:
+def _columns(
+    names: Iterable[str], sized: bool = True
+) -> list[tuple[Head, Callable[[Any], str]]]:
+    """Returns the columns of these fields; without those of bytes if the source has no sizes."""
+
     def column(head: Head, cell: Callable[[Any], str], name: str) -> Any:
         return head, lambda row: cell(getattr(row, name))
 
-    return [column(*_COLUMNS[name], name) for name in names]
+    kept = [name for name in names if sized or not name.startswith("bytes_")]
+    return [column(*_COLUMNS[name], name) for name in kept]
 
 
 def show_traffic(
@@ -195,6 +200,9 @@ def show_traffic(
             **({"over_time": dataclasses.asdict(table.over_time)} if table.over_time else {}),
             **({"arrivals": arrivals_object(arrivals)} if arrivals else {}),
         }
+        if not table.sized:
+            for row in (*document["rows"], *document["modules"]):
+                row.update((name, None) for name in row if name.startswith("bytes_"))
         records = [{**file_name, **row} for row in document["rows"]]
         forms.append(Forms(traffic_grids(traffic, table, arrivals, views), document, records))
     print_results(forms, format, file)
@@ -234,19 +242,21 @@ def _summary(table: TrafficTable, arrivals: Arrivals | None) -> Grid:
         return f"on rank {most.rank}" if most and len(table.ranks) > 1 else ""
 
     exposed = table.exposed
-    module = exposed.most
+    of_exposed, module = "", exposed.most
+    if module:
+        moving = f"{format_ns(module.moving_ns, 3)} without waiting, on average"
+        of_exposed = f"{one_line(module.text)}: {moving}"
+    elif exposed.unknown:
+        of_exposed = f"not known of {_count(exposed.unknown)} calls a step"
+    computing = rank_with_most("computing_ns")
+    if table.computing_ns is None:
+        computing = "not recorded: traces of torch.profiler have it"
     waited = arrivals.ranks[0] if arrivals and arrivals.ranks else None
     rows = [
         ("step", table.step_ns, rank_with_most("step_ns")),
-        ("computing", table.computing_ns, rank_with_most("computing_ns")),
+        ("computing", table.computing_ns, computing),
         ("in flight", table.busy_ns, rank_with_most("in_flight_ns")),
-        (
-            "exposed",
-            None if exposed.unknown else exposed.total_ns,
-            f"{one_line(module.text)}: {format_ns(module.moving_ns, 3)} without waiting, on average"
-            if module
-            else "",
-        ),
+        ("exposed", None if exposed.unknown else exposed.total_ns, of_exposed),
         (
             "waiting",
             table.wait_ns,
@@ -255,6 +265,8 @@ def _summary(table: TrafficTable, arrivals: Arrivals | None) -> Grid:
             else "",
         ),
     ]
+    if table.replayed:  # nothing is computed, so every call is exposed
+        rows = [row for row in rows if row[0] not in ("computing", "exposed")]
     return make_grid(
         [
             (Head("", left=True), lambda row: row[0]),
@@ -272,10 +284,11 @@ def _summary(table: TrafficTable, arrivals: Arrivals | None) -> Grid:
 def _calls(table: TrafficTable) -> Grid:
     if not table.rows:
         return Grid([], [], below=["no calls"])
-    out = any(row.bytes_out != row.bytes_in for row in table.rows)
-    varying = [name for name, varies in _varying(table.rows).items() if varies]
-    names = ["collective", "bytes_in", *["bytes_out"] * out, *varying, *_FIGURES]
-    return make_grid(_columns(names), table.rows)
+    names = ["collective", "bytes_in"]
+    if any(row.bytes_out != row.bytes_in for row in table.rows):
+        names.append("bytes_out")
+    names += [name for name, varies in _varying(table.rows).items() if varies]
+    return make_grid(_columns([*names, *_FIGURES], table.sized), table.rows)
 
 
 def _varying(rows: Sequence[TrafficRow]) -> dict[str, bool]:
@@ -297,7 +310,7 @@ def _modules(table: TrafficTable) -> Grid:
     )
     more = len(rows) - MOST_ROWS
     figures = ("calls_per_step", "bytes_per_step", "time_per_step_ns", "exposed_ns", "share")
-    columns = _columns(("module", "collective", *figures))
+    columns = _columns(("module", "collective", *figures), table.sized)
     return make_grid(
         [(dataclasses.replace(head, legend=""), cell) for head, cell in columns],
         rows[:MOST_ROWS],
@@ -407,19 +420,23 @@ def _cost(table: TrafficTable, arrivals: Arrivals | None = None) -> Answer | Non
     if not table.step_ns:
         return Answer(_sent(table))
     if table.replayed:
-        number, trained_ns = map(table.replayed.get, ("step", "step_ns"))
+        names = ("step", "step_ns", "in_flight_ns")
+        number, trained_ns, flight_ns = map(table.replayed.get, names)
         which = "the captured step" if number is None else one_line(f"step {number}")
         details = [_sent(table)]
         if isinstance(trained_ns, int):
-            details.insert(0, f"in training the step took {format_ns(trained_ns, 3)}")
-        names = ", ".join(distinct_values(table.rows, "backend"))
+            training = f"the step took {format_ns(trained_ns, 3)}"
+            if isinstance(flight_ns, int):
+                training += f", and they were in flight for {format_ns(flight_ns, 3)} of it"
+            details.insert(0, f"in training {training}")
+        backends = ", ".join(distinct_values(table.rows, "backend"))
         return Answer(
             f"the calls of {which}",
             verb="take {} alone",
             many=True,
             size=table.step_ns,
             unit="ns",
-            scope=f"on {len(table.ranks)} {one_line(names)} ranks",
+            scope=f"on {len(table.ranks)} {one_line(backends)} ranks",
             details=tuple(details),
         )
     step = f"a step of {format_ns(table.step_ns, 3)}"
@@ -469,10 +486,11 @@ def _sent(table: TrafficTable) -> str:
     numbers = table.most_calls.items()
     calls = ", ".join(f"{_count(number)} {one_line(name)}" for name, number in numbers)
     span = " a step" if table.marked else " in all"
-    if len({row.ranks for row in table.rows}) == 1:
+    alike = len({row.ranks for row in table.rows}) == 1
+    if alike and table.sized:
         size = format_bytes(sum(row.bytes_per_step for row in table.rows))
         return f"each rank sends {size}{span} in {calls}"
-    most = "at most " if len(table.ranks) > 1 else ""  # each rank has a different sum
+    most = "" if alike else "at most "  # each rank has a different sum
     return f"each rank makes {most}{calls}{span}"
 
 
