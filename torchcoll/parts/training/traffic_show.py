@@ -145,9 +145,7 @@ _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
 _FIGURES = [*_COLUMNS][[*_COLUMNS].index("calls_per_step") : [*_COLUMNS].index("module")]
 
 
-def _columns(
-    names: Iterable[str], sized: bool = True
-) -> list[tuple[Head, Callable[[Any], str]]]:
+def _columns(names: Iterable[str], sized: bool = True) -> list[tuple[Head, Callable[[Any], str]]]:
     """Returns the columns of these fields; without those of bytes if the source has no sizes."""
 
     def column(head: Head, cell: Callable[[Any], str], name: str) -> Any:
