@@ -67,32 +67,28 @@ def print_warning(text: str) -> None:
         tell(f"torchcoll: warning: capture: {text}")
 
 
+def _new_path(folder: Path, stem: str, suffix: str) -> Path:
+    """Returns the path of a new file of this rank, next to those of earlier captures."""
+    names = (f"{stem}-{number}{suffix}" for number in itertools.count(2))
+    paths = (folder / name for name in itertools.chain([f"{stem}{suffix}"], names))
+    return next(path for path in paths if not os.path.lexists(path))
+
+
 def open_rank_file(folder: Path, rank: int) -> Writer | None:
-    """Opens a new file of this rank, next to those of earlier captures.
+    """Opens a new file of this rank.
 
     Returns None, with a warning, if there is no room for it. Raises UsageError for a folder that
     cannot be written.
     """
-    for number in itertools.count(1):
-        name = f"{RANK_FILE}{rank}.jsonl" if number == 1 else f"{RANK_FILE}{rank}-{number}.jsonl"
-        if os.path.lexists(folder / name):
-            continue
-        try:
-            return Writer(folder / name, "Name another folder.")
-        except TorchcollError as error:
-            reason = error.__context__
-            if isinstance(reason, FileExistsError) and os.path.lexists(folder / name):
-                continue
-            if not isinstance(reason, OSError) or reason.errno not in NO_ROOM:
-                raise
-            warn(
-                reason.strerror,
-                folder / name,
-                "room for a new file",
-                "its calls are in memory alone",
-            )
-            return None
-    return None
+    path = _new_path(folder, f"{RANK_FILE}{rank}", ".jsonl")
+    try:
+        return Writer(path, "Name another folder.")
+    except TorchcollError as error:
+        reason = error.__context__
+        if not isinstance(reason, OSError) or reason.errno not in NO_ROOM:
+            raise
+        warn(reason.strerror, path, "room for a new file", "its calls are in memory alone")
+        return None
 
 
 class CaptureFile:
@@ -265,26 +261,20 @@ class RingFile:
 
     @classmethod
     def open(cls, folder: Path, capture: str | None) -> RingFile | None:
-        """Opens a new ring of this rank, next to those of earlier captures.
+        """Opens a new ring of this rank.
 
         Returns None, with a warning, if there is no room for it. Raises UsageError for a folder
         that cannot be written.
         """
-        number = 1
-        while True:
-            suffix = "" if number == 1 else f"-{number}"
-            path = folder / f"{RING_FILE}{dist.get_rank()}{suffix}.ring"
-            try:
-                file = open_to_write(path, "x+b", buffering=0)
-                break
-            except FileExistsError:
-                number += 1
-            except OSError as error:
-                if error.errno in NO_ROOM:
-                    _warn_no_room(path, error)
-                    return None
-                expected = f"a folder that can be written ({error.strerror})"
-                raise UsageError("path", folder, expected, "Name another folder.") from None
+        path = _new_path(folder, f"{RING_FILE}{dist.get_rank()}", ".ring")
+        try:
+            file = open_to_write(path, "x+b", buffering=0)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                _warn_no_room(path, error)
+                return None
+            expected = f"a folder that can be written ({error.strerror})"
+            raise UsageError("path", folder, expected, "Name another folder.") from None
         try:
             with file:
                 rest = memoryview(bytes(CALLS_AT + CAPACITY * CALL.size))
