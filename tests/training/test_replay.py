@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from error_form import error_line, error_text
+from foreign_traces import INFO, kernel, param, step
 from torch.distributed.run import get_args_parser
 
 import torchcoll
@@ -27,6 +28,7 @@ from torchcoll.parts.training import command as command
 from torchcoll.parts.training.replay import replay
 
 MS = 1_000_000
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 UNTOLD = ("send", "recv", "reduce_scatter", "reduce_scatter_v")
 
 
@@ -267,6 +269,23 @@ def test_a_mesh_on_half_of_its_ranks(jobs, tmp_path):
     )
     # 256 bytes of all_reduce and 64 of send on each of 2 ranks.
     assert any("2 all_reduce, 2 send" in note and "640 B" in note for note in replayed.notes)
+
+
+def test_traces_of_a_profiler(jobs, tmp_path):
+    """Of nccl, played on gloo: what belongs to the kernels of the trace is gone."""
+    (tmp_path / "traces").mkdir()
+    for rank in (0, 1):
+        events = [step(3, 0, 900), param("allreduce", 100, 1), kernel(NCCL, 200, 300, 1)]
+        data = {"distributedInfo": {**INFO, "rank": rank}, "traceEvents": events}
+        (tmp_path / "traces" / f"rank{rank}.json").write_text(json.dumps(data))
+    out = tmp_path / "replayed.jsonl"
+    arguments = (str(tmp_path / "traces"), "--backend", "gloo", "--steps", "1", "-J", str(out))
+    job = jobs(tmp_path / "job", console(*arguments), 2)
+    assert {ended.code for ended in job.wait(60).values()} == {0}, errors(job)
+    training = "in training the step took 900 us, and they were in flight for 300 us of it"
+    assert training in " ".join(job.text(0, "stdout").split())
+    _, played = Traffic.load(out).calls[0]
+    assert (played.bytes_in, played.clock, played.algorithm) == (1000, "host", "")
 
 
 def test_in_the_launch_that_captured_it(jobs, tmp_path):

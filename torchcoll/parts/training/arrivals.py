@@ -218,15 +218,12 @@ class Arrivals:
         elif self.waited_ns:
             span = f"on average {span}"
         facts = [f"{100 * caused / self.wait_ns:.0f} % of all waiting"] if self.wait_ns else []
+        single = " with a single last rank" if rank.ties else ""
         facts.append(
-            f"last in {rank.last} of {counted(rank.calls + rank.ties, 'call')}, "
+            f"last in {rank.last} of {counted(rank.calls, 'call')}{single}, "
             f"{100 * rank.chance:.0f} % by chance"
         )
-        details = []
-        if rank.ties:
-            details.append(f"no single rank was last in {rank.ties} of these calls")
-        if self.unrecorded:
-            details.append("unless it waited for a rank that was not recorded")
+        details = ["unless it waited for a rank that was not recorded"] * self.unrecorded
         when = f" in the {rank.when}" if rank.when else ""
         return Answer(
             _name(rank),

@@ -68,9 +68,9 @@ _FORMATS = ("table", "markdown", "csv", "json")
 
 
 def replay_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "torchrun --nproc-per-node N -m torchcoll replay FILE [options]"
+    parser.usage = "torchrun --nproc-per-node N -m torchcoll replay PATH [options]"
     add = parser.add_argument
-    add("file", metavar="FILE", help="what torchcoll.capture saved, or a folder of such files")
+    add("file", metavar="PATH", help="a folder, or one file of all ranks, that trace reads")
     add("--backend", help="such as nccl, xccl, ccl or gloo (default: what the machine has)")
     add("--device", help="cpu, cuda or xpu")
     add(
@@ -117,8 +117,8 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
     )
     torch = import_torch()
     from torchcoll.bench.session import SessionOptions
-    from torchcoll.core.traffic import Traffic
     from torchcoll.parts.training.replay import ReplayFile, play
+    from torchcoll.parts.training.traces import read_traffic
 
     file = ReplayFile(options.output)
 
@@ -139,7 +139,7 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
 
     try:
         result = play(
-            torch, what, lambda: Traffic.load(options.file), options.steps, options.shrink
+            torch, what, lambda: read_traffic([options.file]), options.steps, options.shrink
         )
         if result is not None and file.writer:
             from torchcoll.questions.show.show import show

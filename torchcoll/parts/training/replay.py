@@ -398,6 +398,8 @@ def _traffic(gathered: Sequence[dict[str, Any]], clock: str, backend: str) -> Tr
                         time_ns=ns,
                         clock=clock,
                         exposed_ns=None,
+                        began_ns=None,
+                        algorithm="",
                     )
                 )
     return result

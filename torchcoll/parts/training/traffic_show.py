@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.answer import PROBABLY, Answer
 from torchcoll.core.errors import one_line
+from torchcoll.core.summary import median
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import (
     counted,
@@ -386,7 +387,8 @@ def traffic_answer(table: TrafficTable, arrivals: Arrivals | None = None) -> Ans
     if arrivals is None:
         return cost
     who = arrivals.answer
-    who = dataclasses.replace(who, subject=one_line(who.subject))
+    details = (*who.details, *_why_late(table, arrivals))
+    who = dataclasses.replace(who, subject=one_line(who.subject), details=details)
     if cost is None:
         return who
     if table.replayed and not arrivals.late:
@@ -395,6 +397,20 @@ def traffic_answer(table: TrafficTable, arrivals: Arrivals | None = None) -> Ans
         return dataclasses.replace(who, details=(*who.details, cost.text))
     details = (*cost.details, who.headline, *map(one_line, who.details))
     return dataclasses.replace(cost, details=details, next_step=cost.next_step or who.next_step)
+
+
+def _why_late(table: TrafficTable, arrivals: Arrivals) -> list[str]:
+    """Returns what the late rank does longer than the other ranks, if that explains the waiting."""
+    texts = []
+    late, waited_ns = arrivals.late[:1], arrivals.answer.size
+    for name, verb in (("computing_ns", "computes"), ("idle_ns", "is idle")):
+        of_ranks = {rank.rank: getattr(rank, name) for rank in table.ranks}
+        own_ns = of_ranks.pop(late[0].rank, None) if late else None
+        others = [ns for ns in of_ranks.values() if ns is not None]
+        if own_ns and others and waited_ns and own_ns - median(others) >= waited_ns / 2:
+            times = f"{format_ns(own_ns, 3)} in a step, the others {format_ns(median(others), 3)}"
+            texts.append(f"rank {late[0].rank} {verb} {times}")
+    return texts
 
 
 def _cost(table: TrafficTable, arrivals: Arrivals | None = None) -> Answer | None:
