@@ -146,8 +146,8 @@ def test_every_kind_of_call(jobs, tmp_path):
         starts = [call.start_ns for call in calls]
         assert starts == sorted(starts) and starts[0] == 0
         spans = recorded.steps[rank]
-        for step, (start, end) in enumerate(spans):
-            inside = [call for call in calls if call.step == step]
+        for number, (start, end) in enumerate(spans):
+            inside = [call for call in calls if call.step == number]
             assert all(start <= call.start_ns <= end for call in inside)
         # Numbered in each group, messages for each peer and direction, as a capture numbers them.
         numbers = [call.sequence for call in calls if call.group == "pair"]

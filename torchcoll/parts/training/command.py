@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.commands import SubCommand
@@ -17,6 +18,7 @@ from torchcoll.core.errors import ExitCode, UsageError, choice, tell
 from torchcoll.core.units import counted, parse_ranks
 
 if TYPE_CHECKING:
+    from torchcoll.core.traffic import Traffic
     from torchcoll.machine.launcher import Launch
 
 _MACHINE = "NAME|FILE"
@@ -117,44 +119,41 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
     )
     torch = import_torch()
     from torchcoll.bench.session import SessionOptions
-    from torchcoll.parts.training.replay import ReplayFile, play
-    from torchcoll.parts.training.traces import read_traffic
+    from torchcoll.parts.training.replay import play
 
-    file = ReplayFile(options.output)
-
-    recorder = None
-    if launch.rank == 0:
-        from torchcoll.bench.recorder import Recorder
-
-        recorder = Recorder(file.emit)
     asked = [spec.to_json(), options.file, options.steps, options.shrink]
     what = SessionOptions(
         spec,
         launch,
         asked=fingerprint(asked),
         argv=sys.argv[1:],
-        recorder=recorder,
-        on_exit=file.close,
+        on_exit=lambda: None,  # as of a command: a signal ends the process
     )
 
-    try:
-        result = play(
-            torch, what, lambda: read_traffic([options.file]), options.steps, options.shrink
-        )
-        if result is not None and file.writer:
-            from torchcoll.questions.show.show import show
+    def read() -> Traffic:
+        from torchcoll.parts.training.traces import read_traffic
+        from torchcoll.report.destination import check_new
 
-            lost = not file.writer.there()
-            result.write(file.writer)
-            result.path = file.path
-            if not lost:
-                tell(f"traffic file: {file.path}")
+        if launch.rank == 0 and options.output:
+            check_new(options.output, "output")
+        return read_traffic([options.file])
+
+    result = play(torch, what, read, options.steps, options.shrink)
+    if result is not None:
+        from torchcoll.bench.output import open_default
+        from torchcoll.questions.show.show import show
+
+        try:
+            if options.output:
+                result.save(options.output)
+                result.path = Path(options.output)
+            else:
+                backend = next(iter(result.groups.values())).backend
+                result.path, writer = open_default("replay", backend, result.ranks)
+                result.write(writer)
+            tell(f"traffic file: {result.path}")
+        finally:
             show(result, format=options.format)
-            if lost:
-                tell(f"torchcoll: error: traffic file {file.path}: removed or moved while playing")
-                return ExitCode.FAILED
-    finally:
-        file.close()
     return ExitCode.OK
 
 
@@ -436,6 +435,5 @@ COMMANDS = {
         replay_arguments,
         run_replay,
         examples=("torchrun --nproc-per-node 8 -m torchcoll replay traffic/",),
-        exit_1="the file that is being written was removed",
     ),
 }

@@ -7,21 +7,17 @@ training, otherwise at the end of the step, so no two ranks can wait for each ot
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from torchcoll.bench.communicators import first_call
-from torchcoll.bench.output import RUNS_FOLDER, open_default
 from torchcoll.bench.plan import lacks_memory
 from torchcoll.bench.session import Session, SessionOptions, opened
 from torchcoll.core.case import fingerprint
 from torchcoll.core.collectives import COLLECTIVES, DTYPES, Layout
 from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError, brief
-from torchcoll.core.file import Writer
 from torchcoll.core.spec import Spec
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.traffic_spec import point_of
@@ -36,37 +32,6 @@ from torchcoll.parts.training.playback import (
     rank_playback,
 )
 from torchcoll.parts.training.player import Members, Player
-
-
-class ReplayFile:
-    """The traffic file that rank 0 writes: opened before the first play, removed if empty."""
-
-    def __init__(self, name: str | None) -> None:
-        self._name = name
-        self.path: Path | None = None
-        self.writer: Writer | None = None
-        self._new_folders: list[Path] = []  # folders that the replay makes, the innermost first
-
-    def emit(self, record: str, data: dict[str, Any]) -> None:
-        """Takes a record of the session and opens the file at the header, which comes first."""
-        if record != "header":
-            return
-        folder = Path(RUNS_FOLDER if self._name is None else self._name).absolute()
-        folder = folder if self._name is None else folder.parent
-        self._new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
-        if self._name is None:
-            self.path, self.writer = open_default("replay", data["spec"]["backend"], data["ranks"])
-        else:
-            self.path, self.writer = Path(self._name), Writer(Path(self._name), "Name another.")
-
-    def close(self) -> None:
-        """Closes the file and removes it and its new folders if it is empty."""
-        if self.writer:
-            self.writer.discard_empty()
-            self.writer = None
-            with contextlib.suppress(OSError):  # another job may use it by now
-                for folder in self._new_folders:
-                    folder.rmdir()
 
 
 def shrink_traffic(traffic: Traffic, ranks: int) -> tuple[Traffic, list[str]]:
