@@ -417,66 +417,44 @@ def _cost(table: TrafficTable, arrivals: Arrivals | None = None) -> Answer | Non
     """What communication costs a step: what is exposed, or else how long any call is in flight."""
     if not table.rows:
         return None
+    sent, busy_ns, step_ns = _sent(table), table.busy_ns, table.step_ns
     if table.behind:
-        return dataclasses.replace(table.behind, details=(_sent(table),))
+        return dataclasses.replace(table.behind, details=(sent,))
     if not table.marked:
         unmarked = "(no steps are marked)"
-        if not table.busy_ns:
-            return Answer(_sent(table), scope=unmarked)
-        return Answer(
-            "communication",
-            verb="takes {} in all",
-            size=table.busy_ns,
-            unit="ns",
-            scope=unmarked,
-            details=(_sent(table),),
-        )
-    if not table.step_ns:
-        return Answer(_sent(table))
+        if not busy_ns:
+            return Answer(sent, scope=unmarked)
+        return _time_answer("communication", "takes {} in all", busy_ns, unmarked, sent)
+    if not step_ns:
+        return Answer(sent)
     if table.replayed:
         names = ("step", "step_ns", "in_flight_ns")
         number, trained_ns, flight_ns = map(table.replayed.get, names)
         which = "the captured step" if number is None else one_line(f"step {number}")
-        details = [_sent(table)]
+        details = [sent]
         if isinstance(trained_ns, int):
             training = f"the step took {format_ns(trained_ns, 3)}"
             if isinstance(flight_ns, int):
                 training += f", and they were in flight for {format_ns(flight_ns, 3)} of it"
             details.insert(0, f"in training {training}")
-        backends = ", ".join(distinct_values(table.rows, "backend"))
-        return Answer(
-            f"the calls of {which}",
-            verb="take {} alone",
-            many=True,
-            size=table.step_ns,
-            unit="ns",
-            scope=f"on {len(table.ranks)} {one_line(backends)} ranks",
-            details=tuple(details),
-        )
-    step = f"a step of {format_ns(table.step_ns, 3)}"
-    busy = None if table.busy_ns is None else _whole_percent(table.busy_ns / table.step_ns)
-    exposed = table.exposed
+        backends = one_line(", ".join(distinct_values(table.rows, "backend")))
+        where = f"on {len(table.ranks)} {backends} ranks"
+        answer = _time_answer(f"the calls of {which}", "take {} alone", step_ns, where, *details)
+        return dataclasses.replace(answer, many=True)
+    step, exposed = f"a step of {format_ns(step_ns, 3)}", table.exposed
+    busy = None if busy_ns is None else _whole_percent(busy_ns / step_ns)
     if exposed.total_ns is not None and not exposed.unknown:
-        what = _spent_on(exposed, arrivals)
-        flight = () if busy is None else (f"a collective is in flight in {busy} of the step",)
-        return Answer(
-            step,
-            verb="spends {} on communication",
-            size=exposed.total_ns,
-            unit="ns",
-            scope=f"({_whole_percent(exposed.share)}{what})",
-            details=(*flight, _sent(table)),
-        )
-    if busy is None:
-        return Answer(step, verb="has communication of unknown time", details=(_sent(table),))
-    return Answer(
-        step,
-        verb="has a collective in flight for {}",
-        size=table.busy_ns,
-        unit="ns",
-        scope=f"({busy})",
-        details=(_sent(table),),
-    )
+        scope = f"({_whole_percent(exposed.share)}{_spent_on(exposed, arrivals)})"
+        flight = [] if busy is None else [f"a collective is in flight in {busy} of the step"]
+        verb = "spends {} on communication"
+        return _time_answer(step, verb, exposed.total_ns, scope, *flight, sent)
+    if busy_ns is None:
+        return Answer(step, verb="has communication of unknown time", details=(sent,))
+    return _time_answer(step, "has a collective in flight for {}", busy_ns, f"({busy})", sent)
+
+
+def _time_answer(subject: str, verb: str, time_ns: float, scope: str, *details: str) -> Answer:
+    return Answer(subject, verb=verb, size=time_ns, unit="ns", scope=scope, details=details)
 
 
 def _spent_on(exposed: Exposed, arrivals: Arrivals | None) -> str:
