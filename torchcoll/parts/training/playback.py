@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchcoll.core.case import fingerprint
@@ -19,6 +19,7 @@ from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.traffic_spec import point_of
 from torchcoll.core.units import counted
 from torchcoll.parts.training.intervals import Union
+from torchcoll.parts.training.steps import find_steps
 
 Step = int | None  # its number; None where no step was marked: all calls are one
 
@@ -72,18 +73,10 @@ def most_common_steps(traffic: Traffic, rank: int) -> list[Step]:
     [None] if no call is in a marked step; [] if the rank made no call.
     """
     calls = _calls_of(traffic, rank)
-    sent_in_step: dict[Step, list[Any]] = {}
-    for call in calls:
-        if call.step is not None:
-            sent = (call.collective, call.bytes_in, call.bytes_out, call.dtype, call.group)
-            sent_in_step.setdefault(call.step, []).append((*sent, call.peer))
-    if not sent_in_step:
+    if all(call.step is None for call in calls):
         return [None] if calls else []
-    sent_by = {step: tuple(sent) for step, sent in sent_in_step.items()}
-    usual = Counter(reversed(sent_by.values())).most_common(1)[0][
-        0
-    ]  # the latest if several are equally common
-    return [step for step, sent in sent_by.items() if sent == usual]
+    marks = {rank: traffic.steps.get(rank, [])}
+    return list(find_steps(replace(traffic, calls={rank: calls}, steps=marks)).steady)
 
 
 def _calls_of(traffic: Traffic, rank: int) -> list[TrafficCall]:
