@@ -82,7 +82,7 @@ def test_a_rank_is_called_late_beyond_chance_alone():
 
     for count in (1, 5):
         assert in_steps(count).late == []
-        assert [row.share for row in in_steps(count).ranks] == [1, 0]
+        assert [row.last / row.calls for row in in_steps(count).ranks] == [1, 0]
     arrivals = in_steps(6)
     assert [row.rank for row in arrivals.late] == [1]
     assert [row.caused_ns for row in arrivals.ranks] == [6 * 9 * 2 * MS, 0]

@@ -102,10 +102,10 @@ def replay_arguments(parser: argparse.ArgumentParser) -> None:
 def run_replay(options: argparse.Namespace) -> int:
     from torchcoll.bench.main import on_ranks
 
-    return on_ranks(lambda launch: _replay(options, launch))
+    return on_ranks(lambda launched: _replay(options, launched))
 
 
-def _replay(options: argparse.Namespace, launch: Launch) -> int:
+def _replay(options: argparse.Namespace, launched: Launch) -> int:
     from torchcoll.bench.main import import_torch
     from torchcoll.core.case import fingerprint
     from torchcoll.core.spec import Spec
@@ -124,21 +124,21 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
     asked = [spec.to_json(), options.file, options.steps, options.shrink]
     what = SessionOptions(
         spec,
-        launch,
+        launched,
         asked=fingerprint(asked),
         argv=sys.argv[1:],
         on_exit=lambda: None,  # as of a command: a signal ends the process
     )
 
-    def read() -> Traffic:
+    def captured() -> Traffic:
         from torchcoll.parts.training.traces import read_traffic
         from torchcoll.report.destination import check_new
 
-        if launch.rank == 0 and options.output:
+        if launched.rank == 0 and options.output:
             check_new(options.output, "output")
         return read_traffic([options.file])
 
-    result = play(torch, what, read, options.steps, options.shrink)
+    result = play(torch, what, captured, options.steps, options.shrink)
     if result is not None:
         from torchcoll.bench.output import open_default
         from torchcoll.questions.show.show import show

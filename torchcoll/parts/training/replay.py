@@ -32,6 +32,7 @@ from torchcoll.parts.training.playback import (
     rank_playback,
 )
 from torchcoll.parts.training.player import Members, Player
+from torchcoll.reading.torch_names import Numbers
 
 
 def shrink_traffic(traffic: Traffic, ranks: int) -> tuple[Traffic, list[str]]:
@@ -85,18 +86,8 @@ def shrink_traffic(traffic: Traffic, ranks: int) -> tuple[Traffic, list[str]]:
             f"left out, because their other ranks are: {kinds} of all steps of these ranks, with "
             f"{format_bytes(left_out_bytes)} of data"
         )
-    smaller_traffic = replace(
-        traffic,
-        ranks=ranks,
-        calls=calls,
-        groups={name: group for name, group in kept.items() if group.ranks},
-        steps={rank: spans for rank, spans in traffic.steps.items() if rank < ranks},
-        computing={rank: spans for rank, spans in traffic.computing.items() if rank < ranks},
-        apart={rank: spans for rank, spans in traffic.apart.items() if rank < ranks},
-        copies={rank: spans for rank, spans in traffic.copies.items() if rank < ranks},
-        clocks={rank: clock for rank, clock in traffic.clocks.items() if rank < ranks},
-    )
-    return smaller_traffic, notes
+    groups = {name: group for name, group in kept.items() if group.ranks}
+    return replace(traffic, ranks=ranks, calls=calls, groups=groups), notes
 
 
 def _fits(groups: Iterable[tuple[int, ...]], ranks: int) -> bool:
@@ -167,13 +158,12 @@ def replay(
     None on the other ranks. A first play, which connects, comes before the marked steps.
 
     - traffic: a Traffic of all ranks, or of this rank in the run that captured it.
-    - shrink: with fewer ranks than captured, the first ranks play what is left of their groups
-      ; ``notes`` say what is left out.
+    - shrink: with fewer ranks than captured, the first ranks play what is left of their groups;
+      ``notes`` say what is left out.
     - backend, device, timeout_s, rehearse: as in Spec.
 
     Calls are made in the captured order on the same groups. Buffers hold zeros, and similar calls
-    share theirs. Before each step all ranks meet in a barrier. Nothing is
-    computed.
+    share theirs. Before each step all ranks meet in a barrier. Nothing is computed.
 
     Raises UsageError for a different number of ranks than captured and for calls that do not fit
     together, UnavailableError for what the backend cannot do, on all ranks.
@@ -345,19 +335,17 @@ def _traffic(gathered: Sequence[dict[str, Any]], clock: str, backend: str) -> Tr
             )
             for call, members in zip(calls, report["members"], strict=True)
         ]
-        numbers: dict[Any, int] = {}
+        numbers = Numbers()
         calls_of_rank = result.calls[rank] = []
         for played, (starts, times) in enumerate(
             zip(report["started"], report["times"], strict=True)
         ):
             for call, group, start, ns in zip(calls, groups, starts, times, strict=True):
-                line = (group, call.collective, call.peer) if call.point_to_point else group
-                number = numbers[line] = numbers.get(line, -1) + 1
                 calls_of_rank.append(
                     replace(
                         call,
                         group=group,
-                        sequence=number,
+                        sequence=numbers.next(call.collective, group, call.peer),
                         step=played - 1 if played else None,
                         start_ns=start - origin,
                         time_ns=ns,

@@ -323,13 +323,14 @@ def _arrivals_grid(arrivals: Arrivals) -> Grid:
     shown = rows[: max(MOST_ROWS, sum(row.late for row in rows))]
     several = len({row.group for row in rows}) > 1
     columns = _columns(("rank", "host", *["group"] * several))
-    columns.append((Head("calls"), lambda row: str(row.calls + row.ties)))
-    columns.append((Head("last in", "% of calls"), lambda row: _whole_percent(row.share)))
+    columns.append((Head("calls"), lambda row: str(row.calls)))
+    columns.append((Head("last in", "% of calls"), lambda row: _percent(row.last / row.calls, 0)))
     columns += _columns(("chance", "caused_ns", "caused_share"))
     columns.append((Head("late", left=True), _late_text))
     below = [
         f"{counted(number, 'call')} not counted: {reason}"
-        for reason, number in arrivals.unsplit.items()
+        for reason, number in {"no single rank was last": arrivals.ties, **arrivals.unsplit}.items()
+        if number
     ]
     if len(rows) > len(shown):
         below.insert(0, f"the {len(shown)} of {len(rows)} rows with most waiting caused")
