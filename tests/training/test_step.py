@@ -107,10 +107,7 @@ def test_bounds_of_two_calls():
     offsets = by_calls(recorded)
     assert offsets.added_ns == {0: 0, 1: -1000.5 * MS}
     assert offsets.error_ns == {0: 0, 1: 2.5 * MS}
-    assert offsets.text.startswith(
-        "clocks aligned by the ends of up to 2 calls that ranks made together, which agree within "
-        "500 us (median); at most 2.50 ms off"
-    )
+    assert "at most 2.50 ms off" in offsets.text
 
 
 def test_calls_that_contradict_each_other_align_nothing():

@@ -72,7 +72,8 @@ _FORMATS = ("table", "markdown", "csv", "json")
 def replay_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "torchrun --nproc-per-node N -m torchcoll replay PATH [options]"
     add = parser.add_argument
-    add("file", metavar="PATH", help="a folder, or one file of all ranks, that trace reads")
+    paths = "what torchcoll.capture or torch.profiler wrote: a folder, or one file of all ranks"
+    add("file", metavar="PATH", help=paths)
     add("--backend", help="such as nccl, xccl, ccl or gloo (default: what the machine has)")
     add("--device", help="cpu, cuda or xpu")
     add(
