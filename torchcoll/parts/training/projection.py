@@ -483,10 +483,9 @@ def finish(projection: Plan, machine: Predictor | None, corrected_by_step: bool)
         )
     collectives = [row.collective for row in projection.step.rows]
     projection.concurrent = machine.concurrent_work(collectives)
-    projection.notes += machine.notes()
-    every = [
-        row for step in (projection.step, *projection.weak, *projection.strong) for row in step.rows
-    ]
+    steps = (projection.step, *projection.weak, *projection.strong)
+    projection.notes += machine.notes(max(step.ranks for step in steps))
+    every = [row for step in steps for row in step.rows]
     extrapolated = dict.fromkeys(row.extrapolated for row in every if row.extrapolated)
     if extrapolated:
         count = sum(bool(row.extrapolated) for row in every)
