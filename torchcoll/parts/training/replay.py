@@ -31,7 +31,6 @@ from torchcoll.parts.training.playback import (
 from torchcoll.parts.training.player import Members, Player
 from torchcoll.reading.torch_names import Numbers
 
-
 _MAX_OFFERS = 50  # latest steps of a rank that are searched for one that all ranks have
 _ON_DEVICE = (
     "times are of events on the device: from where it reached the call, so earlier calls of the "
@@ -173,7 +172,6 @@ def _agree_on_step(
         raise UsageError("traffic", actual, "a captured step", action)
     try:
         playback = rank_playback(traffic, session.local.rank, step)
-        playback = replace(playback, notes=(*left_out, *playback.notes))
     except TorchcollError as error:
         refusal = error
     control.agree(refusal)
