@@ -292,7 +292,7 @@ def test_experts_with_few_tokens_wait_for_the_memory_of_the_gpu():
         step = torchcoll.plan("mixtral-8x7b", layout, batch="1x64", machine="8xH100").step
         assert least_ms < step.compute.ns[0] / 1e6 < least_ms + 2, layout
     busy = torchcoll.plan("mixtral-8x7b", "fsdp=8,ep=8", batch="4x4096", machine="8xH100").step
-    rates = read_architecture("mixtral-8x7b").flops_of_token(4096, masked=True) / 0.48 / 989e12
+    rates = read_architecture("mixtral-8x7b").flops_of_token(4096, masked=True) / 0.38 / 989e12
     assert busy.compute.ns[0] == pytest.approx(1e9 * 4 * 4096 * rates)
 
 
@@ -459,7 +459,7 @@ def test_layouts_that_do_not_fit_get_more_micro_batches():
 
     free = compared(None)["fsdp=2,tp=8,sp"]
     assert free.batch == parse_batch("8x8x8192")
-    for limit, batch in ((free.memory_bytes, "8x8x8192"), (1e9, "64x1x8192")):
+    for limit, batch in ((2 * free.memory_bytes, "8x8x8192"), (1e9, "64x1x8192")):
         row = compared(limit)["fsdp=2,tp=8,sp"]
         assert row.batch == parse_batch(batch)
         alone = plan_config(architecture, layouts[0], parse_batch(batch), BF16)

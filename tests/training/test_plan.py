@@ -519,7 +519,7 @@ def test_a_plan_that_does_not_fit_says_so(capsys):
     for layout, fits in (("fsdp=64", False), ("fsdp=64,ckpt", True)):
         assert main([*command, layout]) == 0
         text = " ".join(capsys.readouterr().out.split())
-        assert (" it does not fit: " in text and "on a GPU of 80 GB" in text) == (not fits)
+        assert (" it does not fit: " in text and "on a GPU of 84.9 GB" in text) == (not fits)
 
 
 def test_a_plan_that_does_not_fit_names_a_like_one_that_does(capsys):
@@ -531,11 +531,11 @@ def test_a_plan_that_does_not_fit_names_a_like_one_that_does(capsys):
     command = ["plan", "llama-3-405b", "--machine", "8xH100", "--batch", "16x1x8192", "--parallel"]
     assert main([*command, "fsdp=128,tp=8,pp=16x8,sp"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "it does not fit: 156 GB of memory on a GPU of 80 GB" in text
-    assert "; zero1=128,tp=8,pp=16x8,sp needs 87.6 GB, tight; --find has others" in text
+    assert "it does not fit: 151 GB of memory on a GPU of 84.9 GB" in text
+    assert "; zero1=128,tp=8,pp=16x8,sp needs 88.1 GB, tight; --find has others" in text
     assert main([*command, "zero1=128,tp=8,pp=16x8,sp"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "it is tight: 87.6 GB of memory on a GPU of 80 GB, and a plan may be off by 10 %" in text
+    assert "it is tight: 88.1 GB of memory on a GPU of 84.9 GB, and a plan may be off by 10" in text
     plan = torchcoll.plan("llama-3-70b", "fsdp=64", machine="8xH100")
     assert plan.smaller is not None and plan.smaller[0] == "fsdp=64,ckpt"
 

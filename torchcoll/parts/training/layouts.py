@@ -157,8 +157,13 @@ class ParallelLayout:
             data = {"replicate": self.replicas, "shard": self.shards}
         else:
             data = {self.data: self.replicas * self.shards}
-        others = {"tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep}
-        return {name: n for name, n in {**data, **others}.items() if n > 1}
+        return {name: n for name, n in {**data, **self.words}.items() if n > 1}
+
+    @property
+    def words(self) -> dict[str, int]:
+        """The degrees of tp, pp, cp and ep that are not 1."""
+        degrees = {"tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep}
+        return {name: n for name, n in degrees.items() if n > 1}
 
     @property
     def kinds(self) -> tuple[int, int]:
@@ -503,16 +508,16 @@ def _experts(
     return (numbers, *inside), inside
 
 
-_LINKED = 8  # ranks of a host for DeepEP
+LINKED = 8  # ranks of a host for DeepEP
 
 
 def _copies(architecture: Architecture, layout: ParallelLayout) -> float:
     """Returns how many copies of a token DeepEP sends: the hosts, or within a host the ranks, that
     top_k experts at random are on.
     """
-    places = layout.ep / _LINKED if layout.ep > _LINKED else float(layout.ep)
+    places = layout.ep / LINKED if layout.ep > LINKED else float(layout.ep)
     visited = places
-    if layout.ep > _LINKED and architecture.expert_groups:
+    if layout.ep > LINKED and architecture.expert_groups:
         visited = min(places, architecture.expert_groups)
     copies = visited * (1 - (1 - 1 / visited) ** architecture.top_k)
     # An all_to_all keeps 1 / ep of its bytes on its rank, DeepEP those to its own host or rank.

@@ -25,8 +25,8 @@
   bytes each. torch's ``loss_parallel`` has four such tensors
   (torch/distributed/tensor/parallel/loss.py, _nll_loss_and_log_softmax_backward): 16 bytes.
   Megatron-LM's cross entropy works in place: 6. The inputs of the head and of its norm are kept.
-- The gradients of a layer's activations: that of its input, whole on each rank of tp, and two of its
-  widest ones. Megatron-LM has gathered the input again by then.
+- The gradients of a layer's activations: that of its input, whole on each rank of tp, and two of
+  its widest ones.
 - In the pipeline as many micro-batches as are in flight (Megatron-LM,
   megatron/core/pipeline_parallel/schedules.py, get_pp_rank_microbatches).
 
@@ -150,8 +150,7 @@ def _gradient_bytes(stage: StagePlan, block: ModelBlock) -> float:
         if not weight.expert and len(weight.shape) == 2 and weight.split is not None
     ]
     visits = architecture.top_k * architecture.expert_columns if block.moe else 0
-    gathered = 2 if layout.megatron and layout.sequence_parallel else 1
-    columns = gathered * architecture.hidden + 2 * max([*widths, visits], default=0) / layout.tp
+    columns = architecture.hidden + 2 * max([*widths, visits], default=0) / layout.tp
     return 2 * columns * _token_bytes(stage)
 
 

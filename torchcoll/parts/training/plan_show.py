@@ -229,7 +229,8 @@ def plan_answer(projection: Plan) -> Answer:
         text = f"{projection.subject or 'a step'} on {setup} sends {sent} per step"
         memory = f"; {format_gigabytes(step.memory.total)} of memory" if step.memory else ""
         if step.memory and step.memory.total > (1 + UNSURE) * LARGEST_MEMORY:
-            memory += f", more than any GPU that torchcoll knows has ({LARGEST_MEMORY / 1e9:g} GB)"
+            largest = format_gigabytes(LARGEST_MEMORY)
+            memory += f", more than any GPU that torchcoll knows has ({largest})"
         return Answer(one_line(text + memory))
     of_subject = f" of {projection.subject}" if projection.subject else ""
     if step.only_a_guess:
