@@ -271,7 +271,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--mfu",
         metavar="SHARE",
         help="MFU of a step without its communication (default: what a causal mask leaves at 0.36 "
-        "to 0.6 of the peak, on an A100 0.54 to 0.72)",
+        "to 0.6 of the peak, on an A100 0.54 to 0.72, with experts 0.3 to 0.53)",
     )
     add(
         "--step-ms",
@@ -288,6 +288,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", metavar="NAME", help="of the parameters (default: the config's, or bfloat16)")
     add("--param-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
     add("--reduce-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
+    add("--verbose", action="store_true", help="all notes below the tables")
     add("--format", default="table", help="table (default), markdown, csv or json")
 
 
@@ -340,7 +341,7 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
             memory_gb=number("memory_gb"),
             **arguments,
         )
-        show_layouts([comparison], options.format)
+        show_layouts([comparison], options.format, verbose=options.verbose)
         return ExitCode.OK
     if options.memory_gb is not None:
         expected = "--compare or --find too: the limit excludes layouts"
@@ -348,7 +349,7 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     result = make_plan(
         options.model, options.parallel, ranks=ranks or None, measured=options.measured, **arguments
     )
-    show_training_plans([result], options.format)
+    show_training_plans([result], options.format, verbose=options.verbose)
     return ExitCode.OK
 
 
@@ -405,7 +406,7 @@ _PLAN_OPTIONS = {
     "model": "--batch --dtype --param-dtype --reduce-dtype",
     "layout": "--parallel --ranks --compare --find --memory-gb",
     "machine": "--machine --mfu --step-ms --measured",
-    "output": "--format",
+    "output": "--format --verbose",
 }
 
 COMMANDS = {

@@ -321,7 +321,9 @@ class LayoutComparison(Displayed):
 
     @property
     def simplest(self) -> LayoutRow:
-        return min(self.alike, key=lambda row: (row.layout.kinds, row.cost))
+        """The simplest of those that may be as fast, and fit as surely as the first."""
+        sure = [row for row in self.alike if row.fits in (FITS, self.rows[0].fits)]
+        return min(sure, key=lambda row: (row.layout.kinds, row.cost))
 
     @property
     def best_of_kinds(self) -> list[LayoutRow]:
@@ -522,17 +524,16 @@ def _fits(step: PlannedStep, memory_bytes: float | None) -> str:
 def _comparison_notes(
     machine: Predictor | None, architecture: Architecture, rows: Sequence[LayoutRow]
 ) -> list[str]:
-    states = f"memory: two states of Adam in the parameters' type, with zero1 {_ZERO1_STATES}"
-    notes = [
+    notes = [*dict.fromkeys(note for row in rows for note in computing_notes(row.step, row.layout))]
+    notes += [UNCORRECTED] if machine is not None else ["--machine NAME or FILE gives the times"]
+    return [
+        *notes,
         "the same tokens in a step for each layout: with tp and cp a data-parallel rank computes "
         "more sequences, with pp more micro-batches",
-        f"{states}; {_activations_note(architecture)}",
-        *dict.fromkeys(note for row in rows for note in computing_notes(row.step, row.layout)),
-        *(machine.notes() if machine is not None else ["--machine NAME or FILE gives the times"]),
+        f"memory: two states of Adam in the parameters' type, with zero1 {_ZERO1_STATES}; "
+        f"{_activations_note(architecture)}",
+        *(machine.notes() if machine is not None else []),
     ]
-    if machine is not None:
-        notes.append(UNCORRECTED)
-    return notes
 
 
 _MOST_MFU = 0.75

@@ -167,10 +167,10 @@ class ParallelLayout:
 
     @property
     def kinds(self) -> tuple[int, int]:
-        """The number of words in the name, with virtual stages and replicas, and the degree of cp:
-        the least is the simplest layout.
+        """The number of words in the name, with replicas, and the degree of cp: the least is the
+        simplest layout.
         """
-        return self.name.count(",") + 1 + (self.virtual > 1) + (self.data == HSDP), self.cp
+        return self.name.count(",") + 1 + (self.data == HSDP), self.cp
 
     def groups(self) -> dict[str, tuple[int, int]]:
         """Returns the number of ranks of each group, and how many ranks lie from one to the next.

@@ -18,6 +18,7 @@ from torchcoll.parts.training.plan_show import flat_ends, format_gigabytes
 from torchcoll.parts.training.projection import TIGHT, TOO_LARGE, UNSURE
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head, make_grid
+from torchcoll.report.notes import first_notes
 
 _FITS = (
     f"tight: does not fit if the plan is {100 * UNSURE:.0f} % too low, or if kernels are not fused"
@@ -32,18 +33,20 @@ _IDLE = "idle: waiting for other stages of the pipeline"
 
 
 def show_layouts(
-    comparisons: Sequence[LayoutComparison], format: str = "table", file: TextIO | None = None
+    comparisons: Sequence[LayoutComparison],
+    format: str = "table",
+    file: TextIO | None = None,
+    verbose: bool = False,
 ) -> None:
-    """Prints the comparisons. Raises UsageError for an unknown format."""
-    print_results([_forms(comparison) for comparison in comparisons], format, file)
+    """Prints the comparisons; verbose: with all notes. Raises UsageError for an unknown format."""
+    print_results([_forms(comparison, verbose) for comparison in comparisons], format, file)
 
 
-def _forms(comparison: LayoutComparison) -> Forms:
+def _forms(comparison: LayoutComparison, verbose: bool) -> Forms:
     source = f", by {comparison.machine}" if comparison.machine else ""
     heading = Grid([], [], above=[one_line(f"{comparison.what}{source}")])
-    notes = Grid(
-        [], [], below=list(map(one_line, comparison.notes)), answer=layouts_answer(comparison)
-    )
+    shown_notes = map(one_line, first_notes(comparison.notes, verbose))
+    notes = Grid([], [], below=list(shown_notes), answer=layouts_answer(comparison))
     rows = [_json_row(row) for row in comparison.rows]
     document = {
         "schema": "torchcoll-layouts/1",
@@ -95,8 +98,11 @@ def layouts_answer(comparison: LayoutComparison) -> Answer:
     simplest, details = comparison.simplest, []
     good = "as fast" if step.step_ns else "as short"
     if simplest is not best:
-        cost = _cost(simplest, limit)
-        details.append(f"{simplest.layout.name} is simpler and may be {good} ({cost})")
+        text = f"{simplest.layout.name} is as good as any of {count} on {ranks} "
+        percent = 100 * (1 - best.cost / simplest.cost)
+        less = "less than 1" if percent < 1 else f"{percent:.0f}"
+        text += f"({_cost(simplest, limit)}): {best.layout.name} {what}, by {less} %, within the "
+        text += "error of the plan"
     alike = comparison.alike
     kinds = comparison.best_of_kinds if comparison.launch else alike
     others = [

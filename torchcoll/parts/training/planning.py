@@ -185,8 +185,9 @@ def compare_plans(
             if row in best
         }
     if of_gpu is not None:
-        comparison.notes.append(
-            f"memory of a GPU: {of_gpu / 1e9:.1f} GB, as torch reports it; --memory-gb says another"
+        comparison.notes.insert(
+            0,
+            f"memory of a GPU: {of_gpu / 1e9:.1f} GB, as torch reports it; --memory-gb says another",
         )
     return comparison
 
