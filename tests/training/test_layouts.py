@@ -70,7 +70,9 @@ def test_growing():
 
 
 def test_layouts_to_compare():
-    layouts = parse_layouts("dp,fsdp,hsdp,fsdp+tp=8+sp,tp=8", 64)
+    model = read_architecture("llama-3-8b")
+    layouts, left_out = parse_layouts("dp,fsdp,hsdp,fsdp+tp=8+sp,tp=8", 64, model)
+    assert not left_out
     assert [layout.name for layout in layouts] == [
         "dp=64",
         "fsdp=64",
@@ -78,14 +80,30 @@ def test_layouts_to_compare():
         "fsdp=8,tp=8,sp",
         "fsdp=8,tp=8",
     ]
-    assert [layout.ranks for layout in parse_layouts("fsdp=32+tp=2,dp", None)] == [64, 64]
+    assert [each.ranks for each in parse_layouts("fsdp=32+tp=2,dp", None, model)[0]] == [64, 64]
     with pytest.raises(UsageError, match=error_text("compare", "dp=32 = 32 ranks", "64 ranks in")):
-        parse_layouts("fsdp=64,dp=32", None)
+        parse_layouts("fsdp=64,dp=32", None, model)
     with pytest.raises(
         UsageError, match=error_text("compare", "zero3-deepspeed", "one of dp")
     ) as e:
-        parse_layouts("fsdp,zero3-deepspeed", 64)
+        parse_layouts("fsdp,zero3-deepspeed", 64, model)
     assert str(e.value).endswith("What DeepSpeed itself sends is not planned.")
+
+
+def test_layouts_whose_degrees_do_not_divide_are_left_out_with_degrees_that_do(capsys):
+    """qwen2.5-7b has 28 heads and 4 of keys and values; 6 divides neither them nor 64."""
+    command = ["plan", "qwen2.5-7b", "--ranks", "64", "--machine", "8xH100", "--compare"]
+    assert main([*command, "fsdp+tp=6+sp,fsdp+tp=7,fsdp,fsdp+tp=8"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "of 64 ranks" in text or "on 64 ranks" in text
+    assert (
+        "fsdp+tp=6+sp is left out: got 64, expected a multiple of 6, for tp=6,sp: tp can be" in text
+    )
+    assert "tp can be 2, 4; fsdp+tp=7" in text or "tp can be 2, 4 fsdp+tp=7" in text
+    assert "fsdp+tp=8 is left out: got tp=8, expected a divisor of the 28 attention heads" in text
+    assert re.search(r"fsdp=64 (is predicted|[\d.]+)", text)
+    assert main([*command, "fsdp+tp=3"]) == 2
+    assert error_text("compare", "fsdp+tp=3", "a multiple of 3") in capsys.readouterr().err
 
 
 def test_layouts_must_fit_the_gpu_of_a_published_machine():
@@ -214,7 +232,9 @@ def test_the_recommended_layout_can_be_compared_and_launched(capsys):
     text = capsys.readouterr().out
     recommended = re.search(r"(\S+) is\s+(as good|predicted)", text).group(1)
     assert re.search(rf"^{re.escape(recommended)} +\d\S+ m?s ", text, re.MULTILINE)
-    assert re.search(rf"^{re.escape(recommended)}: (torchtitan|Megatron-LM): --", text, re.MULTILINE)
+    assert re.search(
+        rf"^{re.escape(recommended)}: (torchtitan|Megatron-LM): --", text, re.MULTILINE
+    )
 
 
 def test_the_answer_of_a_comparison_names_what_is_tight_and_what_does_not_fit():

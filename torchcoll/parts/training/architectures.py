@@ -275,11 +275,14 @@ def parse_config(values: Mapping[str, Any], source: str) -> Architecture:
         if isinstance(text, Mapping) and "model_type" in text:
             return parse_config(text, f"{source} (its text part)")
         actual = f"model_type {named}" if named is not None else "no model_type"
+        if "_diffusers_version" in values:
+            actual = f"a diffusers config ({values.get('_class_name')})"
+        hint = did_you_mean(named, [*table["types"], *table["aliases"]]) if named else ""
         raise UnusableError(
             "config",
             actual,
-            f"one of {', '.join(table['types'])}",
-            "For any other model give MODULE:FACTORY, a function that makes it.",
+            "the config of a transformer that plan knows (docs/plan.md lists them)",
+            f"{hint} For any other model give MODULE:FACTORY, a function that makes it.".strip(),
         )
     return _Reader(values, model_type, table["types"][model_type]).architecture(source)
 

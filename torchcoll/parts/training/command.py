@@ -33,7 +33,9 @@ _MODEL_HELP = (
 _RANKS = 64  # of `gradients` of a model, where --ranks does not say
 
 
-_CONFIG = re.compile(rb'\A\s*\{[^\0]*"(?:model_type|architectures|num_hidden_layers)"\s*:')
+_CONFIG = re.compile(
+    rb'\A\s*\{[^\0]*"(?:model_type|architectures|num_hidden_layers|_diffusers_version)"\s*:'
+)
 
 
 def command_for(path: str, text: bytes) -> str | None:
@@ -52,13 +54,15 @@ def run_gradients(options: argparse.Namespace) -> ExitCode:
 
 def _has_all_degrees(options: argparse.Namespace) -> bool:
     """Whether the layouts have a number for each degree, and so the number of ranks."""
-    from torchcoll.parts.training.layouts import parse_layout, parse_layouts
+    from torchcoll.parts.training.layouts import parse_layout
 
     try:
         if options.parallel:
             parse_layout(options.parallel)
-        elif options.compare:
-            parse_layouts(options.compare, None)
+        for text in (options.compare or "").split(","):
+            if text:
+                parse_layout(text, separator="+")
+                break  # the others take the ranks of the first
     except UsageError:
         return False
     return bool(options.parallel or options.compare)

@@ -85,6 +85,7 @@ def layouts_answer(comparison: LayoutComparison) -> Answer:
                 f"{format_gigabytes(least.memory_bytes)}"
             ),
             "doubt",
+            details=tuple(map(one_line, comparison.left_out)),
             next_step=_would_fit(least, limit),
         )
     step = best.step
@@ -132,7 +133,8 @@ def _would_fit(row: LayoutRow, limit: float) -> str:
         hint = "" if row.layout.checkpoint else " and ckpt in the layout"
         return f"activations need most of it: try more micro-batches of fewer sequences{hint}"
     times = math.ceil(memory.total / limit)
-    return f"parameters and their states need most of it: try fsdp, or {times} times the ranks"
+    split = "tp, pp or ep" if row.layout.sharded else "fsdp"
+    return f"parameters and their states need most of it: try {split}, or {times} times the ranks"
 
 
 def _cost(row: LayoutRow, limit: float | None) -> str:

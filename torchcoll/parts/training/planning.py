@@ -160,6 +160,7 @@ def compare_plans(
         expected = "layouts, such as dp,fsdp or a list of them"
         raise UsageError("compare", type(layouts).__name__, expected)
     text = layouts if isinstance(layouts, str) else ",".join(map(str, layouts))
+    left_out: list[str] = []
     if len(counts) > 1:
         raise UsageError("ranks", ",".join(map(str, counts)), "one number with compare")
     if text == FIND:
@@ -170,10 +171,12 @@ def compare_plans(
         tokens = setting.batch.tokens
         compared = candidate_layouts(setting.architecture, counts[0], setting.machine, tokens)
     else:
-        compared = parse_layouts(text, counts[0] if counts else None)
+        number = counts[0] if counts else None
+        compared, left_out = parse_layouts(text, number, setting.architecture)
     of_gpu = None if limit is not None else memory_of_gpu(setting.machine)
     memory_bytes = of_gpu if limit is None else 1e9 * limit
     comparison = compare_layouts(setting, compared, memory_bytes, search=text == FIND)
+    comparison.left_out = left_out
     if text == FIND:
         layers = len(setting.architecture.layers)
         fitting = [row for row in comparison.rows if row.fits != TOO_LARGE]
