@@ -95,11 +95,8 @@ def test_layouts_whose_degrees_do_not_divide_are_left_out_with_degrees_that_do(c
     command = ["plan", "qwen2.5-7b", "--ranks", "64", "--machine", "8xH100", "--compare"]
     assert main([*command, "fsdp+tp=6+sp,fsdp+tp=7,fsdp,fsdp+tp=8"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "of 64 ranks" in text or "on 64 ranks" in text
-    assert (
-        "fsdp+tp=6+sp is left out: got 64, expected a multiple of 6, for tp=6,sp: tp can be" in text
-    )
-    assert "tp can be 2, 4; fsdp+tp=7" in text or "tp can be 2, 4 fsdp+tp=7" in text
+    assert "fsdp+tp=6+sp is left out: got 64, expected a multiple of 6, for tp=6,sp: tp" in text
+    assert re.search("tp can be 2, 4;? fsdp[+]tp=7 is left out", text)
     assert "fsdp+tp=8 is left out: got tp=8, expected a divisor of the 28 attention heads" in text
     assert re.search(r"fsdp=64 (is predicted|[\d.]+)", text)
     assert main([*command, "fsdp+tp=3"]) == 2
@@ -240,8 +237,8 @@ def test_the_recommended_layout_can_be_compared_and_launched(capsys):
 def test_the_answer_of_a_comparison_names_what_is_tight_and_what_does_not_fit():
     compared = torchcoll.compare_plans("llama-3-8b", "dp@25,fsdp,hsdp", ranks=16, machine="8xA100")
     assert re.fullmatch(
-        r"fsdp=16 is as good as any of 3 layouts on 16 ranks \([\d.]+ s, [\d.]+ GB of memory, tight "
-        r"in 84.9 GB\): hsdp=2x8 is predicted fastest, by less than 1 %, within the error of the "
+        r"fsdp=16 is as good as any of 3 layouts on 16 ranks \([\d.]+ s, [\d.]+ GB of memory, "
+        r"tight in 84.9 GB\): hsdp=2x8 is predicted fastest, by less than 1 %, within the error of the "
         r"plan; dp@25=16 \(\d+ GB\) does not fit",
         layouts_answer(compared).text,
     )

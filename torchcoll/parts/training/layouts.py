@@ -339,11 +339,9 @@ def possible_degrees(name: str, architecture: Architecture, ranks: int = 0) -> s
         whole = 0
     most = whole or len(architecture.layers)
     degrees = [n for n in range(2, most + 1) if whole % n == ranks % n == 0]
-    return (
-        f"{name} can be {', '.join(map(str, degrees[:8]))}"
-        if degrees
-        else f"{name} cannot be more than 1"
-    )
+    if not degrees:
+        return f"{name} cannot be more than 1"
+    return f"{name} can be {', '.join(map(str, degrees[:8]))}"
 
 
 def check_layout(layout: ParallelLayout, architecture: Architecture, micro_batches: int) -> None:

@@ -188,10 +188,8 @@ def compare_plans(
             if row in best
         }
     if of_gpu is not None:
-        comparison.notes.insert(
-            0,
-            f"memory of a GPU: {of_gpu / 1e9:.1f} GB, as torch reports it; --memory-gb says another",
-        )
+        text = f"memory of a GPU: {of_gpu / 1e9:.1f} GB, as torch reports it"
+        comparison.notes.insert(0, f"{text}; --memory-gb says another")
     return comparison
 
 
