@@ -238,8 +238,8 @@ def test_the_answer_of_a_comparison_names_what_is_tight_and_what_does_not_fit():
     compared = torchcoll.compare_plans("llama-3-8b", "dp@25,fsdp,hsdp", ranks=16, machine="8xA100")
     assert re.fullmatch(
         r"fsdp=16 is as good as any of 3 layouts on 16 ranks \([\d.]+ s, [\d.]+ GB of memory, "
-        r"tight in 84.9 GB\): hsdp=2x8 is predicted fastest, by less than 1 %, within the error of the "
-        r"plan; dp@25=16 \(\d+ GB\) does not fit",
+        r"tight in 84.9 GB\): hsdp=2x8 is predicted fastest, by less than 1 %, within the error of "
+        r"the plan; dp@25=16 \(\d+ GB\) does not fit",
         layouts_answer(compared).text,
     )
 

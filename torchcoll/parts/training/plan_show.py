@@ -280,8 +280,15 @@ def plan_answer(projection: Plan) -> Answer:
         texts.append(f"{' and '.join(kinds)} scaling: not known without --step-ms")
     elif kinds:
         level = "doubt" if level or any(map(projection.scaling_break, kinds)) else "good"
-        texts.insert(0, text)
-        text = "; ".join(_scaling_text(projection, kind) for kind in kinds)
+        scaling = "; ".join(_scaling_text(projection, kind) for kind in kinds)
+        steps = getattr(projection, kinds[0])
+        fewest = steps[0]
+        if fewest.ranks < step.ranks == steps[-1].ranks and fewest.step_ns:
+            text += f"; {format_ns(fewest.step_ns[0], 3)} on {counted(fewest.ranks, 'rank')}"
+            texts.insert(0, scaling)
+        else:
+            texts.insert(0, text)
+            text = scaling
     return Answer(one_line(text), level, details=tuple(map(one_line, texts)))
 
 
