@@ -10,8 +10,8 @@ from parallel_models import llama_config
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.parts.training.architectures import (
     LAYER,
-    _table,
     bundled_configs,
+    model_table,
     parse_config,
     read_architecture,
 )
@@ -151,7 +151,7 @@ def test_unknown_architectures_name_the_way_out():
     with pytest.raises(UsageError, match="MODULE:FACTORY"):
         parse_config({"model_type": "t5"}, "x")
     page = Path(__file__).parents[2].joinpath("docs", "plan.md").read_text("utf-8")
-    for name in _table()["types"]:
+    for name in model_table()["types"]:
         assert f"`{name}`" in page
 
 

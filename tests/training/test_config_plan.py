@@ -74,7 +74,7 @@ def test_ddp_sends_the_buckets_of_the_order_of_its_gradients(llama_8b):
         )
     with torch.device("meta"):
         llama_step(llama_8b)
-    buckets = assign_buckets(order, [1 << 20, 25 << 20], True)
+    buckets = assign_buckets(order, [1 << 20, 25 << 20])
     assert sizes == [bucket.size_bytes for bucket in buckets]
     assert (len(sizes), sum(sizes)) == (162, 2 * 8_030_261_248)
 
