@@ -35,7 +35,9 @@ _MODEL_HELP = (
 _RANKS = 64  # of `gradients` of a model, where --ranks does not say
 
 
-_CONFIG = re.compile(rb'\A\s*\{[^\0]*"(?:model_type|architectures|num_hidden_layers)"\s*:')
+_CONFIG = re.compile(
+    rb'\A\s*\{[^\0]*"(?:model_type|architectures|num_hidden_layers|_diffusers_version)"\s*:'
+)
 
 
 def command_for(path: str, text: bytes) -> str | None:
@@ -54,13 +56,15 @@ def run_gradients(options: argparse.Namespace) -> ExitCode:
 
 def _has_all_degrees(options: argparse.Namespace) -> bool:
     """Whether the layouts have a number for each degree, and so the number of ranks."""
-    from torchcoll.parts.training.layouts import parse_layout, parse_layouts
+    from torchcoll.parts.training.layouts import parse_layout
 
     try:
         if options.parallel:
             parse_layout(options.parallel)
-        elif options.compare:
-            parse_layouts(options.compare, None)
+        for text in (options.compare or "").split(","):
+            if text:
+                parse_layout(text, separator="+")
+                break  # the others take the ranks of the first
     except UsageError:
         return False
     return bool(options.parallel or options.compare)
@@ -263,7 +267,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--mfu",
         metavar="SHARE",
         help="MFU of a step without its communication (default: what a causal mask leaves at 0.36 "
-        "to 0.6 of the peak, on an A100 0.54 to 0.72)",
+        "to 0.6 of the peak, on an A100 0.54 to 0.72, with experts 0.3 to 0.53)",
     )
     add(
         "--step-ms",
@@ -280,6 +284,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", metavar="NAME", help="of the parameters (default: the config's, or bfloat16)")
     add("--param-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
     add("--reduce-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
+    add("--verbose", action="store_true", help="all notes below the tables")
     add("--format", default="table", help="table (default), markdown, csv or json")
 
 
@@ -332,7 +337,7 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
             memory_gb=number("memory_gb"),
             **arguments,
         )
-        show_layouts([comparison], options.format)
+        show_layouts([comparison], options.format, verbose=options.verbose)
         return ExitCode.OK
     if options.memory_gb is not None:
         expected = "--compare or --find too: the limit excludes layouts"
@@ -340,7 +345,7 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     result = make_plan(
         options.model, options.parallel, ranks=ranks or None, measured=options.measured, **arguments
     )
-    show_training_plans([result], options.format)
+    show_training_plans([result], options.format, verbose=options.verbose)
     return ExitCode.OK
 
 
@@ -397,7 +402,7 @@ _PLAN_OPTIONS = {
     "model": "--batch --dtype --param-dtype --reduce-dtype",
     "layout": "--parallel --ranks --compare --find --memory-gb",
     "machine": "--machine --mfu --step-ms --measured",
-    "output": "--format",
+    "output": "--format --verbose",
 }
 
 COMMANDS = {
