@@ -116,14 +116,14 @@ def of_as_many(run: Run) -> list[Publication]:
 
 def published_as(run: Run) -> Publication | None:
     """The entry that was made from this run: it has two figures or more, and all are the run's."""
-    own: dict[tuple[str, int, bool | None], list[float]] = {}
+    figures_of_run: dict[tuple[str, int, bool | None], list[float]] = {}
     for row in summarise_run(run) if run.source else ():
-        own.setdefault((row.collective, row.size_bytes, row.in_place), []).append(
+        figures_of_run.setdefault((row.collective, row.size_bytes, row.in_place), []).append(
             row.busbw_gbps or 0.0
         )
     for entry in of_as_many(run):
         figures = [
-            (gbps, own.get((*case, in_place), []))
+            (gbps, figures_of_run.get((*case, in_place), []))
             for case, by_placement in entry.figures.items()
             for in_place, gbps in by_placement.items()
         ]
