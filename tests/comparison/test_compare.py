@@ -222,7 +222,7 @@ def test_single_runs_say_what_looks_slower_and_what_faster():
     assert answer.level == "doubt"
     assert answer.headline == "new is within 3 % of base at all sizes"
     assert answer.details == (
-        "slowest: 64 1.03x slower",
+        "furthest: 64 1.03x slower",
         "not judged: only 1 run of each side; at least 3 are needed",
     )
     both = compare(make_runs([{8: 100, 64: 100, 512: 100}]), make_runs([{8: 99, 64: 130, 512: 80}]))

@@ -115,7 +115,7 @@ def test_noise_alone_is_a_bound():
     factors = {(None, size, True): 1.05 - n / 100 for n, size in enumerate(SIZES)}
     headline, details = of_factors(factors)
     assert headline == "new is within 5 % of base at all sizes"
-    assert details[0] == "slowest: 64 1.05x slower"
+    assert details[0] == "furthest: 64 1.05x slower"
 
 
 def test_many_cases_have_a_mean_and_a_range():

@@ -258,8 +258,8 @@ def _untested_answer(comparison: Comparison, ratios: wording.Items, what: str) -
     if not more or (largest <= _PLAIN and more < wording.MOST_CHANGED * len(ratios)):
         where = scope_text(ratios, ratios)
         text = f"{new} is within {wording.limit_text(comparison, ratios)} of {base}{what} {where}"
-        furthest = _furthest(comparison, apart["slower"])[:1]
-        details = [f"slowest: {furthest[0]}"] if furthest and len(ratios) > 1 else []
+        furthest = _furthest(comparison, [*apart["slower"], *apart["faster"]])[:1]
+        details = [f"furthest: {furthest[0]}"] if furthest and len(ratios) > 1 else []
         details.append(f"not judged: {why}")
         return Answer(text.rstrip(), "doubt", details=tuple(details), next_step=step)
     texts = wording.changes_texts(comparison, ratios, apart, "looks")
