@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from error_form import error_line, error_text
+from foreign_traces import INFO, kernel, param, step
 from torch.distributed.run import get_args_parser
 
 import torchcoll
@@ -27,6 +28,7 @@ from torchcoll.parts.training import command as command
 from torchcoll.parts.training.replay import replay
 
 MS = 1_000_000
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 UNTOLD = ("send", "recv", "reduce_scatter", "reduce_scatter_v")
 
 
@@ -144,8 +146,8 @@ def test_every_kind_of_call(jobs, tmp_path):
         starts = [call.start_ns for call in calls]
         assert starts == sorted(starts) and starts[0] == 0
         spans = recorded.steps[rank]
-        for step, (start, end) in enumerate(spans):
-            inside = [call for call in calls if call.step == step]
+        for number, (start, end) in enumerate(spans):
+            inside = [call for call in calls if call.step == number]
             assert all(start <= call.start_ns <= end for call in inside)
         # Numbered in each group, messages for each peer and direction, as a capture numbers them.
         numbers = [call.sequence for call in calls if call.group == "pair"]
@@ -239,6 +241,23 @@ def test_an_asynchronous_call_is_waited_for_where_it_had_ended(jobs, tmp_path):
     assert job.codes() == [0, 0], job.text(0) + job.text(1)
     once = ["issue 8", "issue 16", "wait 16", "issue 24", "wait 8"]
     assert json.loads(job.text(0, "stdout")) == once * 2
+
+
+def test_traces_of_a_profiler(jobs, tmp_path):
+    """Of nccl, played on gloo: what belongs to the kernels of the trace is gone."""
+    (tmp_path / "traces").mkdir()
+    for rank in (0, 1):
+        events = [step(3, 0, 900), param("allreduce", 100, 1), kernel(NCCL, 200, 300, 1)]
+        data = {"distributedInfo": {**INFO, "rank": rank}, "traceEvents": events}
+        (tmp_path / "traces" / f"rank{rank}.json").write_text(json.dumps(data))
+    out = tmp_path / "replayed.jsonl"
+    arguments = (str(tmp_path / "traces"), "--backend", "gloo", "--steps", "1", "-J", str(out))
+    job = jobs(tmp_path / "job", console(*arguments), 2)
+    assert {ended.code for ended in job.wait(60).values()} == {0}, errors(job)
+    training = "in training the step took 900 us, and they were in flight for 300 us of it"
+    assert training in " ".join(job.text(0, "stdout").split())
+    _, played = Traffic.load(out).calls[0]
+    assert (played.bytes_in, played.clock, played.algorithm) == (1000, "host", "")
 
 
 def test_in_the_launch_that_captured_it(jobs, tmp_path):

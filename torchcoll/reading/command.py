@@ -232,7 +232,8 @@ def _runs_of(
         if imported.runs or len(imported.refusals()) > 1:
             read.append((path, imported))
         if not imported.runs:
-            refused.append(nothing_read(path, imported))
+            output = options.output if len(named) == 1 and options.output != "-" else None
+            refused.append(nothing_read(path, imported, output or "RUN.jsonl"))
         for run in imported.runs:
             if labels:
                 run.header["spec"] = {"labels": labels}

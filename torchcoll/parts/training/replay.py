@@ -7,19 +7,15 @@ training, otherwise at the end of the step, so no two ranks can wait for each ot
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from torchcoll.bench.communicators import first_call
-from torchcoll.bench.output import RUNS_FOLDER, open_default
 from torchcoll.bench.plan import lacks_memory
 from torchcoll.bench.session import Session, SessionOptions, opened
 from torchcoll.core.case import fingerprint
 from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError, brief
-from torchcoll.core.file import Writer
 from torchcoll.core.spec import Spec
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import whole_number
@@ -33,38 +29,7 @@ from torchcoll.parts.training.playback import (
     rank_playback,
 )
 from torchcoll.parts.training.player import Members, Player
-
-
-class ReplayFile:
-    """The traffic file that rank 0 writes: opened before the first play, removed if empty."""
-
-    def __init__(self, name: str | None) -> None:
-        self._name = name
-        self.path: Path | None = None
-        self.writer: Writer | None = None
-        self._new_folders: list[Path] = []  # folders that the replay makes, the innermost first
-
-    def emit(self, record: str, data: dict[str, Any]) -> None:
-        """Takes a record of the session and opens the file at the header, which comes first."""
-        if record != "header":
-            return
-        folder = Path(RUNS_FOLDER if self._name is None else self._name).absolute()
-        folder = folder if self._name is None else folder.parent
-        self._new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
-        if self._name is None:
-            self.path, self.writer = open_default("replay", data["spec"]["backend"], data["ranks"])
-        else:
-            self.path, self.writer = Path(self._name), Writer(Path(self._name), "Name another.")
-
-    def close(self) -> None:
-        """Closes the file and removes it and its new folders if it is empty."""
-        if self.writer:
-            self.writer.discard_empty()
-            self.writer = None
-            with contextlib.suppress(OSError):  # another job may use it by now
-                for folder in self._new_folders:
-                    folder.rmdir()
-
+from torchcoll.reading.torch_names import Numbers
 
 _MAX_OFFERS = 50  # latest steps of a rank that are searched for one that all ranks have
 _ON_DEVICE = (
@@ -92,8 +57,7 @@ def replay(
     - backend, device, timeout_s, rehearse: as in Spec.
 
     Calls are made in the captured order on the same groups. Buffers hold zeros, and similar calls
-    share theirs. Before each step all ranks meet in a barrier. Nothing is
-    computed.
+    share theirs. Before each step all ranks meet in a barrier. Nothing is computed.
 
     Raises UsageError for a different number of ranks than captured and for calls that do not fit
     together, UnavailableError for what the backend cannot do, on all ranks.
@@ -155,7 +119,8 @@ def play(
             "started": player.started,
             "times": player.times,
             "spans": spans,
-            "span": playback.span_ns,
+            "step_ns": playback.span_ns,
+            "in_flight_ns": playback.in_flight_ns,
             "notes": playback.notes,
         }
         gathered = session.local.control.gather(report)
@@ -163,8 +128,10 @@ def play(
         if session.run is None:
             return None
         result = _traffic(gathered, player.clock, session.entries[0].name)
-        spans = [report["span"] for report in gathered if report["span"] is not None]
-        played = {"step": step, "step_ns": max(spans, default=None)}
+        played: dict[str, int | None] = {"step": step}
+        for name in ("step_ns", "in_flight_ns"):
+            times = [report[name] for report in gathered if report[name] is not None]
+            played[name] = max(times, default=None)
         result.environment = {**session.run.environment, "replay": played}
         result.notes = [
             *_notes(gathered, traffic, step),
@@ -255,24 +222,24 @@ def _traffic(gathered: Sequence[dict[str, Any]], clock: str, backend: str) -> Tr
             )
             for call, members in zip(calls, report["members"], strict=True)
         ]
-        numbers: dict[Any, int] = {}
+        numbers = Numbers()
         calls_of_rank = result.calls[rank] = []
         for played, (starts, times) in enumerate(
             zip(report["started"], report["times"], strict=True)
         ):
             for call, group, start, ns in zip(calls, groups, starts, times, strict=True):
-                line = (group, call.collective, call.peer) if call.point_to_point else group
-                number = numbers[line] = numbers.get(line, -1) + 1
                 calls_of_rank.append(
                     replace(
                         call,
                         group=group,
-                        sequence=number,
+                        sequence=numbers.next(call.collective, group, call.peer),
                         step=played - 1 if played else None,
                         start_ns=start - origin,
                         time_ns=ns,
                         clock=clock,
                         exposed_ns=None,
+                        began_ns=None,
+                        algorithm="",
                     )
                 )
     return result

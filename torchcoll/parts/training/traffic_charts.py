@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torchcoll.core.errors import cut_text
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import counted, format_ns
 from torchcoll.parts.training.arrivals import find_arrivals
 from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.projection import TOO_LARGE
-from torchcoll.parts.training.traffic_table import (
-    RankTimes,
-    TrafficTable,
-    quote_numbers,
-    summarise_traffic,
-)
+from torchcoll.parts.training.traffic_table import RankTimes, TrafficTable, summarise_traffic
 from torchcoll.report import chart
 
 if TYPE_CHECKING:
@@ -27,12 +20,14 @@ if TYPE_CHECKING:
 
 MOST_BARS = 40  # of one chart
 _TITLE = "Where the step goes"
-COMPUTING, WAITING, REST = "computing", "waiting for another rank", "all else"
-OTHER = "other communication"
-_MOST_MODULES = 3
-_LONGEST = 24  # letters of a module in the legend
-# Of the modules, and of all other communication.
-_OF_MODULES = chart.PALETTE[0], "rgba(0,114,178,0.7)", "rgba(0,114,178,0.45)", "rgba(0,114,178,0.2)"
+COMPUTING, EXPOSED, REST = "computing", "exposed communication", "all else"
+WAITING = "waiting for another rank"
+_STEP = {
+    COMPUTING: chart.PALETTE[2],
+    EXPOSED: chart.PALETTE[0],
+    WAITING: chart.PALETTE[1],
+    REST: chart.NEUTRAL,
+}
 _GIGABYTES = {"rangemode": "tozero", "title": {"text": "GB"}}
 _PARTS = chart.PALETTE[2], chart.PALETTE[0], chart.PALETTE[1]  # computing, communication, waiting
 _TIME = {
@@ -46,70 +41,41 @@ _TIME = {
 def traffic_charts(traffic: Traffic) -> list[chart.Chart]:
     """What each rank does in a step, as ``step_charts``."""
     ledger = Ledger(traffic)
-    return step_charts(ledger, summarise_traffic(ledger), find_arrivals(ledger))
+    return step_charts(summarise_traffic(ledger), find_arrivals(ledger))
 
 
-def step_charts(
-    ledger: Ledger, table: TrafficTable, arrivals: Arrivals | None
-) -> list[chart.Chart]:
-    """The typical step of each rank and their mean: computing, the exposed calls of each module,
-    waiting for other ranks; late ranks first.
+def step_charts(table: TrafficTable, arrivals: Arrivals | None) -> list[chart.Chart]:
+    """The typical step of each rank and their mean: computing, exposed communication, waiting for
+    other ranks; late ranks first.
     """
     late = {row.rank for row in arrivals.ranks if row.late} if arrivals else set()
     every = [rank for rank in table.ranks if rank.step_ns]
     ranks = sorted(every, key=lambda rank: rank.rank not in late)[:MOST_BARS]
-    of_modules = _module_times(ledger)
-    totals = Counter[str]()
-    for times in of_modules.values():
-        totals.update(times)
-    modules = [name for name, _ in totals.most_common() if name][:_MOST_MODULES]
-    steps = {rank.rank: _step_parts(rank, of_modules[rank.rank], modules) for rank in every}
-    names = (COMPUTING, *modules, OTHER, WAITING, REST)
-    mean = {of: sum(parts[of] for parts in steps.values()) / len(every) for of in names if every}
-    if not any(mean[of] for of in names[:-1] if every):
+    steps = {rank.rank: _step_parts(rank) for rank in every}
+    mean = {part: sum(of[part] for of in steps.values()) / len(every) for part in _STEP if every}
+    if not any(mean[part] for part in mean if part != REST):
         return []
     rows = [mean, *(steps[rank.rank] for rank in ranks)]
-    blues = [*_OF_MODULES[: len(modules)], _OF_MODULES[-1]]
-    rest = chart.NEUTRAL if mean[COMPUTING] else chart.PALETTE[2]
-    colours = (chart.PALETTE[2], *blues, chart.PALETTE[1], rest)
     bars = []
-    for of, colour in zip(names, colours, strict=True):
-        if mean[of]:
-            what = f"calls of {quote_numbers(of)}" if of in modules else of
-            what = "computing and all else" if of == REST and not mean[COMPUTING] else what
-            texts = [f"{chart.plain(what)}: {format_ns(row[of], 3)}" for row in rows]
-            share = 100 * mean[of] / sum(mean.values())
-            lengths = [chart.seconds(row[of]) for row in rows]
-            name = f"{chart.plain(cut_text(what, _LONGEST))} {share:.0f} %"
-            bars.append(chart.bars(name, lengths, texts, colour))
+    for part, colour in _STEP.items():
+        if mean[part]:
+            name = "computing and all else" if part == REST and not mean[COMPUTING] else part
+            texts = [f"{name}: {format_ns(row[part], 3)}" for row in rows]
+            share = 100 * mean[part] / sum(mean.values())
+            lengths = [chart.seconds(row[part]) for row in rows]
+            bars.append(chart.bars(f"{name} {share:.0f} %", lengths, texts, colour))
     of_ranks = [f"rank {rank.rank}" + ", late" * (rank.rank in late) for rank in ranks]
-    caption = ["the typical step, and the shares of the mean; blue: calls that nothing hides"]
+    caption = ["the typical step, and the shares of the mean; exposed: nothing hides the calls"]
     if len(ranks) < len(every):
         caption.append(f"{len(ranks)} of {len(every)} ranks")
     return [chart.bar_chart(_TITLE, ["mean of the ranks", *of_ranks], bars, _TIME, caption)]
 
 
-def _module_times(ledger: Ledger) -> dict[int, Counter[str]]:
-    """Rank -> module -> how long its calls of the steady steps are exposed, without the waiting."""
-    times: dict[int, Counter[str]] = {}
-    for rank, by_step in ledger.steps.at.items():
-        of_rank = times[rank] = Counter()
-        for step in ledger.steps.steady:
-            for index in by_step.get(step, ()):
-                of_rank[ledger.call(rank, index).module] += ledger.moving_ns(rank, index)
-    return times
-
-
-def _step_parts(
-    rank: RankTimes, of_modules: Mapping[str, float], modules: Sequence[str]
-) -> dict[str, float]:
-    """The parts of the step of a rank, in ns: what it is exposed, split as the calls of modules."""
-    waiting_ns = rank.wait_ns or 0.0
+def _step_parts(rank: RankTimes) -> dict[str, float]:
+    """The parts of the step of a rank, in ns."""
+    waiting_ns, computing_ns = rank.wait_ns or 0.0, rank.computing_ns or 0.0
     exposed_ns = max(0.0, (rank.exposed_ns or 0.0) - waiting_ns)
-    whole_ns = sum(of_modules.values()) or 1
-    parts = {name: exposed_ns * of_modules.get(name, 0) / whole_ns for name in modules}
-    parts[OTHER] = exposed_ns - sum(parts.values())
-    parts |= {WAITING: waiting_ns, COMPUTING: rank.computing_ns or 0.0}
+    parts = {COMPUTING: computing_ns, EXPOSED: exposed_ns, WAITING: waiting_ns}
     return parts | {REST: max(0.0, (rank.step_ns or 0.0) - sum(parts.values()))}
 
 
@@ -139,8 +105,8 @@ def _stacks(names: Sequence[str], steps: Sequence[PlannedStep]) -> list[chart.Ch
     """names: of the bars. Without a machine there is no time, and without a model no memory."""
     memories = [step.memory for step in steps if step.memory]
     times = [
-        ("computing", [step.compute_ns or 0.0 for step in steps]),
-        ("exposed communication", [(step.exposed_ns or (0.0,))[0] for step in steps]),
+        (COMPUTING, [step.compute_ns or 0.0 for step in steps]),
+        (EXPOSED, [(step.exposed_ns or (0.0,))[0] for step in steps]),
         ("idle in the pipeline", [step.idle_ns for step in steps]),
     ]
     sizes = [

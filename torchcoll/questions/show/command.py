@@ -169,7 +169,7 @@ def _explain(runs: Sequence[Run], requested: Sequence[str]) -> None:
     row = asked(requested)
     out = Destination()
     titles = [title_of(run) if len(runs) > 1 else "" for run in runs]
-    titled = [(title, [explained(run, *row)]) for title, run in zip(titles, runs, strict=True)]
+    titled = [(title, explained(run, *row)) for title, run in zip(titles, runs, strict=True)]
     print_grids(titled, "table", out)
     out.flush()
 
