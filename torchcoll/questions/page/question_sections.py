@@ -180,7 +180,7 @@ def add_further(document: PageDraft, run: Run) -> None:
         return
     drawings = []
     if run.windows:
-        from torchcoll.questions.contention.soak_show import soak_chart
+        from torchcoll.questions.contention.show import soak_chart
         from torchcoll.questions.contention.soaked import soaked
 
         if soak := soaked(run):
