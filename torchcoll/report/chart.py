@@ -282,15 +282,20 @@ def keys_of(results: Sequence[CaseResult], keys: Mapping[int, str]) -> str:
 
 
 def bars(
-    name: str, values: Sequence[float | None], texts: Sequence[str], colour: str
+    name: str,
+    values: Sequence[float | None],
+    texts: Sequence[str],
+    colour: str,
+    hatched: Sequence[bool] = (),
 ) -> dict[str, Any]:
-    """One part of each bar of ``bar_chart``. texts: what hovering shows."""
+    """One part of each bar of ``bar_chart``. texts: what hovering shows. hatched: for each bar."""
+    pattern = {"pattern": {"shape": ["/" if each else "" for each in hatched]}}
     return {
         "type": "bar",
         "orientation": "h",
         "name": name,
         "x": list(values),
-        "marker": {"color": colour},
+        "marker": {"color": colour, **(pattern if any(hatched) else {})},
         "hovertemplate": "%{y}<br>%{text}<extra></extra>",
         "textposition": "none",
         "text": list(texts),

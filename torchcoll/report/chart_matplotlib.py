@@ -26,6 +26,7 @@ _NAMED = 24  # names below each other
 _MARKED = 40  # a line with more points has no symbols
 _NAMES = 16  # of an axis of names: of more, each n-th is written
 _TITLE = 60  # characters in a line above a panel, of two in a row
+_HEADLINE = 110  # characters in a line above a picture
 _UNIT = 30  # characters beside the scale of a heat map
 _SYMBOLS = {
     "circle": "o",
@@ -58,9 +59,17 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {
 }
 
 
-def write_charts(charts: Sequence[Chart], path: str | os.PathLike[str]) -> pictures.WrittenPicture:
-    """Raises UnavailableError without matplotlib, UsageError for a path that cannot be written."""
+def write_charts(
+    charts: Sequence[Chart], path: str | os.PathLike[str], title: str = ""
+) -> pictures.WrittenPicture:
+    """Raises UnavailableError without matplotlib, UsageError for a path that cannot be written.
+
+    title: the answer that the picture shows, above it.
+    """
     figure = draw_charts(charts)
+    if title:
+        text = textwrap.fill(pictures.literal(title), _HEADLINE)
+        figure.suptitle(text, x=0.01, ha="left", fontsize="large", fontweight="bold")
     pictures.write_caption(figure, caption_of(charts))
     return pictures.write_figure(figure, path)
 
@@ -80,7 +89,8 @@ def draw_charts(charts: Sequence[Chart]) -> Figure:
     pairs = any(len(row) > 1 for row in rows)
     if not pairs:
         panels = [panel for row in rows for panel in row]
-        rows = [panels[n : n + 2] for n in range(0, len(panels), 2)]
+        columns = 1 if "barmode" in panels[0].layout else 2
+        rows = [panels[n : n + columns] for n in range(0, len(panels), columns)]
     columns = max(map(len, rows))
     figure, grid = pictures.new_figure(len(rows), columns, charts[0].shared)
     heights = []
@@ -220,16 +230,19 @@ def _draw_bars(axes: Axes, trace: Mapping[str, Any]) -> None:
     names = [*dict.fromkeys(map(_text, trace["y"]))]
     error = trace.get("error_x")
     # Bars of several traces are stacked.
-    drawn: list[Any] = [*axes.patches[-len(names) :]]
-    axes.barh(
+    before: list[Any] = [*axes.patches[-len(names) :]]
+    drawn = axes.barh(
         names,
         [value or 0 for value in trace["x"]],
-        left=[bar.get_x() + bar.get_width() for bar in drawn] or None,
+        left=[bar.get_x() + bar.get_width() for bar in before] or None,
         color=_colour(trace["marker"]["color"]),
         label=_text(trace["name"]),
         xerr=[error["arrayminus"], error["array"]] if error else None,
         ecolor=NEUTRAL,
     )
+    for bar, shape in zip(drawn, trace["marker"].get("pattern", {}).get("shape", ()), strict=False):
+        if shape:
+            bar.set(facecolor="none", edgecolor=bar.get_facecolor(), hatch=3 * shape)
 
 
 def _draw_heat_map(figure: Figure, axes: Axes, trace: Mapping[str, Any]) -> None:

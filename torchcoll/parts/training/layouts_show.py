@@ -27,6 +27,7 @@ _BATCH = (
     "batch: MICROBATCHESxSEQUENCESxTOKENS of a data-parallel rank, the fastest micro-batches that "
     "fit"
 )
+SCHEMA = "torchcoll-layouts/2"
 MOST_ROWS, _BEST = 20, 3
 _SENT = "sent: with the algorithm of a ring"
 _IDLE = "idle: waiting for other stages of the pipeline"
@@ -36,10 +37,11 @@ def show_layouts(
     comparisons: Sequence[LayoutComparison], format: str = "table", file: TextIO | None = None
 ) -> None:
     """Prints the comparisons. Raises UsageError for an unknown format."""
-    print_results([_forms(comparison) for comparison in comparisons], format, file)
+    print_results([layouts_forms(comparison) for comparison in comparisons], format, file)
 
 
-def _forms(comparison: LayoutComparison) -> Forms:
+def layouts_forms(comparison: LayoutComparison) -> Forms:
+    """Returns the tables of a comparison and its JSON, which ``saved_layouts`` reads."""
     source = f", by {comparison.machine}" if comparison.machine else ""
     heading = Grid([], [], above=[one_line(f"{comparison.what}{source}")])
     notes = Grid(
@@ -47,7 +49,7 @@ def _forms(comparison: LayoutComparison) -> Forms:
     )
     rows = [_json_row(row) for row in comparison.rows]
     document = {
-        "schema": "torchcoll-layouts/1",
+        "schema": SCHEMA,
         "what": comparison.what,
         "ranks": comparison.ranks,
         "machine": comparison.machine or None,
@@ -193,6 +195,9 @@ def _json_row(row: LayoutRow) -> dict[str, Any]:
         **flat_ends("comm", step.comm_ns),
         **flat_ends("exposed", step.exposed_ns),
         **flat_ends("step", step.step_ns),
+        **flat_ends("at_rate", step.at_rate_ns),
         "idle_ns": step.idle_ns,
         "memory_bytes": row.memory_bytes,
+        "compute": vars(step.compute) if step.compute else None,
+        "memory": vars(step.memory) if step.memory else None,
     }

@@ -15,7 +15,7 @@ from typing import Any
 
 from torchcoll.core.answer import Answer
 from torchcoll.core.errors import TorchcollError, UnreadableError, one_line
-from torchcoll.core.parts import first_answer, functions_of
+from torchcoll.core.parts import functions_of
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import facts_of
 from torchcoll.core.summary import Row
@@ -74,18 +74,20 @@ def page_of(
     is_store = [*functions_of("answers", "recognises")]
     stores = [argument for argument in arguments if any(of(argument) for of in is_store)]
     files = [argument for argument in arguments if argument not in stores]
-    jobs: dict[str, tuple[Section, list[Chart]]] = first_answer("answers", "jobs", files) or {}
+    answered: dict[str, tuple[Section, list[Chart]]] = {}
+    for sections_of in functions_of("answers", "files"):
+        answered |= sections_of(files)
     # A folder of a dead job may have captures too.
-    files = [path for path in files if path not in jobs or os.path.isdir(path)]
+    files = [path for path in files if path not in answered or os.path.isdir(path)]
     material = Material()
     try:
         material = read_material(files, collective, ranks) if files else material
     except UnreadableError:
-        if not jobs:
+        if not answered:
             raise
     material.runs = keep_cases(material.runs, filter)
     document = PageDraft(material, fabric, inline, stores)
-    for argument, (section, charts) in jobs.items():
+    for argument, (section, charts) in answered.items():
         for chart in charts:
             document.draw(section, Drawing(chart.title, partial(list, [chart])))
         document.sections.append(section)
@@ -99,7 +101,7 @@ def page_of(
         document.add_of_parts("traffic")
     if material.dumps or material.logs:
         answers = _about_logs(document)
-        document.answers += [] if jobs else answers
+        document.answers += [] if answered else answers
     if filter:
         document.notes.append(
             f"--filter {filter} left out cases that the commands of the sections show"
@@ -110,8 +112,11 @@ def page_of(
     printed = {*document.printed, *(answer.text for answer in document.answers)}
     sections = shorten_repeated_caveats(document.sections, printed)
     title = document.title if stores else _title(material)
-    if jobs and not (stores or material.runs):
-        title = jobs[min(jobs)][0].title if len(jobs) == 1 else "Why jobs ended"
+    if answered and not (stores or material.runs):
+        titles = dict.fromkeys(
+            section.title.rpartition(": ")[2] for section, _ in answered.values()
+        )
+        title = ", ".join(titles)
     return Page(title, document.answers, sections, *_page_cases(document))
 
 
