@@ -28,6 +28,7 @@ _MOST_TICKS = 9
 MOST_POINTS = 400  # of one chart: with 600, a choice takes plotly up to 0.1 s
 MOST_LINES = 8  # that can be chosen, or are shown at first
 FIGURE = "figure"  # label of the selector whose options a picture shows side by side
+_TALL = 500  # pixels
 HOVER = "%{text}<extra></extra>"
 _MARKUP = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
@@ -302,6 +303,14 @@ def bars(
     }
 
 
+def axis_on_top(layout: dict[str, Any]) -> None:
+    """Puts the numbers of a tall chart above its rows, where a screen begins, below the legend."""
+    if layout["height"] > _TALL:
+        layout["xaxis"] = {**layout["xaxis"], "side": "top"}
+        above = 1 + 60 / (layout["height"] - 85)
+        layout["legend"] = {"orientation": "h", "x": 0, "y": above, "yanchor": "bottom"}
+
+
 def bar_chart(
     title: str,
     names: Sequence[str],
@@ -313,13 +322,14 @@ def bar_chart(
     for trace in traces:
         trace.setdefault("y", names)
     lines = 1 + max(name.count("<br>") for name in names)
-    layout = {
+    layout: dict[str, Any] = {
         "xaxis": axis,
         "yaxis": {"autorange": "reversed", "automargin": True},
         "showlegend": len(traces) > 1,
         "barmode": "stack",
         "height": 160 + (12 + 16 * lines) * len(names),
     }
+    axis_on_top(layout)
     return Chart(title, traces, layout, caption=caption)
 
 
@@ -345,6 +355,11 @@ def texts_fit(texts: Sequence[Sequence[str]]) -> bool:
     return max(len(text) for row in texts for text in row) * len(texts[0]) <= _CHARACTERS
 
 
+# Of heat maps, from slow to fast: Viridis without its darkest colours, which dark paper would hide.
+_SPEEDS = ("#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725")
+TIMES = _SPEEDS[::-1]  # of times, where more is slower
+
+
 def heat_map(
     title: str,
     values: np.ndarray[Any, Any],
@@ -352,14 +367,19 @@ def heat_map(
     rows: Sequence[Any],
     unit: str,
     hover: str,
+    colours: Sequence[str] = _SPEEDS,
 ) -> Chart:
-    """values [rows, columns]; NaN is left blank."""
+    """values [rows, columns]; NaN is left blank. colours: from the lowest to the highest value."""
     trace = {
-        "type": "heatmap", "colorscale": "Viridis", "x": list(columns), "y": list(rows),
+        "type": "heatmap",
+        "colorscale": [[n / (len(colours) - 1), colour] for n, colour in enumerate(colours)],
+        "x": list(columns),
+        "y": list(rows),
         "z": [[rounded(float(value)) for value in row] for row in values],
-        "hovertemplate": hover, "hoverongaps": False,
+        "hovertemplate": hover,
+        "hoverongaps": False,
         "colorbar": {"title": {"text": unit, "side": "right"}, "thickness": 14},
-    }  # fmt: skip
+    }
     layout = {
         "xaxis": {"automargin": True, "showgrid": False, "zeroline": False},
         "yaxis": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import operator
 import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ _NAMED = 24  # names below each other
 _MARKED = 40  # a line with more points has no symbols
 _NAMES = 16  # of an axis of names: of more, each n-th is written
 _TITLE = 60  # characters in a line above a panel, of two in a row
+_LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue
 _HEADLINE = 110  # characters in a line above a picture
 _UNIT = 30  # characters beside the scale of a heat map
 _SYMBOLS = {
@@ -166,6 +168,11 @@ def _draw_panel(figure: Figure, axes: Axes, panel: Chart) -> list[str]:
             _draw_line(axes, trace)
     for shape in panel.layout.get("shapes", ()):
         _draw_shape(axes, shape)
+    for note in panel.layout.get("annotations", ()):
+        x = 10 ** note["x"] if panel.layout["xaxis"].get("type") == "log" else note["x"]
+        axes.annotate(
+            _text(note["text"]), (x, note["y"]), ha="center", va="center", fontsize="small"
+        )
     if panel.layout["yaxis"].get("zeroline"):
         axes.axhline(0, color=NEUTRAL, linestyle=_DASHES["dash"], linewidth=1)
     heat_map = any(trace.get("type") == "heatmap" for trace in panel.traces)
@@ -246,8 +253,12 @@ def _draw_bars(axes: Axes, trace: Mapping[str, Any]) -> None:
 
 
 def _draw_heat_map(figure: Figure, axes: Axes, trace: Mapping[str, Any]) -> None:
+    from matplotlib.colors import LinearSegmentedColormap
+
     rows = [[math.nan if value is None else value for value in row] for row in trace["z"]]
-    mesh = axes.pcolormesh(rows, cmap=trace["colorscale"].lower())
+    colours = LinearSegmentedColormap.from_list("", [colour for _, colour in trace["colorscale"]])
+    limits = {"vmin": trace.get("zmin"), "vmax": trace.get("zmax")}
+    mesh = axes.pcolormesh(rows, cmap=colours, **limits)
     unit = textwrap.fill(trace["colorbar"]["title"]["text"], _UNIT)
     figure.colorbar(mesh, ax=axes, label=unit)
     for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
@@ -262,11 +273,11 @@ def _draw_heat_map(figure: Figure, axes: Axes, trace: Mapping[str, Any]) -> None
     most = _NAMES if len(figure.axes) == 2 else _NAMES // 2  # this one and its scale
     fits = "text" not in trace or "texttemplate" in trace
     if fits and len(rows) <= most and len(rows[0]) <= most:
-        low, high = mesh.get_clim()
         for y, row in enumerate(rows):
             for x, value in enumerate(row):
                 # Black and white are those of the map, which is no part of the paper.
-                colour = "#010101" if value > (low + high) / 2 else "#fefefe"
+                luminance = sum(map(operator.mul, mesh.to_rgba(value)[:3], _LUMINANCE))
+                colour = "#010101" if luminance > 0.5 else "#fefefe"
                 text = "" if math.isnan(value) else f"{value:.{3 if value < 1000 else 6}g}"
                 text = trace["text"][y][x] if "text" in trace else text
                 axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize="x-small",
@@ -274,7 +285,16 @@ def _draw_heat_map(figure: Figure, axes: Axes, trace: Mapping[str, Any]) -> None
 
 
 def _draw_shape(axes: Axes, shape: Mapping[str, Any]) -> None:
-    """A band or a line across the whole panel."""
+    """A band or a line across the whole panel, or a frame around cells of a heat map."""
+    from matplotlib.patches import Rectangle
+
+    if shape["xref"] == "x" and shape.get("yref") == "y":
+        x, y = shape["x0"] + 0.5, shape["y0"] + 0.5
+        size = shape["x1"] - shape["x0"], shape["y1"] - shape["y0"]
+        line = shape["line"]
+        frame = {"edgecolor": line["color"], "linewidth": line["width"], "fill": False}
+        axes.add_patch(Rectangle((x, y), *size, **frame, clip_on=False))
+        return
     name, spans, line = (
         ("y", axes.axhspan, axes.axhline)
         if shape["xref"] == "paper"
@@ -297,6 +317,11 @@ def _draw_axis(axes: Axes, name: str, layout: Mapping[str, Any], named: bool = F
     axis.set_label_text(_text(layout.get("title", {}).get("text", "")))
     if layout.get("autorange") == "reversed":
         axis.set_inverted(True)
+    elif "range" in layout:
+        getattr(axes, f"set_{name}lim")(*layout["range"])
+    if layout.get("side") == "top":
+        axes.xaxis.tick_top()
+        axes.xaxis.set_label_position("top")
     if named or ("automargin" in layout and "tickvals" not in layout):
         return
     if layout.get("type") == "log":

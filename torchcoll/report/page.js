@@ -155,7 +155,8 @@
       for (const path in ofLayout) assign(layout, path, ofLayout[path]);
     }
     group.plot.style.height = layout.height ? `${layout.height}px` : "";
-    await Plotly.react(group.plot, traces, dressed(layout, narrow), config);
+    const bar = narrow ? false : "hover"; // no room for its buttons, and fingers zoom
+    await Plotly.react(group.plot, traces, dressed(layout, narrow), { ...config, displayModeBar: bar });
     group.figure.querySelector(".caption").replaceChildren(
       ...chart.caption.map(line => node("li", { textContent: line })));
     if (group.drawn) return;

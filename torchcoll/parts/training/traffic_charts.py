@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torchcoll.core.errors import cut_text
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import counted, format_ns
 from torchcoll.parts.training.arrivals import find_arrivals
@@ -33,9 +32,9 @@ _TITLE = "Where the step goes"
 COMPUTING, WAITING, REST = "computing", "waiting for another rank", "all else"
 OTHER = "other communication"
 _MOST_MODULES = 3
-_LONGEST = 24  # letters of a module in the legend
+_LONGEST = 20  # letters of a module in the legend: the last, in which modules differ
 # Of the modules, and of all other communication.
-_OF_MODULES = chart.PALETTE[0], "rgba(0,114,178,0.7)", "rgba(0,114,178,0.45)", "rgba(0,114,178,0.2)"
+_OF_MODULES = chart.PALETTE[0], "#4c9cc9", "#8cbfdd", "#c3ddec"
 _GIGABYTES = {"rangemode": "tozero", "title": {"text": "GB"}}
 _TIME = {
     "tickformat": "~s",
@@ -77,12 +76,13 @@ def step_charts(
     bars = []
     for of, colour in zip(names, colours, strict=True):
         if mean[of]:
-            what = f"calls of {quote_numbers(of)}" if of in modules else of
+            module = of if len(of) <= _LONGEST else f"...{of[-_LONGEST:]}"
+            what = f"calls of {quote_numbers(module)}" if of in modules else of
             what = "computing and all else" if of == REST and not mean[COMPUTING] else what
             texts = [f"{chart.plain(what)}: {format_ns(row[of], 3)}" for row in rows]
             share = 100 * mean[of] / sum(mean.values())
             lengths = [chart.seconds(row[of]) for row in rows]
-            name = f"{chart.plain(cut_text(what, _LONGEST))} {share:.0f} %"
+            name = f"{chart.plain(what)} {share:.0f} %"
             bars.append(chart.bars(name, lengths, texts, colour))
     of_ranks = [f"rank {rank.rank}" + ", late" * (rank.rank in late) for rank in ranks]
     caption = ["the typical step, and the shares of the mean; blue: calls that nothing hides"]

@@ -12,6 +12,7 @@ from torchcoll.questions.comparison.results import tables_of, titles_of
 from torchcoll.questions.comparison.show import interval_text
 from torchcoll.questions.comparison.wording import CHANGED, MOST_NAMED, speed_cell
 from torchcoll.report import chart
+from torchcoll.stats.sides import unnamed_note
 
 MOST_CASES = 64  # of one chart
 _WIDEST = 100.0  # times the speed-up: a wider interval would hide all others
@@ -84,11 +85,12 @@ def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> lis
     layout = {
         "xaxis": {"type": "log", "title": {"text": f"speed-up of {new} over {base}"},
                   "tickformat": ".3~r", "ticksuffix": "x", "nticks": 6, **ticks},
-        "yaxis": {"autorange": "reversed", "automargin": True,
+        "yaxis": {"automargin": True,
                   "tickvals": list(range(len(named))),
-                  "ticktext": [chart.plain(name) for name, _ in named]},
+                  "ticktext": [chart.plain(name) for name, _ in named],
+                  "range": [len(named) - 0.5, -1.5]},
         "showlegend": True,
-        "height": 130 + 19 * len(named),
+        "height": 150 + 19 * len(named),
         "shapes": [
             {**down, "type": "rect", "x0": 1 / same, "x1": same, "line": {"width": 0},
              "fillcolor": "rgba(122,127,133,0.25)"},
@@ -96,11 +98,16 @@ def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> lis
              "line": {"color": chart.NEUTRAL, "width": 1}},
         ],
         "annotations": [
-            {"x": 0, "xref": "x", "y": 1, "yref": "paper", "yanchor": "bottom", "yshift": 14,
-             "text": "same", "showarrow": False},  # x: the logarithm
+            {"x": 0, "y": -1, "text": "same", "showarrow": False},  # x: the logarithm
         ],
     }  # fmt: skip
-    caption = ["whiskers: 95 % intervals; band: the same; grey: cannot tell"]
+    chart.axis_on_top(layout)
+    caption = [f"right of the band {new} is faster, left of it slower; whiskers: 95 % intervals"]
+    if any(row.result == "inconclusive" for _, row in named):
+        caption.append("grey: inconclusive, cannot tell whether they differ")
+    if 0 < len(worst) < len(named):
+        caption.append("the cases that the answer names are on top")
+    caption += filter(None, map(unnamed_note, (comparison.base, comparison.new)))
     if len(named) < len(every):
         caption.append(f"the {len(named)} cases that differ most, of {len(every)}")
     return [chart.Chart(counted(len(every), "case"), traces, layout, caption=caption)]

@@ -107,7 +107,7 @@ def page_of(
             f"--filter {filter} left out cases that the commands of the sections show"
         )
     _ending(document, command)
-    document.answers.sort(key=lambda answer: {"bad": 0, "doubt": 1}.get(answer.level, 2))
+    document.answers.sort(key=lambda answer: _urgency(answer, document.compared))
     _lead(document.sections, document.answers)
     printed = {*document.printed, *(answer.text for answer in document.answers)}
     sections = shorten_repeated_caveats(document.sections, printed)
@@ -118,6 +118,13 @@ def page_of(
         )
         title = ", ".join(titles)
     return Page(title, document.answers, sections, *_page_cases(document))
+
+
+def _urgency(answer: Answer, compared: Sequence[Answer]) -> int:
+    """A fault is first; then which side is faster, if the page compares sides."""
+    if answer.level == "bad":
+        return 0
+    return 1 if answer in compared else 2 if answer.level == "doubt" else 3
 
 
 def _lead(sections: list[Section], answers: Sequence[Answer]) -> None:
@@ -201,6 +208,7 @@ def _about_runs(document: PageDraft) -> None:
         answers = [runs_answer(list(names), verdicts, document.rows, groups)]
     _runs(document, verdicts)
     compared = add_comparisons(document)
+    document.compared = [*document.answers]
     document.answers += answers
     if document.plain:
         question_sections.add_curves(document, compared)

@@ -21,7 +21,15 @@ from torchcoll.stats.filters import conditions
 from torchcoll.stats.matching import NAMES, value_of
 from torchcoll.stats.ratios import geometric
 from torchcoll.stats.side_faults import faults_of_items
-from torchcoll.stats.sides import Measured, Reading, Side, known_of, value_of_fact
+from torchcoll.stats.sides import (
+    Measured,
+    Reading,
+    Side,
+    known_of,
+    unnamed_files,
+    unnamed_note,
+    value_of_fact,
+)
 
 if TYPE_CHECKING:
     from torchcoll.questions.check.rules import Limit
@@ -82,6 +90,8 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
         names = {name for part in side.parts for name in part.environment.get("libraries") or ()}
         shown = [*separate, "device_name", *names]
         notes.append(hidden_note(hidden_among([fact for _, fact in facts], shown), runs))
+        unnamed = unnamed_files(side.runs)
+        notes.append(unnamed_note(side) if side.name else "")
         groups: dict[str, tuple[dict[str, Any], list[Measured]]] = {}
         measured: list[Measured] = []
         without_time = 0
@@ -101,6 +111,8 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
                 values["statistic"] = item.row.statistic
                 # A mean over two machines or libraries is the figure of none.
                 values["device_name"] = item.facts.get("device_name", "unknown")
+                if not side.name and item.run in unnamed:
+                    values["file"] = unnamed[item.run]
                 if len(libraries[item.row.backend]) > 1:
                     values["library"] = item.row.library or "unknown"
                 groups.setdefault(repr(values), (values, []))[1].append(item)
@@ -118,7 +130,13 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
     if len(sides) > 1 and (text := hidden_among(between, ())):
         notes.append(f"the sides are not alike in {text}")
     notes += dict.fromkeys(side.rehearsal_note for side in sides)
-    lines = {name: list(panel.values()) for name, panel in panels.items()}
+    names = [side.name for side in sides]
+    lines = {
+        name: sorted(
+            panel.values(), key=lambda x: (names.index(x.side), x.values.get("ranks") or 0)
+        )
+        for name, panel in panels.items()
+    }
     return Picture(lines, [note for note in notes if note])
 
 
