@@ -22,6 +22,7 @@ from torchcoll.core.units import format_size
 # differ in symbol and dashes as well: 6 colours and 5 dashes are 30 styles.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#c0689a", "#3d8fc4", "#a87600")
 NEUTRAL = "#7a7f85"
+WAITING = PALETTE[5]  # for another rank, in bars
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "triangle-down")
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _MOST_TICKS = 9
@@ -355,8 +356,8 @@ def texts_fit(texts: Sequence[Sequence[str]]) -> bool:
     return max(len(text) for row in texts for text in row) * len(texts[0]) <= _CHARACTERS
 
 
-# Of heat maps, from slow to fast: Viridis without its darkest colours, which dark paper would hide.
-_SPEEDS = ("#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725")
+# Of heat maps, from slow to fast. All carry black figures, and stand out on dark paper.
+_SPEEDS = ("#7a82d6", "#4fa3c7", "#45b89c", "#7cc96a", "#c3da45", "#fde725")
 TIMES = _SPEEDS[::-1]  # of times, where more is slower
 
 
@@ -379,6 +380,7 @@ def heat_map(
         "hovertemplate": hover,
         "hoverongaps": False,
         "colorbar": {"title": {"text": unit, "side": "right"}, "thickness": 14},
+        "textfont": {"color": "#000000"},
     }
     layout = {
         "xaxis": {"automargin": True, "showgrid": False, "zeroline": False},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import math
-import operator
 import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,6 @@ _NAMED = 24  # names below each other
 _MARKED = 40  # a line with more points has no symbols
 _NAMES = 16  # of an axis of names: of more, each n-th is written
 _TITLE = 60  # characters in a line above a panel, of two in a row
-_LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue
 _HEADLINE = 110  # characters in a line above a picture
 _UNIT = 30  # characters beside the scale of a heat map
 _SYMBOLS = {
@@ -209,7 +207,8 @@ def _draw_line(axes: Axes, trace: Mapping[str, Any]) -> None:
     if colour == NEUTRAL and "lines" in mode:  # of a limit, whose name stands at its line
         axes.annotate(
             name, (0.01, y[0]), xytext=(0, 2), textcoords="offset points",
-            xycoords=axes.get_yaxis_transform(), fontsize="small", color="0.3",
+            xycoords=axes.get_yaxis_transform(), fontsize="small", color="0.3", zorder=5,
+            bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1},
         )  # fmt: skip
         name = ""
     shape, _, is_open = marker.get("symbol", "circle").partition("-open")
@@ -257,8 +256,7 @@ def _draw_heat_map(figure: Figure, axes: Axes, trace: Mapping[str, Any]) -> None
 
     rows = [[math.nan if value is None else value for value in row] for row in trace["z"]]
     colours = LinearSegmentedColormap.from_list("", [colour for _, colour in trace["colorscale"]])
-    limits = {"vmin": trace.get("zmin"), "vmax": trace.get("zmax")}
-    mesh = axes.pcolormesh(rows, cmap=colours, **limits)
+    mesh = axes.pcolormesh(rows, cmap=colours, vmin=trace.get("zmin"), vmax=trace.get("zmax"))
     unit = textwrap.fill(trace["colorbar"]["title"]["text"], _UNIT)
     figure.colorbar(mesh, ax=axes, label=unit)
     for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
@@ -275,13 +273,9 @@ def _draw_heat_map(figure: Figure, axes: Axes, trace: Mapping[str, Any]) -> None
     if fits and len(rows) <= most and len(rows[0]) <= most:
         for y, row in enumerate(rows):
             for x, value in enumerate(row):
-                # Black and white are those of the map, which is no part of the paper.
-                luminance = sum(map(operator.mul, mesh.to_rgba(value)[:3], _LUMINANCE))
-                colour = "#010101" if luminance > 0.5 else "#fefefe"
                 text = "" if math.isnan(value) else f"{value:.{3 if value < 1000 else 6}g}"
                 text = trace["text"][y][x] if "text" in trace else text
-                axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize="x-small",
-                          color=colour)  # fmt: skip
+                axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize="x-small")
 
 
 def _draw_shape(axes: Axes, shape: Mapping[str, Any]) -> None:

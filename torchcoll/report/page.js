@@ -92,7 +92,7 @@
   const dressed = (layout, narrow) => {
     const whole = {
       // Room for tick labels and titles: automargin draws a chart twice whenever the room changes.
-      margin: { l: narrow ? 65 : 75, r: 15, t: 30, b: 55 }, hovermode: "closest",
+      margin: { l: narrow ? 65 : 75, r: 15, t: 30, b: layout.xaxis?.side === "top" ? 15 : 55 }, hovermode: "closest",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: "system-ui, sans-serif", size: narrow ? 11 : 13 },
       legend: { orientation: "h", traceorder: "normal", y: 1, yanchor: "bottom", x: 0 },

@@ -31,7 +31,7 @@ WAITED, TOOK_PART = "waited", "took part"
 _COLOURS = {
     CAUSE: chart.PALETTE[1],
     UNKNOWN: chart.NEUTRAL,
-    WAITED: chart.PALETTE[0],
+    WAITED: chart.WAITING,
     TOOK_PART: "#a5cbe4",
 }
 _MOST_ROWS = 16  # of one role

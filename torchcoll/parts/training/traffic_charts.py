@@ -72,7 +72,7 @@ def step_charts(
     rows = [mean, *(steps[rank.rank] for rank in ranks)]
     blues = [*_OF_MODULES[: len(modules)], _OF_MODULES[-1]]
     rest = chart.NEUTRAL if mean[COMPUTING] else chart.PALETTE[2]
-    colours = (chart.PALETTE[2], *blues, chart.PALETTE[1], rest)
+    colours = (chart.PALETTE[2], *blues, chart.WAITING, rest)
     bars = []
     for of, colour in zip(names, colours, strict=True):
         if mean[of]:
@@ -137,12 +137,12 @@ def layouts_charts(comparison: LayoutComparison) -> list[chart.Chart]:
 _STEP_PARTS: Sequence[tuple[str, str, Callable[[PlannedStep], float]]] = (
     ("computing", chart.PALETTE[2], lambda step: step.compute_ns or 0.0),
     ("exposed communication", chart.PALETTE[0], lambda step: (step.exposed_ns or (0.0,))[0]),
-    ("idle in the pipeline", chart.PALETTE[1], lambda step: step.idle_ns),
+    ("idle in the pipeline", chart.WAITING, lambda step: step.idle_ns),
 )
 _MEMORY_PARTS: Sequence[tuple[str, str, Callable[[Memory], float]]] = (
     ("parameters and states", chart.PALETTE[3], lambda m: m.parameters + m.gradients + m.optimizer),
     ("activations", chart.PALETTE[4], lambda m: m.activations + m.peak),
-    ("buffers", chart.PALETTE[5], lambda m: m.buffers),
+    ("buffers", chart.PALETTE[0], lambda m: m.buffers),
     ("more if kernels are not fused", chart.NEUTRAL, lambda m: m.unfused),
 )
 

@@ -15,6 +15,7 @@ from torchcoll.report import chart
 from torchcoll.stats.sides import unnamed_note
 
 MOST_CASES = 64  # of one chart
+_FOLDED = 40  # cases: of more, only those outside of the band
 _WIDEST = 100.0  # times the speed-up: a wider interval would hide all others
 _RESULT_STYLES = {
     "slower": ("triangle-down", chart.PALETTE[1]),
@@ -39,6 +40,11 @@ def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> lis
     ]
     if not every:
         return []
+    same = 1 + comparison.threshold
+    apart = [pair for pair in every if abs(math.log(pair[1].speed)) > math.log(same)]
+    folded = len(every) - len(apart) if apart and len(every) > _FOLDED else 0
+    if folded:
+        every = apart
     most = sorted((abs(math.log(row.speed)) for _, row in every), reverse=True)[:MOST_CASES]
     named = [(name, row) for name, row in every if abs(math.log(row.speed)) >= most[-1]]
     changed = [pair for pair in named if pair[1].result in CHANGED or pair[1].is_notable]
@@ -75,7 +81,6 @@ def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> lis
             }
         )  # fmt: skip
     base, new = map(chart.plain, comparison.side_names)
-    same = 1 + comparison.threshold
     drawn = [speed for trace in traces for speed in trace["x"] if speed]
     ticks = {}
     if max(drawn) > 4 * min(drawn):  # plotly would label all of 1 to 9, one over the other
@@ -108,6 +113,8 @@ def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> lis
     if 0 < len(worst) < len(named):
         caption.append("the cases that the answer names are on top")
     caption += filter(None, map(unnamed_note, (comparison.base, comparison.new)))
+    if folded:
+        caption.append(f"{counted(folded, 'case')} inside of the band not drawn")
     if len(named) < len(every):
         caption.append(f"the {len(named)} cases that differ most, of {len(every)}")
-    return [chart.Chart(counted(len(every), "case"), traces, layout, caption=caption)]
+    return [chart.Chart(counted(len(every) + folded, "case"), traces, layout, caption=caption)]

@@ -130,10 +130,10 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
     if len(sides) > 1 and (text := hidden_among(between, ())):
         notes.append(f"the sides are not alike in {text}")
     notes += dict.fromkeys(side.rehearsal_note for side in sides)
-    names = [side.name for side in sides]
+    order = [side.name for side in sides]
     lines = {
         name: sorted(
-            panel.values(), key=lambda x: (names.index(x.side), x.values.get("ranks") or 0)
+            panel.values(), key=lambda x: (order.index(x.side), x.values.get("ranks") or 0)
         )
         for name, panel in panels.items()
     }
@@ -194,7 +194,9 @@ def picture_caption(picture: Picture, over_ranks: str) -> list[str]:
     sampled = any(row.low_ns for row in rows)
     several = any(p.runs > 1 for lines in picture.panels.values() for x in lines for p in x.points)
     where = " on ".join(", ".join(distinct_values(rows, name)) for name in ("backend", "device"))
-    ranks = [str(n) for n in distinct_values(rows, "ranks") if n] or ["an unknown number of"]
+    ranks = [str(n) for n in sorted(filter(None, {row.ranks for row in rows}))] or [
+        "an unknown number of"
+    ]
     parts = [common_text(rows), f"{where}, {', '.join(ranks)} ranks"]
     parts += [f"{name} {', '.join(distinct_values(rows, name))}" for name in ("clock", "mode")]
     parts.append(reading(rows, over_ranks) if sampled else "")
@@ -221,7 +223,7 @@ def curves_charts(
     charts = []
     for collective, lines in picture.panels.items():
         limits_here = [(name, limit) for name, limit in limits if collective in limit.collectives]
-        drawn = _curves_chart(collective, lines, limits_here, keys)
+        drawn = _curves_chart(collective, lines, limits_here, keys, bool(limits))
         drawn.caption = picture_caption(picture, over_ranks)
         charts.append(drawn)
     return charts
@@ -232,6 +234,7 @@ def _curves_chart(
     lines: Sequence[PlotLine],
     limits: Sequence[tuple[str, Limit]],
     keys: Mapping[int, str],
+    bandwidth_first: bool,
 ) -> chart.Chart:
     traces: list[dict[str, Any]] = []
     times: list[list[float | None]] = []
@@ -286,7 +289,7 @@ def _curves_chart(
         why = "ranks unknown: torchcoll convert --ranks N" if unknown else _NOTHING_MOVED
         notes.append(f"no bandwidth: {why}")
     scales, yaxis = chart.SCALES, chart.time_axis()
-    if limits and selectors:  # the question is how far it is to them
+    if bandwidth_first and selectors:  # the question is how far it is to the limits
         selectors[0] = replace(selectors[0], options=selectors[0].options[::-1])
         scales = replace(scales, options=scales.options[::-1])
         yaxis = {"title": {"text": "GB/s busbw"}, "type": "linear", "rangemode": "tozero"}
@@ -319,13 +322,15 @@ def bandwidth_map(
         for name in limit.collectives:
             most[name] = max(most.get(name, 0.0), limit.busbw_gbps)
     absent = [name for name in picture.panels if most and name not in most]
+    uneven = len({most[name] for name in picture.panels if name in most}) > 1
     rows = {}
     full: list[list[float]] = []
     for collective in [name for name in picture.panels if name not in absent]:
         lines = picture.panels[collective]
         for line, name in zip(lines, line_names(lines), strict=True):
             if points := {p.size_bytes: p for p in line.points if p.busbw_gbps}:
-                rows[f"{collective}, {name}" if name else collective] = points
+                limit_text = f"of {format_digits(most[collective])}" if uneven else ""
+                rows[", ".join(filter(None, (collective, name, limit_text)))] = points
                 full.append([most.get(collective, 0.0)])
     if len(rows) < 2:
         return None
@@ -350,7 +355,7 @@ def bandwidth_map(
         drawn.traces[0]["texttemplate"] = "%{text}"
     drawn.layout |= {"height": 150 + 40 * len(rows)}
     whose = f"limit of {limits[0][0]}" if most else "largest"
-    drawn.caption = [f"GB/s of bus bandwidth; colours: its share of the {whose}"]
+    drawn.caption = [f"GB/s of bus bandwidth; colours: its share of the {whose}, dark is slow"]
     drawn.caption += [f"without a limit, and no row: {', '.join(absent)}"] if absent else []
     return drawn
 
