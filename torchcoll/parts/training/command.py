@@ -54,9 +54,9 @@ def show_saved(options: argparse.Namespace) -> ExitCode | None:
     """Shows files of compared layouts; None where any argument is another file."""
     if not options.files or not all(map(_is_saved, options.files)):
         return None
-    from torchcoll.parts.training import saved_layouts
+    from torchcoll.parts.training import layouts_show
 
-    return saved_layouts.show_saved(options)
+    return layouts_show.show_saved(options)
 
 
 def saved_sections(arguments: Sequence[str]) -> dict[str, Any]:
@@ -64,9 +64,9 @@ def saved_sections(arguments: Sequence[str]) -> dict[str, Any]:
     saved = [argument for argument in arguments if _is_saved(argument)]
     if not saved:
         return {}
-    from torchcoll.parts.training import saved_layouts
+    from torchcoll.parts.training import layouts_show
 
-    return saved_layouts.saved_sections(saved)
+    return layouts_show.saved_sections(saved)
 
 
 def run_gradients(options: argparse.Namespace) -> ExitCode:

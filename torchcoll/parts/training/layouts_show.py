@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import math
+import shlex
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.answer import Answer
-from torchcoll.core.errors import one_line
+from torchcoll.core.errors import ExitCode, UsageError, one_line
 from torchcoll.core.units import counted, format_ns, shorten
 from torchcoll.parts.curves.predictor import Ends
 from torchcoll.parts.training.config_projection import (
@@ -16,8 +18,14 @@ from torchcoll.parts.training.config_projection import (
 )
 from torchcoll.parts.training.plan_show import flat_ends, format_gigabytes
 from torchcoll.parts.training.projection import TIGHT, TOO_LARGE, UNSURE
+from torchcoll.parts.training.saved_layouts import SCHEMA, read_layouts
+from torchcoll.parts.training.traffic_charts import layouts_charts
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head, make_grid
+from torchcoll.report.page import Section, TitledGrids
+
+if TYPE_CHECKING:
+    from torchcoll.report.chart import Chart
 
 _FITS = (
     "tight: fits with fused kernels, as far as the plan knows "
@@ -27,7 +35,6 @@ _BATCH = (
     "batch: MICROBATCHESxSEQUENCESxTOKENS of a data-parallel rank, the fastest micro-batches that "
     "fit"
 )
-SCHEMA = "torchcoll-layouts/2"
 MOST_ROWS, _BEST = 20, 3
 _SENT = "sent: with the algorithm of a ring"
 _IDLE = "idle: waiting for other stages of the pipeline"
@@ -37,11 +44,33 @@ def show_layouts(
     comparisons: Sequence[LayoutComparison], format: str = "table", file: TextIO | None = None
 ) -> None:
     """Prints the comparisons. Raises UsageError for an unknown format."""
-    print_results([layouts_forms(comparison) for comparison in comparisons], format, file)
+    print_results([_forms(comparison) for comparison in comparisons], format, file)
 
 
-def layouts_forms(comparison: LayoutComparison) -> Forms:
-    """Returns the tables of a comparison and its JSON, which ``saved_layouts`` reads."""
+def show_saved(options: argparse.Namespace) -> ExitCode:
+    """Shows files of compared layouts."""
+    for name in ("filter", "view", "columns", "reference", "explain"):
+        if value := getattr(options, name):
+            raise UsageError(name, value, "result files with it, not layouts")
+    show_layouts([read_layouts(path) for path in options.files], options.format)
+    return ExitCode.OK
+
+
+def saved_sections(arguments: Sequence[str]) -> dict[str, tuple[Section, list[Chart]]]:
+    """Returns the section and the charts of each file of compared layouts."""
+    sections = {}
+    for argument in arguments:
+        comparison = read_layouts(argument)
+        section = Section(
+            f"Layouts on {counted(comparison.ranks, 'rank')}",
+            commands=[f"torchcoll show {shlex.quote(argument)}"],
+            tables=[TitledGrids("", [*_forms(comparison).grids])],
+        )
+        sections[argument] = section, layouts_charts(comparison)
+    return sections
+
+
+def _forms(comparison: LayoutComparison) -> Forms:
     source = f", by {comparison.machine}" if comparison.machine else ""
     heading = Grid([], [], above=[one_line(f"{comparison.what}{source}")])
     notes = Grid(

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torchcoll.core.errors import ExitCode, UnreadableError, UsageError, one_line
+from torchcoll.core.errors import UnreadableError, UsageError, one_line
 from torchcoll.core.opening import read_regular
-from torchcoll.core.units import counted
 from torchcoll.parts.training.config_projection import LayoutComparison, LayoutRow
 from torchcoll.parts.training.layouts import parse_batch, parse_layout
-from torchcoll.parts.training.layouts_show import SCHEMA, layouts_forms, show_layouts
 from torchcoll.parts.training.projection import Computation, PlannedStep
 from torchcoll.parts.training.step_program import Memory
-from torchcoll.parts.training.traffic_charts import layouts_charts
-from torchcoll.report.chart import Chart
-from torchcoll.report.page import Section, TitledGrids
+
+SCHEMA = "torchcoll-layouts/2"
 
 
 @dataclass(frozen=True)
@@ -83,26 +78,3 @@ def _row(row: Mapping[str, Any], ranks: int) -> LayoutRow:
         row["sent_bytes"],
     )
     return LayoutRow(layout, step, parse_batch(row["batch"]), row["fits"])
-
-
-def show_saved(options: argparse.Namespace) -> ExitCode:
-    """Shows files of compared layouts."""
-    for name in ("filter", "view", "columns", "reference", "explain"):
-        if value := getattr(options, name):
-            raise UsageError(name, value, "result files with it, not layouts")
-    show_layouts([read_layouts(path) for path in options.files], options.format)
-    return ExitCode.OK
-
-
-def saved_sections(arguments: Sequence[str]) -> dict[str, tuple[Section, list[Chart]]]:
-    """Returns the section and the charts of each file of compared layouts."""
-    sections = {}
-    for argument in arguments:
-        comparison = read_layouts(argument)
-        section = Section(
-            f"Layouts on {counted(comparison.ranks, 'rank')}",
-            commands=[f"torchcoll show {shlex.quote(argument)}"],
-            tables=[TitledGrids("", [*layouts_forms(comparison).grids])],
-        )
-        sections[argument] = section, layouts_charts(comparison)
-    return sections

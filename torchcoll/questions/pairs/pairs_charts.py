@@ -74,10 +74,10 @@ def pairs_charts(pairs: Pairs) -> list[Chart]:
 def _frames(suspect: Suspect, count: int, step: int) -> list[dict[str, Any]]:
     """The row and the column of a unit, or the two cells of a link. count: rows of the map."""
     spans = [(unit // step - 0.5, unit // step + 0.5) for unit in suspect.units]
-    one, other = [*spans, (-0.5, count - 0.5)][:2]
+    first, second = [*spans, (-0.5, count - 0.5)][:2]
     line = {"color": PALETTE[1], "width": 3}
     frame = {"type": "rect", "xref": "x", "yref": "y", "line": line}
     return [
         frame | {"x0": x[0], "x1": x[1], "y0": y[0], "y1": y[1]}
-        for x, y in ((one, other), (other, one))
+        for x, y in ((first, second), (second, first))
     ]
