@@ -93,11 +93,14 @@ def test_a_run(file):
         "Not included",
         "Commands",
     ]
+    rank, cases = page.answers[:2]
+    assert rank.text.startswith("Calls and ranks: rank 0 (vm) comes last")
+    assert [group.label for group in page.sections[0].charts] == ["run"]  # a map of the ranks
     # 64 MiB in 1 ms, times 2 x 7 / 8.
-    assert page.answers[0].headline == (
+    assert cases.headline == (
         "all_reduce on 8 gloo ranks takes 1.00 ms at 1M and reaches 117 GB/s of busbw at 64M"
     )
-    assert page.answers[0].details[-1].startswith("NO REFERENCE")
+    assert cases.details[-1].startswith("NO REFERENCE")
     # The first call took 5 ms, each of the others 1.
     assert any("first call takes 5.00 ms" in one.text for one in page.answers)
     assert page.sections[-1].commands == ["torchcoll report one.jsonl"]
@@ -115,7 +118,7 @@ def test_every_chart_is_in_the_page_and_nothing_is_fetched(drawn):
     read = Read(drawn[1])
     charts = [own["id"] for tag, own in read.tags if own.get("class") == "chart"]
     assert charts == ["g0", "g1", "g2"]
-    assert [len(group["charts"]) for group in read.data["groups"]] == [1, len(SIZES), 1]
+    assert [len(group["charts"]) for group in read.data["groups"]] == [1, 1, len(SIZES)]
     links = [v for _, own in read.tags for k, v in own.items() if k.endswith(("href", "src"))]
     assert [link for link in links if not link.startswith(("#", "data:"))] == []
     policy = next(own["content"] for tag, own in read.tags if "http-equiv" in own)
@@ -137,7 +140,7 @@ def test_points_lead_to_rows_and_commands(drawn):
     ids = [own["id"] for tag, own in read.tags if tag == "tr" and "id" in own]
     assert ids == [f"case-0.{n}" for n in range(len(SIZES))]
     assert set(read.data["cases"]) == {f"0.{n}" for n in range(len(SIZES))}
-    (curve,) = read.data["groups"][0]["charts"]
+    (curve,) = read.data["groups"][1]["charts"]
     assert curve["traces"][-1]["customdata"] == ["0.0", "0.1", "0.2", "0.3"]
     assert read.data["cases"]["0.1"] == [
         "all_reduce 4M on gloo", 0, f"torchcoll show {file} --explain all_reduce 4M",

@@ -10,7 +10,7 @@ from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.result import Run
 from torchcoll.questions.page.page_draft import Drawing, PageDraft
 from torchcoll.reading.inputs import split_label
-from torchcoll.stats.sides import Side
+from torchcoll.stats.sides import Side, unnamed_files
 
 if TYPE_CHECKING:
     from torchcoll.questions.comparison.compare import Comparison
@@ -26,6 +26,8 @@ def _sides(runs: Sequence[Run]) -> list[Side]:
     """
     names = [run.labels.get("cell", "") for run in runs]
     if not any(names):
+        if unnamed_files(runs):  # perhaps of several machines
+            return []
         backends = dict.fromkeys(r.case.backend for run in runs for r in run.results)
         sides = [Side(f"backend:{name}", list(runs)) for name in backends]
         return sides if len(sides) > 1 else []
