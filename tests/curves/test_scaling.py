@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -250,11 +251,34 @@ def test_first_calls_of_a_job_are_those_of_its_first_launch():
         [200 * MS, 400 * MS, 800 * MS],
         [MS] * 3,
     ]
-    assert [curve.fits[0].subset for curve in result.starts] == ["1 in job", "2 in job"]
+    assert [curve.fits[0].subset for curve in result.starts] == [
+        "run 1 of each job",
+        "run 2 of each job",
+    ]
+    # One table, with the two runs of a job beside each other.
+    assert scaling_grids(result)[1].rows == [
+        ["2", "200.0 ms", "1.000 ms"],
+        ["4", "400.0 ms", "1.000 ms"],
+        ["8", "800.0 ms", "1.000 ms"],
+    ]
     assert result.notes == [
         "3 of 6 runs came later in a job: their first calls are not in this table; `torchcoll "
         "cold` shows them"
     ]
+
+
+def test_the_answer_says_what_its_curves_differ_in():
+    """The second run of each job takes half as long, and grows alike; the sizes do too."""
+    runs = [
+        start([first * f, 1, 1], ranks, 1000, job=f"{ranks} {f}", utc=f"0{place}")
+        for ranks in (2, 4, 8)
+        for f in NOISE
+        for place, first in enumerate((100 * ranks, 50 * ranks))
+    ]
+    started = replace(found(runs), curves=[])
+    assert started.answer.headline.endswith(", like n in runs 1 and 2 of each job")
+    sizes = [launch(n, {1024: 1000 * n * f, 2048: 2000 * n * f}) for n in (2, 4, 8) for f in NOISE]
+    assert found(sizes).answer.headline.endswith(" on 8 ranks, like n at both sizes")
 
 
 def test_unlike_machines_are_in_no_common_curve():

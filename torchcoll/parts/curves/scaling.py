@@ -83,6 +83,8 @@ def unlike_machines(runs: Sequence[Run]) -> list[str]:
 
 
 _ONE, _SEVERAL = "one host", "several hosts"
+FIRST_CALL = "1st call of the run"
+IN_JOB = "in job"  # of a kind: the position of its runs in their jobs
 
 
 @dataclass(frozen=True)
@@ -148,20 +150,15 @@ class Scaling(Displayed):
     @property
     def answer(self) -> Answer:
         """How the figures grow, the time of the calls first, with what failed as a caveat."""
-        growths: dict[str, list[tuple[str, Growth]]] = {}
+        judged: dict[str, list[tuple[RanksCurve, GrowthFit]]] = {}
+        numbers: set[int] = set()
         for curve in (*self.curves, *self.starts):
-            name = f"{curve.kind['collective']} {format_size(curve.size_bytes)}"
             for fit in curve.fits:
-                growths.setdefault(fit.figure, []).append((name, fit.growth))
-        judged = {
-            figure: [pair for pair in of_figure if pair[1].result != TOO_FEW]
-            for figure, of_figure in growths.items()
-        }
-        answers = [_figure_answer(figure, pairs) for figure, pairs in judged.items() if pairs]
+                numbers |= set(fit.growth.numbers)
+                if fit.growth.result != TOO_FEW:
+                    judged.setdefault(fit.figure, []).append((curve, fit))
+        answers = [_figure_answer(figure, pairs) for figure, pairs in judged.items()]
         if not answers:
-            numbers = {
-                n for pairs in growths.values() for _, growth in pairs for n in growth.numbers
-            }
             measured = f"{', '.join(map(str, sorted(numbers)))} ranks" if numbers else "nothing"
             answers = [
                 Answer(
@@ -212,15 +209,34 @@ _MEASURE_MORE = (
 )
 
 
-def _figure_answer(figure: str, judged: Sequence[tuple[str, Growth]]) -> Answer:
-    """How one figure grows, given the names of its curves and their growths."""
-    changed = [(name, growth) for name, growth in judged if growth.changes]
+def _everywhere(judged: Sequence[tuple[RanksCurve, GrowthFit]]) -> str:
+    """All curves of one figure, by what they differ in: ``at all 3 sizes``; '' for one curve."""
+    if len(judged) < 2:
+        return ""
     all_of = "both" if len(judged) == 2 else f"all {len(judged)}"
-    everywhere = f" in {all_of} curves" if len(judged) > 1 else ""
+    kinds = {repr(kind_in_job(curve.kind)) for curve, _ in judged}
+    if len({*kinds, *(fit.subset for _, fit in judged)}) == 2:
+        return f" at {all_of} sizes"
+    positions = dict.fromkeys(str(curve.kind.get(IN_JOB, "-")) for curve, _ in judged)
+    if len(kinds) == 1 and len(positions) == len(judged):
+        return f" in runs {' and '.join(positions)} of each job"
+    return f" in {all_of} curves"
+
+
+def kind_in_job(kind: Mapping[str, Any]) -> dict[str, Any]:
+    """The kind of a curve without the position of its runs in their jobs."""
+    return {name: value for name, value in kind.items() if name != IN_JOB}
+
+
+def _figure_answer(figure: str, judged: Sequence[tuple[RanksCurve, GrowthFit]]) -> Answer:
+    """How one figure grows, given its curves and their fits."""
+    every = [fit.growth for _, fit in judged]
+    changed = [(curve, fit.growth) for curve, fit in judged if fit.growth.changes]
+    everywhere = _everywhere(judged)
     if not changed:
-        limits = [growth.detectable for _, growth in judged]
+        limits = [growth.detectable for growth in every]
         detectable = None if None in limits else max(filter(None, limits))
-        numbers = judged[0][1].numbers
+        numbers = every[0].numbers
         answer = nothing_found(
             figure,
             "grows",
@@ -232,13 +248,13 @@ def _figure_answer(figure: str, judged: Sequence[tuple[str, Growth]]) -> Answer:
         )
         verb = "does not grow" if answer.level == "good" else answer.verb
         return replace(answer, subject=figure, verb=verb)
-    name, most = max(
+    curve, most = max(
         changed, key=lambda pair: abs(math.log(pair[1].law.ratio)) if pair[1].law else 0.0
     )
     law = f", like {most.result.removeprefix('falls with ')}"
     if most.result in ("grows", "falls"):
         law = ", by none of the laws"
-    if len({growth.result for _, growth in judged}) == 1:
+    if len({growth.result for growth in every}) == 1:
         where = everywhere
     else:
         where = f"; {len(changed)} of {len(judged)} curves change"
@@ -247,8 +263,10 @@ def _figure_answer(figure: str, judged: Sequence[tuple[str, Growth]]) -> Answer:
         format_ns(geometric(ns for ranks, ns in most.points if ranks == end) or 0, 3)
         for end in ends
     )
+    cases = {(curve.kind["collective"], curve.size_bytes) for curve, _ in judged}
+    name = f"{curve.kind['collective']} {format_size(curve.size_bytes)}"
     return Answer(
-        f"{figure} of {name}" if len({name for name, _ in judged}) > 1 else figure,
+        f"{figure} of {name}" if len(cases) > 1 else figure,
         verb="falls to {}" if most.falls else "grows {}",
         size=most.law.ratio if most.law else None,
         unit="x",
@@ -417,8 +435,8 @@ def _starts(started: Cold | None) -> list[_Draft]:
             )
             for row in sorted(kind_rows, key=lambda row: row.ranks)
         ]
-        kind: dict[str, Any] = {**kind_rows[0].kind, **({"in job": position} if position else {})}
-        name = "time to first result" if whole else "1st call of the run"
+        kind: dict[str, Any] = {**kind_rows[0].kind, **({IN_JOB: position} if position else {})}
+        name = "time to first result" if whole else FIRST_CALL
         drafts.append(_Draft(kind, kind.pop("size_bytes"), runs, {name: "first_ns"}, position))
     return drafts
 
@@ -462,7 +480,8 @@ def _fits(drafts: Sequence[_Draft]) -> list[list[GrowthFit]]:
     fits: list[list[GrowthFit]] = [[] for _ in drafts]
     judged = growths([points for *_, points in candidates])
     for (number, figure, subset, _), growth in zip(candidates, judged, strict=True):
-        position = f"{drafts[number].position} in job" if drafts[number].position else ""
+        position = drafts[number].position
+        position = f"run {position} of each job" if position else ""
         fits[number].append(GrowthFit(figure, ", ".join(filter(None, (subset, position))), growth))
     return fits
 
@@ -476,7 +495,5 @@ def _notes(files: Side, curves: Sequence[RanksCurve]) -> list[str]:
         notes.append("1 rank communicates nothing: it is in no fit")
     if any(fit.subset.startswith((_ONE, _SEVERAL)) for curve in curves for fit in curve.fits):
         notes.append("one host and several hosts use other links: each part is fitted by itself")
-    if any(result.reported and result.reported.first_call_ns for result in files.results):
-        notes.append("rows measured with -i 1 -w 0 are first calls, and count into no time")
     hidden = dict.fromkeys(hidden_note(curve.hidden, "the runs of a curve") for curve in curves)
     return [*notes, *filter(None, (*hidden, files.rehearsal_note))]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.units import format_bandwidth, format_ns, format_ratio, format_size, format_time
 from torchcoll.parts.curves.growth import FEWEST, TOO_FEW
+from torchcoll.parts.curves.scaling import FIRST_CALL, IN_JOB, kind_in_job
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.report.header import kind_texts, reading, reported_text
@@ -98,10 +100,14 @@ def scaling_grids(result: Scaling) -> list[Grid]:
     for title, curves in zip(titles, groups.values(), strict=True):
         above = [title, f"{reading_of(result)}; geometric means over the runs"]
         grids.append(_curves(curves, above, "first"))
-    starts = kind_texts([{**curve.kind, "size_bytes": curve.size_bytes} for curve in result.starts])
-    for title, curve in zip(starts, result.starts, strict=True):
-        figure = next((fit.figure for fit in curve.fits), "1st call of the run")
-        grids.append(_curves([curve], [f"start of the run: {title}"], figure))
+    starts: dict[str, list[RanksCurve]] = {}
+    for curve in result.starts:  # one table for the first, second, ... run of each job
+        starts.setdefault(repr((kind_in_job(curve.kind), curve.size_bytes)), []).append(curve)
+    kinds = [
+        {**kind_in_job(first.kind), "size_bytes": first.size_bytes} for first, *_ in starts.values()
+    ]
+    for title, curves in zip(kind_texts(kinds), starts.values(), strict=True):
+        grids.append(_starts(curves, f"start of the run: {title}"))
     names = dict(zip(groups, titles, strict=True))
     grids.append(_fits(all_curves, names))
     below = []
@@ -160,6 +166,26 @@ def _curves(curves: Sequence[RanksCurve], above: list[str], first: str) -> Grid:
     )
 
 
+def _starts(curves: Sequence[RanksCurve], title: str) -> Grid:
+    """One line for each number of ranks, with a figure for each position in the job."""
+    figure = next((fit.figure for curve in curves for fit in curve.fits), FIRST_CALL)
+    if len(curves) == 1:
+        return _curves(curves, [title], figure)
+
+    def cell(points: dict[int, RanksPoint], ranks: int) -> str:
+        return format_time(points[ranks].first_ns) if ranks in points else "-"
+
+    columns = [
+        (
+            Head(figure, f"run {curve.kind.get(IN_JOB, '-')} of each job"),
+            partial(cell, {point.ranks: point for point in curve.points}),
+        )
+        for curve in curves
+    ]
+    numbers = sorted({point.ranks for curve in curves for point in curve.points})
+    return make_grid([(Head("ranks"), str), *columns], numbers, above=[title])
+
+
 def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
     """One line for each figure of each curve: how it grows."""
     several = len(titles) > 1
@@ -201,7 +227,7 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
             ),
             (Head("size", repeat=True), lambda i: _size(i[0])),
             (Head("figure", left=True, repeat=True), lambda i: i[1].figure),
-            (Head("on", left=True), lambda i: i[1].subset or "-"),
+            (Head("on", left=True, repeat=True), lambda i: i[1].subset or "-"),
             (Head("ranks", left=True), span),
             (Head("result", left=True), lambda i: i[1].growth.result),
             (Head("why", left=True, drop=3), lambda i: i[1].growth.reason),
