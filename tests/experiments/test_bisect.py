@@ -282,7 +282,8 @@ def test_a_dry_run_starts_nothing(bisect, capsys):
     assert code == 0 and not Path("D").exists()
     assert printed.err == (
         "at most 180 runs of 3 versions, until the version is found; nothing was started; the "
-        "first 3 runs:\n"
+        "first 3 runs:\ntorchcoll: note: this machine does not have venvs/2.11/bin/torchrun, "
+        "venvs/2.12/bin/torchrun, venvs/2.13/bin/torchrun\n"
     )
     starts = [line.split("/bin/")[0] for line in printed.out.splitlines()]
     assert starts == ["venvs/2.11", "venvs/2.12", "venvs/2.13"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,14 @@ class RunPlan:
         for cell in self.cells:
             path = self.environment(cell, environ).get("PATH")
             launch_command.check_program(self.command.filled(cell.axes), path)
+
+    def absent_programs(self, environ: Mapping[str, str]) -> list[str]:
+        """The launchers of the cells that this machine does not have."""
+        programs = dict.fromkeys(
+            (self.command.filled(cell.axes)[0], self.environment(cell, environ).get("PATH"))
+            for cell in self.cells
+        )
+        return [name for name, path in programs if shutil.which(name, path=path) is None]
 
     def to_json(self) -> dict[str, Any]:
         return {

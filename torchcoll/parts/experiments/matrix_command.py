@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UsageError, one_line, printable, tell
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, shorten
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import Grid, Head, print_grid
 
@@ -270,6 +270,8 @@ def dry_run(plan: RunPlan, folder: Path, every: bool = True, most: str = "") -> 
         print(printable(line), flush=True)
     if not every and len(jobs) > 1:
         tell(f"the first of {len(jobs)} commands; --verbose prints all of them")
+    if absent := plan.absent_programs(os.environ):
+        tell(f"torchcoll: note: this machine does not have {shorten(absent, _MOST_VALUES)}")
     return ExitCode.OK
 
 
