@@ -31,6 +31,7 @@ def add_curves(document: PageDraft, compared: Sequence[Comparison]) -> None:
         bandwidth_map,
         check_lines,
         curves_charts,
+        picture_charts,
         picture_of,
     )
 
@@ -48,7 +49,10 @@ def add_curves(document: PageDraft, compared: Sequence[Comparison]) -> None:
         shared = limits if alike else []
         overview = None if compared else bandwidth_map(picture, document.keys, shared)
         maps = [overview] if overview else []
-        curves = curves_charts(picture, limits=limits, keys=document.keys)
+        if document.inline:
+            curves = curves_charts(picture, limits=limits, keys=document.keys)
+        else:
+            curves = picture_charts(picture, limits=limits)
         drawings = [
             Drawing("Bus bandwidth of each collective and size", lambda: maps),
             Drawing(title, lambda: curves, "collective"),
