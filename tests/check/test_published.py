@@ -136,6 +136,7 @@ def test_one_publication_alone():
 def test_the_size_that_most_have_published_speaks():
     run = a_launch("NVIDIA H100 80GB HBM3", 16, 2, 400.0, "16G")
     few = standings(run, summarise_run(run))[0]
+    assert few.text("a.log").endswith("in all_reduce 16G; a.log's 400 is below 3 of 3")
     other = a_launch("NVIDIA H100 80GB HBM3", 16, 2, 400.0, "1G")
     run.results += other.results
     found = standings(run, summarise_run(run))

@@ -153,9 +153,8 @@ class PublishedCase:
     row: Row
     published: tuple[tuple[Publication, float], ...]
 
-    @property
-    def text(self) -> str:
-        """One sentence."""
+    def text(self, name: str = "this run") -> str:
+        """One sentence. name: of the run."""
         low, high = (pick(gbps for _, gbps in self.published) for pick in (min, max))
         many, busbw = len(self.published), self.row.busbw_gbps or 0.0
         below = sum(busbw < _ROUNDED * gbps for _, gbps in self.published)
@@ -170,7 +169,7 @@ class PublishedCase:
         count = count if below else "as high as the best" if many > 1 else "not below it"
         return (
             f"{counted(many, 'published run')} on {kind} {reach} GB/s busbw in {where}; "
-            f"this run's {format_digits(busbw, 4)} is {count}"
+            f"{name}'s {format_digits(busbw, 4)} is {count}"
         )
 
 

@@ -196,15 +196,20 @@ def add_further(document: PageDraft, run: Run) -> None:
 
 
 def add_published(document: PageDraft) -> None:
-    """What others publish of the kinds of machine of these runs, a table a kind."""
+    """What others publish of the kinds of machine of these runs, a table for the best of each."""
     from torchcoll.questions.check.published import standings
     from torchcoll.questions.check.published_show import published_grid
 
-    first: dict[str, Run] = {}
-    for run in document.plain:
+    kinds: dict[str, list[tuple[float, str, Run]]] = {}
+    for name, run in named(document.plain):
         if standing := standings(run, summarise_run(run)):
-            first.setdefault(standing[0].published[0][0].kind, run)
-    grids = [grid for run in first.values() if (grid := published_grid(run))]
+            item = standing[0].row.busbw_gbps or 0.0, one_line(name), run
+            kinds.setdefault(standing[0].published[0][0].kind, []).append(item)
+    grids = []
+    for runs in kinds.values():
+        _, name, run = max(runs, key=lambda item: item[0])
+        grid = published_grid(run, name if len(runs) > 1 else "this run")
+        grids += [grid] if grid else []
     document.answers += [grid.answer for grid in grids if grid.answer]
     if grids:
         grids = [replace(grid, answer=None) for grid in grids]
