@@ -182,15 +182,16 @@ def test_what_growth_would_have_been_found():
     assert answer.headline.startswith("Cannot tell whether time grows from 2 to 16 ranks (")
     assert (answer.level, answer.next_step) == (
         "doubt",
-        "make four times as many runs on each number of ranks",
+        "make 8 runs on each number of ranks instead of 2",
     )
+    assert answer.details[0] == "measured: 1.000x the time on 16 ranks as on 2"
 
 
 def test_two_numbers_of_ranks_cannot_tell():
     answer = found(grown(lambda n: 1000, ranks=(2, 4))).answer
     assert answer.headline == (
-        "Cannot tell whether the time grows with the ranks (measured on 2, 4 ranks, and 3 numbers "
-        "are needed)"
+        "Cannot tell whether the time grows with the ranks (measured on 2 and 4 ranks, and 3 "
+        "numbers are needed)"
     )
     assert "--preset scaling" in answer.next_step
 

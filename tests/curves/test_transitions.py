@@ -89,6 +89,27 @@ def test_what_was_varied_on_purpose_makes_curves_of_its_own():
     assert found_of_both.notes == []
 
 
+def test_unlike_machines_are_curves_of_their_own(capsys):
+    """Both change twice; the second machine is half as fast. Their median would be of neither."""
+    slow = {size: 2 * time for size, time in TIMES.items()}
+    one = make_runs([TIMES], device_name="NVIDIA A100-SXM4-40GB")
+    other = make_runs([slow], device_name="NVIDIA GH200 120GB")
+    curves = found(*one, *other)
+    assert [curve.points[0].time_ns for curve in curves] == [TIMES[1024], slow[1024]]
+    show_transitions([all_of(*curves)])
+    answer = capsys.readouterr().out.splitlines()[0]
+    assert answer.startswith("NVIDIA A100-SXM4-40GB: time jumps up by 2.6x at once between")
+
+
+def test_many_curves_that_only_bend_are_counted(capsys):
+    """From 256K on four times the bandwidth, without a jump."""
+    bend = {n: round(20_000 + min(n, 1 << 18) / 100 + max(0, n - (1 << 18)) / 400) for n in SIZES}
+    curves = [curve for name in "ab" for curve in found(*make_runs([bend], labels={"k": name}))]
+    show_transitions([all_of(*curves)])
+    expected = "the slope changes without a jump between 128K and 512K in 2 of 2 curves\n"
+    assert capsys.readouterr().out.startswith(expected)
+
+
 def test_a_configuration_of_communicators_makes_curves_of_its_own():
     """A file that records none, as from gloo or an earlier version, has the default."""
     unrecorded, default, zero = runs(3)
@@ -141,7 +162,7 @@ def test_a_change_near_the_end_is_told_without_law_and_jump(capsys):
     show_transitions([all_of(one)])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:3] for line in lines if line.startswith("8 to ")] == [["8", "to", "2M"]]
-    assert lines[0].startswith("latency 25.0 us, algbw 60.0 GB/s from 8 to 2M; the law changes ")
+    assert lines[0].startswith("latency 25.0 us, algbw 60.0 GB/s from 8 B to 2M; the law changes ")
     change = "after 1, between 2M and 8M: a change, but too few sizes after it for a law or jump"
     assert change in lines
     assert not any("one range" in line for line in lines)
@@ -156,12 +177,12 @@ def test_a_change_near_the_beginning(capsys):
     (one,) = found(*make_runs([times]))
     show_transitions([all_of(one)], refine=True)
     text = capsys.readouterr().out
-    assert "before 1, between 128 and 512: a change, but too few sizes before it for" in text
+    assert "before 1, between 128 B and 512 B: a change, but too few sizes before it for" in text
     # Below 128, down to a quarter of it would be 32: the sweep begins at 8, so 8 x 2, 8 x 8.
     # Between: 128 x 4^(k / 7) in steps of 4: 156, 190.2, 231.9, 282.7, 344.6, 420.
     assert text.replace("\n  ", " ").startswith(
-        "latency 25.0 us, algbw 60.0 GB/s from 512 on; the law changes between 128 and 512, with "
-        "too few sizes there to fit it\n"
+        "latency 25.0 us, algbw 60.0 GB/s from 512 B on; the law changes between 128 B and 512 B, "
+        "with too few sizes there to fit it\n"
         "Next: measure these sizes too: --sizes 16,64,156,192,232,284,344,420\n"
     )
     assert "--refine" not in text

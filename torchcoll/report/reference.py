@@ -105,7 +105,7 @@ def reference_grid(run: Run, points: Sequence[PublishedFigure]) -> Grid:
         Head("there", "GB/s"),
         Head("%"),
         Head("status", left=True),
-        Head("reference", left=True, numbered=True),
+        Head("reference", left=True, numbered=2),
     ]
     if best:
         answer = Answer(best[1], verb="is", size=best[0], unit="%", scope=best[2])

@@ -19,12 +19,12 @@ from torchcoll.core.plausibility import CHECK_RANKS, IMPLAUSIBLE, LIKELY
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.shared_cores import oversubscribed_hosts
-from torchcoll.core.units import counted, format_ns, format_size, shorten
+from torchcoll.core.units import counted, format_factor, format_ns, format_size, shorten, size_text
 from torchcoll.parts.curves.growth import FEWEST, TOO_FEW, Growth, growths
 from torchcoll.questions.comparison.results import runs_of
 from torchcoll.questions.startup.cold import Cold, ColdRow, cold
 from torchcoll.reading.inputs import Source
-from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
+from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate, unlike_machines
 from torchcoll.stats.matching import kind_of
 from torchcoll.stats.power import ACT_ON_CASE
 from torchcoll.stats.ratios import geometric
@@ -65,21 +65,6 @@ def later_runs(files: Side, started: Cold | None) -> set[int]:
     rows = started.rows if started else []
     later = [row.run for row in rows if row.in_job not in ("", "-", "1")]
     return {n for n, run in enumerate(files.parts) if any(run is later_run for later_run in later)}
-
-
-_DEVICE = "device_name"
-
-
-def unlike_machines(runs: Sequence[Run]) -> list[str]:
-    """The devices of the runs, if two runs have none in common; otherwise []. A log without the
-    names of its devices is of an unknown machine.
-    """
-    names = [known_of(run).get(_DEVICE, "") for run in runs]
-    devices = [set(name.split(", ")) for name in names if name]
-    if not any(a.isdisjoint(b) for a in devices for b in devices):
-        return []
-    unknown = ["others that are not recorded"] if not all(names) else []
-    return [*dict.fromkeys(filter(None, names)), *unknown]
 
 
 _ONE, _SEVERAL = "one host", "several hosts"
@@ -159,7 +144,7 @@ class Scaling(Displayed):
                     judged.setdefault(fit.figure, []).append((curve, fit))
         answers = [_figure_answer(figure, pairs) for figure, pairs in judged.items()]
         if not answers:
-            measured = f"{', '.join(map(str, sorted(numbers)))} ranks" if numbers else "nothing"
+            measured = f"{' and '.join(map(str, sorted(numbers)))} ranks" if numbers else "nothing"
             answers = [
                 Answer(
                     "the time",
@@ -237,17 +222,22 @@ def _figure_answer(figure: str, judged: Sequence[tuple[RanksCurve, GrowthFit]]) 
         limits = [growth.detectable for growth in every]
         detectable = None if None in limits else max(filter(None, limits))
         numbers = every[0].numbers
+        runs = max(growth.runs // len(growth.numbers) for growth in every)
         answer = nothing_found(
             figure,
             "grows",
             detectable,
             ACT_ON_CASE,
-            "make four times as many runs on each number of ranks",
+            f"make {counted(4 * runs, 'run')} on each number of ranks instead of {runs}",
             what="growth",
             scope=f"from {numbers[0]} to {numbers[-1]} ranks{everywhere}",
         )
-        verb = "does not grow" if answer.level == "good" else answer.verb
-        return replace(answer, subject=figure, verb=verb)
+        if answer.level == "good":
+            return replace(answer, subject=figure, verb="does not grow")
+        seen = sorted(_measured(growth, -1) / _measured(growth, 0) for growth in every)
+        factors = " to ".join(dict.fromkeys(map(format_factor, (seen[0], seen[-1]))))
+        details = (f"measured: {factors} the time on {numbers[-1]} ranks as on {numbers[0]}",)
+        return replace(answer, subject=figure, details=details)
     curve, most = max(
         changed, key=lambda pair: abs(math.log(pair[1].law.ratio)) if pair[1].law else 0.0
     )
@@ -259,12 +249,9 @@ def _figure_answer(figure: str, judged: Sequence[tuple[RanksCurve, GrowthFit]]) 
     else:
         where = f"; {len(changed)} of {len(judged)} curves change"
     ends = (most.numbers[0], most.numbers[-1])
-    first, last = (
-        format_ns(geometric(ns for ranks, ns in most.points if ranks == end) or 0, 3)
-        for end in ends
-    )
+    first, last = (format_ns(_measured(most, end), 3) for end in (0, -1))
     cases = {(curve.kind["collective"], curve.size_bytes) for curve, _ in judged}
-    name = f"{curve.kind['collective']} {format_size(curve.size_bytes)}"
+    name = f"{curve.kind['collective']} {size_text(curve.size_bytes)}"
     return Answer(
         f"{figure} of {name}" if len(cases) > 1 else figure,
         verb="falls to {}" if most.falls else "grows {}",
@@ -273,6 +260,12 @@ def _figure_answer(figure: str, judged: Sequence[tuple[RanksCurve, GrowthFit]]) 
         scope=f"from {first} on {ends[0]} to {last} on {ends[1]} ranks{law}{where}",
         certainty=CERTAIN,
     )
+
+
+def _measured(growth: Growth, end: int) -> float:
+    """The geometric mean of the times on the fewest ranks (0) or on the most (-1)."""
+    ranks = growth.numbers[end]
+    return geometric(ns for on_ranks, ns in growth.points if on_ranks == ranks) or 0.0
 
 
 @dataclass(frozen=True)
@@ -311,9 +304,8 @@ def scaling(sources: Source | Sequence[Source], *, sizes: Sequence[int] = ()) ->
     UnreadableError for a file that cannot be read.
     """
     files = side("files", sources)
-    separate = kept_separate((run.ranks, known_of(run)) for run in files.parts)
-    machines = unlike_machines(files.parts)
-    separate += [_DEVICE] if machines else []
+    facts = [(run.ranks, known_of(run)) for run in files.parts]
+    separate, machines = kept_separate(facts), unlike_machines(fact for _, fact in facts)
     try:
         started = cold(files.runs)
     except UsageError:  # no first call is known

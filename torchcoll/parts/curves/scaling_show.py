@@ -12,6 +12,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.units import format_bandwidth, format_ns, format_ratio, format_size, format_time
 from torchcoll.parts.curves.growth import FEWEST, TOO_FEW
 from torchcoll.parts.curves.scaling import FIRST_CALL, IN_JOB, kind_in_job
+from torchcoll.parts.curves.transitions_show import split_titles
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.report.header import kind_texts, reading, reported_text
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 SCALING_SCHEMA = "torchcoll-scaling/1"
+_KNOWN = 100  # an interval whose ends differ by more says nothing
 
 
 def show_scaling(
@@ -97,9 +99,10 @@ def scaling_grids(result: Scaling) -> list[Grid]:
         lines = footer_lines(result.notes, result.runs)
         return [Grid([], [], below=lines, answer=result.answer)]
     grids = []
+    above = [f"{reading_of(result)}; geometric means over the runs"]
     for title, curves in zip(titles, groups.values(), strict=True):
-        above = [title, f"{reading_of(result)}; geometric means over the runs"]
-        grids.append(_curves(curves, above, "first"))
+        grids.append(_curves(curves, [title, *above], "first"))
+        above = []
     starts: dict[str, list[RanksCurve]] = {}
     for curve in result.starts:  # one table for the first, second, ... run of each job
         starts.setdefault(repr((kind_in_job(curve.kind), curve.size_bytes)), []).append(curve)
@@ -108,7 +111,7 @@ def scaling_grids(result: Scaling) -> list[Grid]:
     ]
     for title, curves in zip(kind_texts(kinds), starts.values(), strict=True):
         grids.append(_starts(curves, f"start of the run: {title}"))
-    names = dict(zip(groups, titles, strict=True))
+    names = dict(zip(groups, split_titles(titles)[0], strict=True))
     grids.append(_fits(all_curves, names))
     below = []
     fits = [fit for curve in all_curves for fit in curve.fits]
@@ -207,7 +210,8 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
         if law is None:
             return "-"
         interval = f"{format_ratio(law.ratio_low)} to {format_ratio(law.ratio_high)}"
-        return f"{format_ratio(law.ratio)} ({interval})"
+        known = law.ratio_high < _KNOWN * law.ratio_low
+        return f"{format_ratio(law.ratio)} ({interval if known else 'not known'})"
 
     def span(item: tuple[RanksCurve, GrowthFit]) -> str:
         numbers = item[1].growth.numbers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -25,7 +25,7 @@ TRANSITIONS_SCHEMA = "torchcoll-transitions/1"
 _WORDS = {
     "cliff": "time jumps up by {0} at once",
     "drop": "time drops to {0} at once",
-    "kink": "the slope changes, no jump is shown",
+    "kink": "the slope changes without a jump",
     "inconclusive": "a change, but too few sizes {1} it for a law or jump",
 }
 
@@ -103,7 +103,7 @@ def transitions_grids(results: Sequence[Transitions], refine: bool = False) -> l
         for line in [_sizes_line(curve), *lines_below(curve)]
     ]
     heads = [
-        Head("curve", left=True, repeat=True),
+        Head("curve", left=True, repeat=True, numbered=3),
         Head("sizes", left=True),
         Head("latency"),
         Head("algbw", "(GB/s)"),
@@ -181,13 +181,13 @@ def _notable_texts(curve: CurveRanges) -> list[str]:
     """What is notable of a curve, a few words each: ``4M 3.1x slow``, ``64K to 256K: jumps 2x``."""
     texts = [IMPLAUSIBLE] if curve.doubt else []
     for index, ratio in curve.curve.slow_sizes.items():
-        size = units.format_size(curve.points[index].size_bytes)
+        size = units.size_text(curve.points[index].size_bytes)
         speed = "slow" if ratio > 1 else "fast"
         texts.append(f"{size} {units.format_factor(max(ratio, 1 / ratio))} {speed}")
     for transition in curve.transitions:
         span = _span(transition.low_bytes, transition.high_bytes).replace(" and ", " to ")
         texts.append(f"{span}: {_SHORT[transition.kind].format(_jump(transition))}")
-    if sizes := [units.format_size(fall.high_bytes) for fall in curve.falls]:
+    if sizes := [units.size_text(fall.high_bytes) for fall in curve.falls]:
         texts.append(f"time falls at {units.shorten(sizes, _MOST_TOLD)}")
     if curve.note:
         # The column of the maximum error has the figures.
@@ -195,7 +195,7 @@ def _notable_texts(curve: CurveRanges) -> list[str]:
     return texts
 
 
-_MOST_TOLD = 4  # transitions, or laws, in the sentence
+_MOST_TOLD = 3  # transitions, or slow sizes, in the sentence
 _REFINE = "torchcoll curve FILE --refine lists the sizes to measure"
 _MORE_SIZES = "measure twice as many sizes (-f 2), 3 runs or more"
 
@@ -208,11 +208,17 @@ def _slow_texts(curves: Sequence[CurveRanges], titles: Sequence[str]) -> list[st
         for index, factor in curve.curve.slow_sizes.items()
     )
     texts = [
-        f"{f'{title} ' if len(curves) > 1 else ''}{units.format_size(size)} takes "
+        f"{f'{title} ' if len(curves) > 1 else ''}{units.size_text(size)} takes "
         f"{units.format_factor(-factor)} the fitted time"
         for factor, title, size in slow
     ]
     return units.shorten_list(texts, _MOST_TOLD, "{} more such sizes")
+
+
+def _where_text(spans: Mapping[int, Sequence[tuple[int, int]]], curves: int) -> str:
+    """``between 4M and 64M in 10 of 20 curves``. spans: the sizes between ranges, by curve."""
+    lows, highs = zip(*(ends for of_curve in spans.values() for ends in of_curve), strict=True)
+    return f"between {_span(min(lows), max(highs))} in {len(spans)} of {curves} curves"
 
 
 def transitions_answer(
@@ -241,32 +247,35 @@ def transitions_answer(
     fit = _fit_texts(curves[0]) if len(curves) == 1 else []
     texts = _slow_texts(curves, titles)
     slow = bool(texts)
-    changes: list[str] = []
-    vague: list[tuple[int, int]] = []  # spans of changes with too few sizes to say what they are
-    vague_curves: dict[str, None] = {}
-    for curve, title in zip(curves, titles, strict=True):
+    changes: dict[str, list[str]] = {}  # what changes, and between which sizes
+    # Of several curves those that only bend or have too few sizes to say, with their spans.
+    bent: dict[int, list[tuple[int, int]]] = {}
+    vague: dict[int, list[tuple[int, int]]] = {}
+    for number, (curve, title) in enumerate(zip(curves, titles, strict=True)):
         which = f"{title}: " if len(curves) > 1 else ""
         for transition in curve.transitions:
+            ends = transition.low_bytes, transition.high_bytes
             if transition.kind == "inconclusive":
-                vague.append((transition.low_bytes, transition.high_bytes))
-                vague_curves[title] = None
-                continue
-            what = _WORDS[transition.kind].format(_jump(transition), "")
-            span = _span(transition.low_bytes, transition.high_bytes)
-            changes.append(f"{which}{what} between {span}")
-    texts += units.shorten_list(changes, _MOST_TOLD, "{} more transitions")
+                vague.setdefault(number, []).append(ends)
+            elif transition.kind == "kink" and len(curves) > 1:
+                bent.setdefault(number, []).append(ends)
+            else:
+                what = f"{which}{_WORDS[transition.kind].format(_jump(transition), '')}"
+                changes.setdefault(what, []).append(f"between {_span(*ends)}")
+    every = [f"{what} {', and '.join(spans)}" for what, spans in changes.items()]
+    texts += units.shorten_list(every, _MOST_TOLD, "{} more such changes")
+    if bent:
+        texts.append(f"{_WORDS['kink']} {_where_text(bent, len(curves))}")
     next_step = _REFINE if vague else ""
     if vague and len(curves) == 1:
-        ends = ", and ".join(f"between {_span(low, high)}" for low, high in vague)
-        texts.append(f"the law changes {ends}, with too few sizes there to fit it")
+        spans = [f"between {_span(*ends)}" for ends in vague[0]]
+        texts.append(f"the law changes {', and '.join(spans)}, with too few sizes there to fit it")
     elif vague:
-        span = _span(min(low for low, _ in vague), max(high for _, high in vague))
-        where_text = f" in {len(vague_curves)} of {len(curves)} curves"
         texts.append(
-            f"the law (time = latency + size / algbw) changes between {span}{where_text}; too few "
-            "sizes on one side of the change to fit it"
+            f"the law (time = latency + size / algbw) changes {_where_text(vague, len(curves))}; "
+            "too few sizes on one side of the change to fit it"
         )
-    if changes or vague:
+    if changes or bent or vague:
         first, *others = ["; ".join(fit), *texts] if fit else texts
         return Answer(first, "doubt", details=tuple(others), next_step=next_step)
     short = sum(bool(curve.note) for curve in curves)
@@ -282,13 +291,13 @@ def transitions_answer(
     steady_texts = [fitted] if steady else []
     if short == 1:
         reason = next(curve.note for curve in curves if curve.note)
+    where = f"in {short} of {units.counted(len(curves), 'curve')}" if len(curves) > 1 else ""
+    where = f"in any of {short} curves" if short == len(curves) > 1 else where
     return Answer(
         "the behaviour",
         "doubt",
         verb="changes",
-        scope=f"in {short} of {units.counted(len(curves), 'curve')} ({reason})"
-        if len(curves) > 1
-        else f"({reason})",
+        scope=f"{where} ({reason})".lstrip(),
         certainty=CANNOT_TELL,
         next_step=_REFINE if any(curve.refining for curve in curves) else _MORE_SIZES,
         details=(*steady_texts, *fit, *texts),
@@ -301,7 +310,7 @@ def _fit_texts(curve: CurveRanges) -> list[str]:
         return []
     first, last = curve.curve.ranges[0], curve.curve.ranges[-1]
     places = (first.last, last.first, last.last)
-    to, start, end = (units.format_size(curve.points[i].size_bytes) for i in places)
+    to, start, end = (units.size_text(curve.points[i].size_bytes) for i in places)
     until = "on" if last.last == len(curve.points) - 1 else f"to {end}"
     texts, gbps = [], curve.algbw_gbps(last)
     if first.latency_ns >= 0:
@@ -408,7 +417,7 @@ def _uneven(points: Sequence[SizePoint]) -> str:
 
 
 def _span(low: int, high: int) -> str:
-    return f"{units.format_size(low)} and {units.format_size(high)}"
+    return f"{units.size_text(low)} and {units.size_text(high)}"
 
 
 def _transition_line(transition: Transition, ranges: Sequence[SizeRange]) -> str:

@@ -173,7 +173,7 @@ def measured_answer(rows: Sequence[Row], runs: int = 1) -> Answer | None:
     wide = [row for row in good if (row.busbw_gbps or 0) >= _LEAST and row.clock != "issue"]
     wide.sort(key=lambda row: -(row.busbw_gbps or 0.0))
     if wide and not several:
-        scope = f"of busbw at {_size_text(wide[0].size_bytes)}"
+        scope = f"of busbw at {units.size_text(wide[0].size_bytes)}"
         verb = f"{answer.verb} and reaches {{}}"
         answer = replace(answer, verb=verb, size=wide[0].busbw_gbps, unit="GB/s", scope=scope)
     elif wide:
@@ -218,7 +218,7 @@ def _times_text(rows: Sequence[Row], several: bool) -> str:
     smallest = min(rows, key=lambda row: row.size_bytes)
     text = f"takes {units.format_ns(smallest.median_ns, 3)}"
     sizes = {row.size_bytes for row in rows}
-    return text if len(sizes) == 1 else f"{text} at {_size_text(smallest.size_bytes)}"
+    return text if len(sizes) == 1 else f"{text} at {units.size_text(smallest.size_bytes)}"
 
 
 def _subject(rows: Sequence[Row], several: bool) -> str:
@@ -243,11 +243,7 @@ def _case_at(row: Row, rows: Sequence[Row]) -> str:
     """``all_reduce at 1M on ccl``: with the backend and the ranks if ``rows`` have several."""
     varying = [name for name in ("backend", "ranks") if len(distinct_values(rows, name)) > 1]
     where = " ".join(_value_text(row, name) for name in varying)
-    return f"{row.collective} at {_size_text(row.size_bytes)}{where and f' on {where}'}"
-
-
-def _size_text(size_bytes: int) -> str:
-    return units.format_size(size_bytes) if size_bytes >= 1024 else f"{size_bytes} B"
+    return f"{row.collective} at {units.size_text(row.size_bytes)}{where and f' on {where}'}"
 
 
 def _value_text(row: Row, name: str) -> str:
