@@ -334,11 +334,13 @@ def test_what_was_not_verified_is_said():
 
 
 def test_nothing_forced():
-    with pytest.raises(
-        UsageError,
-        match=r"none that forces an algorithm.*auto=PATH Ring=PATH.*torchcoll matrix --preset",
-    ):
+    """Only for logs, which record no variables, can names of files say what was forced."""
+    step = r"reads them\. torchcoll matrix --preset nccl-algorithms makes such runs"
+    with pytest.raises(UsageError, match=f"none that forces an algorithm on nccl.*{step}"):
         algorithms(cell("auto", {K: 100}))
+    logs = [run(measured(100, backend="ccl"), source={"tool": "other"}) for _ in "ab"]
+    with pytest.raises(UsageError, match=r"auto=PATH Ring=PATH.* --preset oneccl-algorithms"):
+        algorithms(logs)
 
 
 def test_a_collective_that_no_cell_forces_is_left_out():
