@@ -282,6 +282,17 @@ def test_the_answer_says_what_its_curves_differ_in():
     assert found(sizes).answer.headline.endswith(" on 8 ranks, like n at both sizes")
 
 
+def test_growth_in_one_step_is_as_measured_with_its_step():
+    """A law through a step would grow otherwise than its times: 434 us are 6.68 times 65 us."""
+    times = {2: 65, 4: 95, 8: 115, 16: 358, 32: 393, 64: 434}
+    result = found([launch(n, {1024: 1000 * us}) for n, us in times.items()])
+    assert result.answer.headline == (
+        "time grows 6.7x from 65.0 us on 2 to 434 us on 64 ranks, of which 3.1x from 8 to 16"
+    )
+    (row, *_) = scaling_grids(result)[-2].rows
+    assert "6.677 (measured)" in row
+
+
 def test_unlike_machines_are_in_no_common_curve():
     """16 ranks of two vendors are not one point of a curve, and no growth is judged over them."""
     runs = [

@@ -6,6 +6,7 @@ ranks would not be an efficiency.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -234,38 +235,43 @@ def _figure_answer(figure: str, judged: Sequence[tuple[RanksCurve, GrowthFit]]) 
         )
         if answer.level == "good":
             return replace(answer, subject=figure, verb="does not grow")
-        seen = sorted(_measured(growth, -1) / _measured(growth, 0) for growth in every)
+        seen = sorted(growth.measured or 1.0 for growth in every)
         factors = " to ".join(dict.fromkeys(map(format_factor, (seen[0], seen[-1]))))
         details = (f"measured: {factors} the time on {numbers[-1]} ranks as on {numbers[0]}",)
         return replace(answer, subject=figure, details=details)
-    curve, most = max(
-        changed, key=lambda pair: abs(math.log(pair[1].law.ratio)) if pair[1].law else 0.0
-    )
+    curve, most = max(changed, key=lambda pair: abs(math.log(pair[1].measured or 1.0)))
+    ends = (most.numbers[0], most.numbers[-1])
+    first, last = (format_ns(most.means[end], 3) for end in ends)
     law = f", like {most.result.removeprefix('falls with ')}"
+    steepest = _steepest(most) if most.result in ("grows", "falls") else ""
     if most.result in ("grows", "falls"):
-        law = ", by none of the laws"
+        law = steepest or ", by none of the laws"
     if len({growth.result for growth in every}) == 1:
-        where = everywhere
+        where = f"; it {most.result}{everywhere}" if steepest and everywhere else everywhere
     else:
         where = f"; {len(changed)} of {len(judged)} curves change"
-    ends = (most.numbers[0], most.numbers[-1])
-    first, last = (format_ns(_measured(most, end), 3) for end in (0, -1))
     cases = {(curve.kind["collective"], curve.size_bytes) for curve, _ in judged}
     name = f"{curve.kind['collective']} {size_text(curve.size_bytes)}"
     return Answer(
         f"{figure} of {name}" if len(cases) > 1 else figure,
         verb="falls to {}" if most.falls else "grows {}",
-        size=most.law.ratio if most.law else None,
+        size=most.measured,
         unit="x",
         scope=f"from {first} on {ends[0]} to {last} on {ends[1]} ranks{law}{where}",
         certainty=CERTAIN,
     )
 
 
-def _measured(growth: Growth, end: int) -> float:
-    """The geometric mean of the times on the fewest ranks (0) or on the most (-1)."""
-    ranks = growth.numbers[end]
-    return geometric(ns for on_ranks, ns in growth.points if on_ranks == ranks) or 0.0
+def _steepest(growth: Growth) -> str:
+    """The two numbers of ranks with most of the growth between them; '' if it is spread evenly."""
+    steps = [
+        (after / before, low, high)
+        for (low, before), (high, after) in itertools.pairwise(growth.means.items())
+    ]
+    factor, low, high = max(steps, default=(1.0, 0, 0))
+    if factor**2 < (growth.measured or 1.0):
+        return ""
+    return f", of which {format_factor(factor)} from {low} to {high}"
 
 
 @dataclass(frozen=True)

@@ -209,6 +209,8 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
         law = item[1].growth.law
         if law is None:
             return "-"
+        if item[1].growth.result in ("grows", "falls"):
+            return f"{format_ratio(item[1].growth.measured)} (measured)"
         interval = f"{format_ratio(law.ratio_low)} to {format_ratio(law.ratio_high)}"
         known = law.ratio_high < _KNOWN * law.ratio_low
         return f"{format_ratio(law.ratio)} ({interval if known else 'not known'})"
@@ -241,5 +243,8 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
             (Head("runs", drop=1), lambda i: str(i[1].growth.runs)),
         ],
         [(curve, fit) for curve in curves for fit in curve.fits if fit.growth.result != TOO_FEW],
-        above=["result: the only law that fits; growth: by the best law, with its 95 % interval"],
+        above=[
+            "result: the only law that fits; growth: by the best law, with its 95 % interval; as "
+            "measured where no law fits"
+        ],
     )
