@@ -93,7 +93,7 @@ def algorithms(
     separate = [
         name
         for name in kept_separate(runs)
-        if name.removeprefix("label=") not in inside
+        if name.removeprefix("label=") not in {*inside, *FORCING}
         and (name.startswith("label=") or name in telling)
     ]
     every, left_out = _tables(files, items, forcing, separate)
@@ -101,7 +101,7 @@ def algorithms(
     tests = judge(tables, threshold)
     if not any(size.best for table in tables for size in table.sizes):
         raise UsageError("cells", "no forced one with a right result", "at least one")
-    within = [*inside, *(f"label={name}" for name in inside)]
+    within = [*inside, *(f"label={name}" for name in (*inside, *FORCING))]
     notes = _notes(files, every, runs, [*separate, *within])
     notes += _unrecorded_notes(files, runs, left_out)
     notes += [results.outlier_text(_file(files.runs[o.run[1]]), o) for o in tests.left_out]
