@@ -110,6 +110,24 @@ def test_many_curves_that_only_bend_are_counted(capsys):
     assert capsys.readouterr().out.startswith(expected)
 
 
+def test_a_leap_of_the_time_leads_the_answer_of_curves_that_change_there(capsys):
+    """A public run of 16 MI308X under RCCL, in us by size, out of place and in place (with its
+    outlier at 1M): 8M takes 229.6 us where 4M takes 94.9, and 231.2 where 4M takes 93.6.
+    """
+    out_of_place = "40.9 43.4 45.4 46.0 46.5 47.8 50.3 55.8 64.2 78.7 70.2 81.9 94.9 229.6 335.9"
+    in_place = "39.9 43.7 44.3 44.6 45.5 47.2 50.1 51.9 62.2 81.8 136.2 80.7 93.6 231.2 338.3"
+    end = "431.3 673.5 1509.4 1748.4 3027.1 6397.1 12816"
+    curves = []
+    for texts in (out_of_place, in_place):
+        times_us = map(float, f"{texts} {end}".split())
+        times = {1024 << k: round(1000 * us) for k, us in enumerate(times_us)}
+        curves += found(*make_runs([times]))
+    show_transitions([all_of(*curves)])
+    answer = capsys.readouterr().out
+    assert answer.startswith("8M takes 2.4x to 2.5x the time of 4M in 2 of 2 curves; ")
+    assert answer.count("4M to 8M: 2.4x the time") + answer.count("4M to 8M: 2.5x the time") == 2
+
+
 def test_a_configuration_of_communicators_makes_curves_of_its_own():
     """A file that records none, as from gloo or an earlier version, has the default."""
     unrecorded, default, zero = runs(3)

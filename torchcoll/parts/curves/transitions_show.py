@@ -18,7 +18,13 @@ from torchcoll.report.notes import footer_lines
 
 if TYPE_CHECKING:
     from torchcoll.parts.curves.ranges import SizeRange
-    from torchcoll.parts.curves.transitions import CurveRanges, SizePoint, Transition, Transitions
+    from torchcoll.parts.curves.transitions import (
+        CurveRanges,
+        Leap,
+        SizePoint,
+        Transition,
+        Transitions,
+    )
 
 
 TRANSITIONS_SCHEMA = "torchcoll-transitions/1"
@@ -185,6 +191,10 @@ def _notable_texts(curve: CurveRanges) -> list[str]:
         speed = "slow" if ratio > 1 else "fast"
         texts.append(f"{size} {units.format_factor(max(ratio, 1 / ratio))} {speed}")
     for transition in curve.transitions:
+        if leap := curve.leap(transition):
+            ends = f"{units.size_text(leap.low_bytes)} to {units.size_text(leap.high_bytes)}"
+            texts.append(f"{ends}: {units.format_factor(leap.factor)} the time")
+            continue
         span = _span(transition.low_bytes, transition.high_bytes).replace(" and ", " to ")
         texts.append(f"{span}: {_SHORT[transition.kind].format(_jump(transition))}")
     if sizes := [units.size_text(fall.high_bytes) for fall in curve.falls]:
@@ -213,6 +223,14 @@ def _slow_texts(curves: Sequence[CurveRanges], titles: Sequence[str]) -> list[st
         for factor, title, size in slow
     ]
     return units.shorten_list(texts, _MOST_TOLD, "{} more such sizes")
+
+
+def _leap_text(leaps: Sequence[Leap]) -> str:
+    """``8M takes 2.4x to 2.5x the time of 4M``, of curves that leap between the same sizes."""
+    factors = [leap.factor for leap in leaps]
+    ends = dict.fromkeys(map(units.format_factor, (min(factors), max(factors))))
+    low, high = map(units.size_text, (leaps[0].low_bytes, leaps[0].high_bytes))
+    return f"{high} takes {' to '.join(ends)} the time of {low}"
 
 
 def _where_text(spans: Mapping[int, Sequence[tuple[int, int]]], curves: int) -> str:
@@ -251,17 +269,28 @@ def transitions_answer(
     # Of several curves those that only bend or have too few sizes to say, with their spans.
     bent: dict[int, list[tuple[int, int]]] = {}
     vague: dict[int, list[tuple[int, int]]] = {}
+    leaps: dict[tuple[int, int], list[Leap]] = {}  # by their sizes
     for number, (curve, title) in enumerate(zip(curves, titles, strict=True)):
         which = f"{title}: " if len(curves) > 1 else ""
         for transition in curve.transitions:
             ends = transition.low_bytes, transition.high_bytes
-            if transition.kind == "inconclusive":
+            if leap := curve.leap(transition):
+                leaps.setdefault((leap.low_bytes, leap.high_bytes), []).append(leap)
+            elif transition.kind == "inconclusive":
                 vague.setdefault(number, []).append(ends)
             elif transition.kind == "kink" and len(curves) > 1:
                 bent.setdefault(number, []).append(ends)
             else:
                 what = f"{which}{_WORDS[transition.kind].format(_jump(transition), '')}"
                 changes.setdefault(what, []).append(f"between {_span(*ends)}")
+    steepest = sorted(leaps.values(), key=lambda alike: -max(leap.steepness for leap in alike))
+    jumps = [_leap_text(alike) for alike in steepest]
+    if len(curves) > 1:
+        jumps = [
+            f"{text} in {len(alike)} of {len(curves)} curves"
+            for text, alike in zip(jumps, steepest, strict=True)
+        ]
+    texts = [*units.shorten_list(jumps, _MOST_TOLD, "{} more such jumps"), *texts]
     every = [f"{what} {', and '.join(spans)}" for what, spans in changes.items()]
     texts += units.shorten_list(every, _MOST_TOLD, "{} more such changes")
     if bent:
@@ -275,7 +304,7 @@ def transitions_answer(
             f"the law (time = latency + size / algbw) changes {_where_text(vague, len(curves))}; "
             "too few sizes on one side of the change to fit it"
         )
-    if changes or bent or vague:
+    if changes or bent or vague or leaps:
         first, *others = ["; ".join(fit), *texts] if fit else texts
         return Answer(first, "doubt", details=tuple(others), next_step=next_step)
     short = sum(bool(curve.note) for curve in curves)
