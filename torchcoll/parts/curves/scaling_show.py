@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 SCALING_SCHEMA = "torchcoll-scaling/1"
-_KNOWN = 100  # an interval whose ends differ by more says nothing
+_VAGUE = 100  # an interval whose ends differ by more says nothing
 
 
 def show_scaling(
@@ -212,8 +212,9 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
         if item[1].growth.result in ("grows", "falls"):
             return f"{format_ratio(item[1].growth.measured)} (measured)"
         interval = f"{format_ratio(law.ratio_low)} to {format_ratio(law.ratio_high)}"
-        known = law.ratio_high < _KNOWN * law.ratio_low
-        return f"{format_ratio(law.ratio)} ({interval if known else 'not known'})"
+        if law.ratio_high > _VAGUE * law.ratio_low:
+            interval = "not known"
+        return f"{format_ratio(law.ratio)} ({interval})"
 
     def span(item: tuple[RanksCurve, GrowthFit]) -> str:
         numbers = item[1].growth.numbers
