@@ -122,6 +122,8 @@ def test_a_run_of_a_known_kind_is_told_where_it_stands():
         "run's 475 is below 1 of 2 (torchcoll show --published)"
     )
     assert "this run's 490 is as high as the best" in line_of(a_launch("NVIDIA H200", 8, 1, 490.0))
+    text = line_of(a_launch("NVIDIA H200", 8, 1, 720.0))
+    assert "this run's 720 is 1.50x the best: are these really 8 H200?" in text
 
 
 def test_one_publication_alone():

@@ -88,7 +88,7 @@ def runs_answer(
         for phrase in verdict.phrases
         if phrase.word == NO_REFERENCE
     )
-    answer = over_all(list(zip(names, verdicts, strict=True)), measured is None)
+    answer = over_all(list(zip(names, verdicts, strict=True)), measured is None, groups)
     if measured is None:
         return answer
     if answer.level and answer.level != "doubt":
@@ -107,11 +107,16 @@ def runs_answer(
     )
 
 
-def over_all(named: Sequence[tuple[str, Verdict]], unjudged: bool = True) -> Answer:
+def over_all(
+    named: Sequence[tuple[str, Verdict]],
+    unjudged: bool = True,
+    groups: Sequence[Sequence[int]] = (),
+) -> Answer:
     """One answer about several runs, given as (name, verdict): the number of runs of each verdict,
     and the runs with the worst verdict.
 
-    unjudged: whether to count the runs without a reference.
+    unjudged: whether to count the runs without a reference. groups: indices of runs with the same
+    cases and settings; those with one remedy share the reason of the first.
     """
     results = [verdict.word for _, verdict in named]
     names = short_names([name for name, _ in named])
@@ -141,9 +146,13 @@ def over_all(named: Sequence[tuple[str, Verdict]], unjudged: bool = True) -> Ans
                 text = f"{results.count(PASS)} of {len(results)} judged: {text}"
         return Answer(text, level, **facts)
     facts["worst"] = tuple(name for name, _ in of_worst)
+    group_of = {names[index]: number for number, group in enumerate(groups) for index in group}
     reasons: dict[str, list[str]] = {}
+    shared: dict[tuple[int, str], str] = {}
     for name, answer in of_worst:
         reason = answer.worst[0] if answer.worst else answer.headline
+        if answer.next_step and name in group_of:
+            reason = shared.setdefault((group_of[name], answer.next_step), reason)
         reasons.setdefault(reason, []).append(one_line(name))
     if len(reasons) == 1 and (len(of_worst) > 1 or not level):
         [reason] = reasons

@@ -21,10 +21,11 @@ from torchcoll.core.result import CaseResult, Reported, Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row
 from torchcoll.core.toml_text import toml_table
-from torchcoll.core.units import counted, format_digits, format_size, parse_size
+from torchcoll.core.units import counted, format_digits, format_factor, format_size, parse_size
 
 # Other forms of a GPU of the same name: fewer links, or a part of one.
 _OTHERS = {"PCIE", "NVL", "MIG"}
+_ANOTHER_MACHINE = 1.2  # times the best published figure: hardly of the same kind of machine
 _ROUNDED = 0.999  # what is printed with three digits is no more exact
 
 
@@ -167,6 +168,8 @@ class PublishedCase:
         where = f"{self.row.collective} {format_size(self.row.size_bytes)}"
         count = f"below {f'{below} of {many}' if many > 1 else 'it'}"
         count = count if below else "as high as the best" if many > 1 else "not below it"
+        if busbw > _ANOTHER_MACHINE * high:
+            count = f"{format_factor(busbw / high)} the best: are these really {kind}?"
         return (
             f"{counted(many, 'published run')} on {kind} {reach} GB/s busbw in {where}; "
             f"{name}'s {format_digits(busbw, 4)} is {count}"
