@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -156,7 +157,7 @@ def run_matrix(options: argparse.Namespace) -> ExitCode | int:
 
     from torchcoll.parts.experiments.blocks import make_plan
 
-    if not options.output:
+    if not (options.output or options.dry_run):
         raise UsageError("output", "none", "a folder for the results", "Name one with -o DIR.")
     timeout_s = parse_number("cell-timeout", options.cell_timeout, float, 0.1)
     plan, notes = make_plan(
@@ -172,7 +173,7 @@ def run_matrix(options: argparse.Namespace) -> ExitCode | int:
     if not options.dry_run:  # the commands of a cluster can be printed on any machine
         plan.check_programs(os.environ)
     print_notes(plan, notes)
-    folder_path = Path(options.output)
+    folder_path = Path(options.output or "DIR")
     if options.dry_run:
         return dry_run(plan, folder_path, every=options.verbose)
     return launch(plan, folder_path, options.quiet, timeout_s)
@@ -265,6 +266,9 @@ def dry_run(plan: RunPlan, folder: Path, every: bool = True, most: str = "") -> 
     for job in jobs if every else jobs[:1]:
         argv = plan.argv(job, folder / f"{job.stem}.jsonl", labels_of(job, variables))
         line = command_line(argv, named(job.cell.variables))
+        path = os.environ.get("PATH", "")
+        if path and shlex.quote(path) == path:
+            line = line.replace(f":{path} ", ":$PATH ")
         if job.cell.load:
             line += f"  # with the load: {command_line(job.cell.load, {})}"
         print(printable(line), flush=True)
