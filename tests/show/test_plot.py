@@ -193,7 +193,7 @@ def test_laws_and_transitions():
     assert above["y"][-1] == pytest.approx(2e-9 * (10_000 + sizes[-1]), rel=0.01)
     (span,) = chart.layout["shapes"]
     assert (span["x0"], span["x1"]) == (65536, 131072)
-    assert any(line.startswith("1 to 2 between 64K and 128K") for line in chart.notes)
+    assert any(line.startswith("64K to 128K: jumps 2.0x") for line in chart.notes)
     assert chart.selectors[0].options[1].layout["yaxis.title.text"] == "GB/s algbw"
 
 

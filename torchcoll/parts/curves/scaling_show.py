@@ -193,18 +193,6 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
     """One line for each figure of each curve: how it grows."""
     several = len(titles) > 1
 
-    def law(item: tuple[RanksCurve, GrowthFit]) -> str:
-        law = item[1].growth.law
-        if power := item[1].growth.named_power:
-            return power.name
-        if law is None:
-            return "-"  # else: 2.00 us + 1.00 us (0.90 to 1.10 us) x log2 n
-        base, slope, low, high = (
-            f"{'-' if round(ns) < 0 else ''}{format_ns(abs(ns), 3)}"
-            for ns in (law.base_ns, law.slope_ns, law.slope_low, law.slope_high)
-        )
-        return f"{base} + {slope} ({low} to {high}) x {law.name}"
-
     def ratio(item: tuple[RanksCurve, GrowthFit]) -> str:
         law = item[1].growth.law
         if law is None:
@@ -220,12 +208,6 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
         numbers = item[1].growth.numbers
         return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
 
-    def off(item: tuple[RanksCurve, GrowthFit]) -> str:
-        law = item[1].growth.law
-        if power := item[1].growth.named_power:
-            return f"{100 * power.misfit:.0f} %"
-        return "-" if law is None else f"{100 * law.misfit:.0f} % on {law.misfit_at}"
-
     return make_grid(
         [
             (
@@ -237,10 +219,7 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
             (Head("on", left=True, repeat=True), lambda i: i[1].subset or "-"),
             (Head("ranks", left=True), span),
             (Head("result", left=True), lambda i: i[1].growth.result),
-            (Head("why", left=True, drop=3), lambda i: i[1].growth.reason),
             (Head("growth over the range", "(95 %)", left=True), ratio),
-            (Head("best law of growth", "(95 % of b)", left=True, drop=2), law),
-            (Head("maximum", "error", left=True, drop=2), off),
             (Head("runs", drop=1), lambda i: str(i[1].growth.runs)),
         ],
         [(curve, fit) for curve in curves for fit in curve.fits if fit.growth.result != TOO_FEW],

@@ -94,8 +94,8 @@ def show_transitions(
 
 
 def transitions_grids(results: Sequence[Transitions], refine: bool = False) -> list[Grid]:
-    """One table with a row for each range of sizes; the lines of each curve where there is one
-    curve, and with ``refine``.
+    """One table with a row for each range of sizes; lines on each curve where there is one curve,
+    and with ``refine``.
     """
     curves = [curve for result in results for curve in result.curves]
     titles = kind_texts([curve.common for curve in curves])
@@ -121,7 +121,7 @@ def transitions_grids(results: Sequence[Transitions], refine: bool = False) -> l
         heads.insert(5, Head("log", left=True))
     rows = []
     for curve, title in zip(curves, rest, strict=True):
-        notable = "; ".join(_notable_texts(curve)) or "-"
+        notable = "; ".join(notable_texts(curve)) or "-"
         for number, size_range in enumerate(curve.curve.ranges):
             row = [title or "-", *_range_cells(curve, size_range)]
             if labelled:
@@ -132,8 +132,9 @@ def transitions_grids(results: Sequence[Transitions], refine: bool = False) -> l
         if not curve.curve.ranges:
             rows.append([title or "-", *["-"] * (len(heads) - 2), notable])
     if len(curves) == 1:
-        # The lines below have what is notable.
-        heads, rows = heads[1:-1], [row[1:-1] for row in rows]
+        heads, rows = heads[1:], [row[1:] for row in rows]
+    if not {row[-1] for row in rows} - {"-", ""}:
+        heads, rows = heads[:-1], [row[:-1] for row in rows]
     table = Grid(heads, rows, above=[LEGEND, *above], below=[*details, *note_lines(results)])
     return [replace(table, answer=answer)]
 
@@ -183,7 +184,7 @@ def _jump(transition: Transition) -> str:
     return "" if transition.jump is None else units.format_factor(transition.jump)
 
 
-def _notable_texts(curve: CurveRanges) -> list[str]:
+def notable_texts(curve: CurveRanges) -> list[str]:
     """What is notable of a curve, a few words each: ``4M 3.1x slow``, ``64K to 256K: jumps 2x``."""
     texts = [IMPLAUSIBLE] if curve.doubt else []
     for index, ratio in curve.curve.slow_sizes.items():
@@ -377,58 +378,31 @@ def transition_records(curve: CurveRanges) -> list[dict[str, Any]]:
 
 
 def lines_below(curve_ranges: CurveRanges) -> list[str]:
-    laws = curve_ranges.curve.ranges
-    lines = [_transition_line(transition, laws) for transition in curve_ranges.transitions]
+    """What the table of ranges does not have: the runs, the log, and why the fit is doubtful."""
+    lines = []
     if uneven := _uneven(curve_ranges.points):
         lines.append(uneven)
     if curve_ranges.disagreeing_sizes:
         odd = [units.format_size(point.size_bytes) for point in curve_ranges.disagreeing_sizes]
         sizes = ", ".join(odd)
         lines.append(f"runs disagree at {sizes}: repeat them; in the fit it weighs little")
-    lines += _separate_lines(curve_ranges)
     if curve_ranges.note:
         lines.append(curve_ranges.note)
-    elif not curve_ranges.transitions:
-        which = "the other sizes are one range" if curve_ranges.curve.slow_sizes else "one range"
-        separate = " apart from that" if curve_ranges.falls else ""
-        lines.append(f"{which}: no change of behaviour is shown{separate}")
     if curve_ranges.doubt:
         lines.append(Caveat(one_line(curve_ranges.doubt), f"{IMPLAUSIBLE}: "))
-    seen = [transition.handover for transition in curve_ranges.transitions]
+    seen = {transition.handover: transition for transition in curve_ranges.transitions}
     for handover in curve_ranges.handovers:
-        if handover not in seen:
-            lines.append(
-                f"the log: {one_line(handover.before)} to {one_line(handover.after)} between "
-                f"{_span(handover.low_bytes, handover.high_bytes)}; the times show no change there"
-            )
-    return lines
-
-
-def _separate_lines(curve_ranges: CurveRanges) -> list[str]:
-    """Sizes that contradict the law of the others, and where time falls as the size grows."""
-    points, slow_sizes = curve_ranges.points, curve_ranges.curve.slow_sizes
-    lines = []
-    for index, ratio in slow_sizes.items():
-        size, ns = units.format_size(points[index].size_bytes), points[index].time_ns
-        text = f"{'slow size' if ratio > 1 else 'fast'} at {size}: {ratio:.2f}x the time of its law"
-        after = points[index + 1] if index + 1 < len(points) else None
-        if after and after.time_ns < ns:
-            more = units.format_size(after.size_bytes)
-            text += f" ({units.format_ns(ns)}; {more} takes less, {units.format_ns(after.time_ns)})"
-        text += "; in no fit"
-        # If all sizes up to an end are slow (or fast), another law may begin there.
-        to_start = all(i in slow_sizes for i in range(index))
-        if to_start or all(i in slow_sizes for i in range(index, len(points))):
-            text += "; at the end of the sizes another law may begin"
-        lines.append(text)
-    for fall in curve_ranges.falls:
-        low, high = units.format_size(fall.low_bytes), units.format_size(fall.high_bytes)
+        transition = seen.get(handover)
+        found = "the times show no change there" if transition is None else transition.agreement
         lines.append(
-            f"time falls from {units.format_ns(fall.low_ns)} at {low} to "
-            f"{units.format_ns(fall.high_ns)} at {high}"
+            f"the log: {one_line(handover.before)} to {one_line(handover.after)} between "
+            f"{_span(handover.low_bytes, handover.high_bytes)}; {found}"
         )
-    if lines and not curve_ranges.note and max(point.runs for point in points) == 1:
-        lines.append("1 run: only others show whether these times stay")
+    lines += [
+        f"between {_span(transition.low_bytes, transition.high_bytes)}: {transition.agreement}"
+        for transition in curve_ranges.transitions
+        if transition.agreement and not transition.handover
+    ]
     return lines
 
 
@@ -447,25 +421,3 @@ def _uneven(points: Sequence[SizePoint]) -> str:
 
 def _span(low: int, high: int) -> str:
     return f"{units.size_text(low)} and {units.size_text(high)}"
-
-
-def _transition_line(transition: Transition, ranges: Sequence[SizeRange]) -> str:
-    before = ranges.index(transition.before) + 1 if transition.before else None
-    after = ranges.index(transition.after) + 1 if transition.after else None
-    if before and after:
-        position, missing_side = f"{before} to {after} ", ""
-    elif before:
-        position, missing_side = f"after {before}, ", "after"
-    elif after:
-        position, missing_side = f"before {after}, ", "before"
-    else:
-        position, missing_side = "", "before or after"
-    change = _WORDS[transition.kind].format(_jump(transition), missing_side)
-    line = f"{position}between {_span(transition.low_bytes, transition.high_bytes)}: {change}"
-    if transition.handover:
-        handover = transition.handover
-        line += (
-            f"; the log: {one_line(handover.before)} to {one_line(handover.after)} between "
-            f"{_span(handover.low_bytes, handover.high_bytes)}"
-        )
-    return line + (f"; {transition.agreement}" if transition.agreement else "")
