@@ -16,6 +16,7 @@ from typing import ClassVar, NamedTuple
 from torchcoll.core.bounds import MOST_PROCESSES, ByteBudget, CommunicatorBudget
 from torchcoll.core.errors import UnreadableError
 from torchcoll.libraries.logged import LoggedCall
+from torchcoll.libraries.nccl import slow_paths
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS, PROTOCOLS, canonical, parse_call
 
 
@@ -79,6 +80,7 @@ class NcclProcess:
 
     transports: kind -> number of connections.
     pairs: kind -> (from, to) ranks.
+    facts: name of slow_paths.FACTS -> what it is about.
     names: spelling of the host -> number of complete lines with it. Damaged lines spell it
         differently.
     """
@@ -94,6 +96,7 @@ class NcclProcess:
     tuner: str = ""
     nvls: str = ""
     variables: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, dict[str, None]] = field(default_factory=dict)
     members: list[Member] = field(default_factory=list)
     transports: Counter[str] = field(default_factory=Counter)
     pairs: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
@@ -412,6 +415,15 @@ class MessageReader:
                 return True
         return False
 
+    def read_path(self, message: str) -> bool:
+        """Read ``NET/IB : No device found.``, ``NET/Socket : Using [0]eth0:10.0.0.1<0>``."""
+        for name, pattern in slow_paths.FACTS:
+            if match := pattern.match(message):
+                self.process.facts.setdefault(name, {})[match[1]] = None
+                self.account(1, 4 * len(match[1]))
+                return True
+        return False
+
     def read_loaded_tuner(self, message: str) -> bool:
         """Read ``Successfully loaded external tuner plugin ...``."""
         if match := re.match(r"Successfully loaded external tuner plugin (\S+)", message):
@@ -441,6 +453,7 @@ class MessageReader:
         **dict.fromkeys(("NCCL", "RCCL"), read_version),
         **dict.fromkeys(("cudaDriverVersion", "Using", "TUNER/Plugin:"), read_fact),
         "Successfully": read_loaded_tuner,
+        **dict.fromkeys(("NET/IB", "NET/Socket", "Failed", "Could", "P2P"), read_path),
         "Algorithm": read_columns,
         "Latency/AlgBw": read_wide_columns,
         **dict.fromkeys((*_FUNCTIONS, *(f"{name}:" for name in _FUNCTIONS)), read_choice),

@@ -178,10 +178,16 @@ def judge(
     texts = [*problems, *limits.odd_links(run), *events]
     step = _QUIET if events else ""
     warnings = [*unread, *(limits.Phrase(limits.WARN, t, next_step=step) for t in texts if t)]
+    on_tcp = fabric_found is not None and fabric_found.name.startswith("ethernet")
+    slow = [] if on_tcp else _slow_paths(run)
+    if slow and not failures:
+        remedy = slow[0].next_step
+        reference = [replace(p, next_step=remedy if p.next_step else "") for p in reference]
     if failures:
         taken = []
     judged = bool(failures) or any(p.word not in (limits.NO_REFERENCE, "") for p in reference)
-    phrases = [*failures, *reference, *taken, *warnings, *_facts(run, rows, failures, judged)]
+    why = [*reference, *slow] if judged else [*slow, *reference]
+    phrases = [*failures, *why, *taken, *warnings, *_facts(run, rows, failures, judged)]
     if any(phrase.word == limits.FAIL for phrase in phrases):
         phrases = [replace(p, word="" if p.word == limits.PASS else p.word) for p in phrases]
     plain = (replace(phrase, text=one_line(phrase.text)) for phrase in phrases)
@@ -266,6 +272,20 @@ def _implausible_text(run: Run, rows: Sequence[Row]) -> str:
             times = format_factor(busbw / limit).removesuffix("x")
             why = f"{times} times the {limit:.0f} GB/s limit of the links of one {device.name}"
     return f"busbw up to {format_digits(busbw, 4)} GB/s, {why}" if busbw >= 0.01 else why
+
+
+def _slow_paths(run: Run) -> list[limits.Phrase]:
+    """Why the run is slow, by the log of the library in its file."""
+    return [
+        limits.Phrase(
+            limits.WARN,
+            str(event.get("message")),
+            next_step=str(event.get("remedy")),
+            explains=True,
+        )
+        for event in run.events
+        if event.get("kind") == "slow_path"
+    ]
 
 
 def _stated(run: Run, kind: str) -> list[str]:

@@ -48,13 +48,14 @@ class Phrase:
     """A part of the sentence.
 
     word: one of WORDS, or '' for a fact. between: joins the word and the text. next_step: what to
-    do about it, as an imperative.
+    do about it, as an imperative. explains: whether it is why the other phrases are so.
     """
 
     word: str
     text: str
     between: str = " "
     next_step: str = ""
+    explains: bool = False
 
     def __str__(self) -> str:
         return f"{self.word}{self.between}{self.text}".strip()

@@ -35,13 +35,19 @@ def run_answer(verdict: Verdict, rows: Sequence[Row], bimodal: int = 0) -> Answe
     measured = measured_answer(rows)
     if verdict.judged or measured is None:
         return answer
-    warnings = [str(phrase) for phrase in verdict.phrases if phrase.word not in (NO_REFERENCE, "")]
+    slow = [phrase for phrase in verdict.phrases if phrase.explains]
+    warnings = [
+        str(phrase)
+        for phrase in verdict.phrases
+        if phrase.word not in (NO_REFERENCE, "") and phrase not in slow
+    ]
     absent = [str(phrase) for phrase in verdict.phrases if phrase.word == NO_REFERENCE]
     details = [phrase.text for phrase in verdict.phrases if not phrase.word]
     noun = "case" if measured.many else "size"
     details += [f"{units.counted(bimodal, noun)} bimodal"] if bimodal else []
     return replace(
         measured,
+        before="".join(f"{phrase.text}; " for phrase in slow),
         level=answer.level,
         worst=answer.worst,
         details=(*measured.details, *details, *warnings, *absent),
