@@ -420,11 +420,11 @@ def _from_to(row: dict[str, Any], first: bool, last: bool) -> str:
 
 def _forced(job: JobLog) -> list[str]:
     """What the environment forces, the algorithms first."""
-    said = {path.variable for path in job.slow_paths}
+    shown = {path.variable for path in job.slow_paths}
     named = [
         (name, value)
         for name, value in job.variables.items()
-        if not _ASIDE.match(name) and name not in said
+        if not _ASIDE.match(name) and name not in shown
     ]
     named.sort(key=lambda item: (item[0] not in FORCING, not _OFF.fullmatch(item[0])))
     texts = []

@@ -43,6 +43,12 @@ _SIGNAL_DIGITS = 3
 _WENT_ON = 50  # lines of progress after an exception that somebody must have handled
 # A line that shows that its rank trains on.
 PROGRESS = re.compile(r"\b(?:step|iter(?:ation)?|epoch|batch|INFO)\b|it/s\b", re.IGNORECASE)
+# A progress bar of work that comes before a training, such as tokenizing.
+_PREPARES = re.compile(
+    r"(?:prepar|process|tokeni|load|map|filter|download|cach|generat)\w{0,12}\b[^\r\n]{0,80}\|\s*"
+    r"\d+/\d+ \[\d+:\d+",
+    re.IGNORECASE,
+)
 # What stands beside a finding and is worth a clause: a pattern, and what it says.
 _ASIDE = (
     (
@@ -51,7 +57,7 @@ _ASIDE = (
     ),
     (
         re.compile(r"\b(\d+)/(?!\1 )(\d+) \[(\d+:\d+(?::\d+)?)<"),
-        "the last progress bar stands at {0} of {1} after {2}: a rank may still prepare data",
+        "the last progress bar stands at {0} of {1} after {2}",
     ),
     (
         re.compile(r"failed \(exitcode: -6\) local_rank: (\d+)"),
@@ -110,6 +116,7 @@ def read_texts(path: Path, shown: str) -> LogTexts:
     for pattern, says in _ASIDE:
         if matches := [*_matches(pattern, text[-_END:])]:
             texts.asides.append(one_line(says.format(*matches[-1].groups())))
+    texts.prepares = bool(_PREPARES.search(text, max(0, len(text) - _END)))
     return texts
 
 
@@ -331,7 +338,7 @@ def missing_from_reports(facts: JobFacts) -> Diagnosis | None:
     missing = sorted({*range(world)} - {*ranks})
     # Of an excerpt, a rank that does not report may only have been cut away.
     if not missing or texts.reporting != {*ranks} or 3 * len(missing) > len(ranks):
-        return _all_waited(facts, "the logs of all ranks: look at the rank without a timeout")
+        return _all_waited(facts, "the logs of all ranks")
     verb = plural(len(missing), "does", "do")
     result = Diagnosis(facts.job, kind="stopped", certainty="likely", culprits=tuple(missing))
     result.number, result.collective, result.waiting = call[0] or None, call[1], tuple(ranks)
@@ -365,11 +372,25 @@ def _all_waited(facts: JobFacts, collect: str) -> Diagnosis:
         collect = (
             "the logs of all ranks, with TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1"
         )
+    done = {rank for (rank, _), number in facts.job.last_completed.items() if number == call[0] - 1}
+    if at_it := done - texts.waits.keys():
+        text = f"{ranks_text(at_it)} completed number {call[0] - 1} last, and {verb} there too"
+        result.details.append(text.replace(" waits ", " wait ") if len(at_it) > 1 else text)
+        result.evidence.append(EvidenceLine(text.partition(",")[0], Place(facts.job.files[0].path)))
     world = max(texts.reporting | texts.seen) + 1
+    where = "the rank without a timeout" if len(calls) == 1 else ""
     if missing := sorted({*range(world)} - texts.reporting):
         result.details.append(f"{ranks_text(missing)} did not report")
+        if len(missing) < len(texts.waits) + len(at_it):
+            where = f"{ranks_text(missing)} first"
+    result.remedy = f"collect {collect}" + f": look at {where}" * bool(where)
+    if texts.prepares:
+        minutes = max(texts.waited_ms.values(), default=0) / 60_000
+        limit = f" above {minutes:.0f} min" if minutes >= 1 else ""
+        result.remedy = "prepare the data before the first collective, or raise timeout= of "
+        result.remedy += f"init_process_group{limit}"
     result.details += texts.asides
-    result.remedy = f"collect {collect}"
+    result.details += ["a rank may still prepare data"] if texts.prepares else []
     return result
 
 
