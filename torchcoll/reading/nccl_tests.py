@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
@@ -479,8 +479,8 @@ class Messages:
             if match := _EXPECTED.search(text):
                 self._expected_us[int(match[1])] = float(match[2])
 
-    def slow_paths(self, hosts: int) -> list[SlowPath]:
-        return slow_paths(self._reader.processes, hosts)
+    def slow_paths(self, hosts: Collection[str]) -> list[SlowPath]:
+        return slow_paths(self._reader.processes, len(hosts))
 
     @property
     def variables(self) -> dict[str, str]:

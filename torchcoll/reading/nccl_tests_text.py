@@ -489,8 +489,7 @@ def _make_run(
         return None
     form = "text, an excerpt" if excerpt else "text"
     events = [{"kind": "error", "message": text} for text in output.events]
-    hosts = len({member["host"] for member in output.members.values()})
-    for path in output.messages.slow_paths(hosts):
+    for path in output.messages.slow_paths({m["host"] for m in output.members.values()}):
         events.append({"kind": "slow_path", "message": path.text, "remedy": path.remedy})
     run_of_table = base.make_run(
         results,

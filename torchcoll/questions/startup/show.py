@@ -261,9 +261,9 @@ def _below_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> list[str
         if len(ratios) > 1:
             lines.append(text.format(_ends(ratios)))
     for pair in again:
-        ratio, interval, result = _again_cells(pair)
+        times, interval, result = _again_cells(pair)
         jobs = f"{len(pair.judged.base)} jobs of {pair.ranks[0]} to {pair.ranks[-1]} ranks"
-        text = f"the 2nd run of a job takes {ratio} times the 1st ({pair.figure}, {jobs})"
+        text = f"the 2nd run of a job takes {times} times the 1st ({pair.figure}, {jobs})"
         lines.append(text if interval == "-" else f"{text}; 95 %: {interval}; {result}")
     return lines
 
