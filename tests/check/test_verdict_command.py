@@ -167,7 +167,7 @@ def test_junit(tmp_path, capsys):
         "failure",
     ]
     assert stated[0][1][0][1].startswith(
-        "FAIL 1 of 4 cases wrong: all_reduce 2G; FAIL 1 of 4 cases"
+        "FAIL 1 of 4 cases wrong: all_reduce 2G (3 values); 1 of 4 cases"
     )
     assert stated[2][1][0][1] == 'unsupported:  [2J <&"> '
     assert stated[4][1][0][1] == "wrong: wrong"
@@ -265,7 +265,7 @@ def test_health(path, tmp_path, capsys):
         "schema": "torchcoll-health/1",
         "healthy": False,
         "verdict": "FAIL",
-        "message": "FAIL node1 is slow; FAIL node1 again",
+        "message": "FAIL node1 is slow; node1 again",
         "causes": [],
         "hosts": ["node0", "node1"],
         "suspects": ["node1"],

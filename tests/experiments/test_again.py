@@ -481,7 +481,9 @@ def test_a_run_is_found_by_its_hash(tmp_path, monkeypatch, capsys):
     (tmp_path / "torchcoll-runs").mkdir()
     save(source, tmp_path / "torchcoll-runs/x.jsonl.gz")
     assert main(["again", "80f257f7", "--dry-run"]) == 0
-    assert "-m torchcoll.allreduce --sizes 1K" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "-m torchcoll.allreduce --sizes 1K" in shown.out
+    assert "6 runs into again-x; nothing was started; each of them:\n" in shown.err
     assert main(["again", "80f257f7d1a9", "--dry-run"]) == 3
     assert capsys.readouterr().err.strip() == error_line(
         "hash of a run",

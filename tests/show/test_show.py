@@ -228,8 +228,8 @@ def test_status_reason_warnings_and_problems_are_footnotes(shown):
         "[3] values within 8 ulp count as correct\n"
         "warning: turbo is on\n"
         "1 more note: --verbose\n"
-        "FAIL truncated: the file has no end record; FAIL 1 of 5 cases wrong: all_reduce 64M; "
-        "FAIL 1 of 5 cases failed: all_reduce 8; time to first result 1.00 ms\n"
+        "FAIL truncated: the file has no end record; 1 of 5 cases wrong: all_reduce 64M "
+        "(3 values); 1 of 5 cases failed: all_reduce 8; time to first result 1.00 ms\n"
         "Next: use neither these results nor this setting: torchcoll doctor names known faults\n"
     )
 

@@ -12,7 +12,7 @@ from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.run_facts import host_names
 from torchcoll.questions.check.judging import Verdict
-from torchcoll.questions.check.limits import CANNOT_TELL, FAIL
+from torchcoll.questions.check.limits import FAIL
 from torchcoll.report.junit import JunitTest, junit_document
 
 HEALTH_SCHEMA = "torchcoll-health/1"
@@ -24,9 +24,7 @@ def junit_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
     """
     suites = []
     for run, verdict in zip(runs, verdicts, strict=True):
-        # A run that was compared with nothing, or not decided, has not passed.
-        passed = verdict.judged and verdict.word != CANNOT_TELL
-        kind = "failure" if verdict.word == FAIL else "" if passed else "skipped"
+        kind = "failure" if verdict.word == FAIL else "" if verdict.is_decided else "skipped"
         tests = [JunitTest("verdict", kind, verdict.line)]
         labels = unique_labels([case_labels(result.case) for result in run.results])
         for row, of_case in zip(summarise_run(run), labels, strict=True):
@@ -42,7 +40,7 @@ def junit_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
 def health_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
     """A JSON object per run and line, by which a scheduler can drain a node.
 
-    healthy: False for FAIL, None if nothing was judged. verdict, message: the word and the line.
+    healthy: False for FAIL, None if nothing was decided. verdict, message: the word and the line.
     causes: why cases failed. suspects: the hosts that the run accuses.
     """
     lines = []
@@ -50,7 +48,7 @@ def health_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
         failed = [row for row in summarise_run(run) if row.outcome not in EXPECTED_STATUSES]
         event: dict[str, Any] = {
             "schema": HEALTH_SCHEMA,
-            "healthy": verdict.word != FAIL if verdict.judged else None,
+            "healthy": verdict.word != FAIL if verdict.is_decided else None,
             "verdict": verdict.word,
             "message": verdict.line,
             "causes": list(dict.fromkeys(one_line(row.reason) for row in failed if row.reason)),

@@ -34,6 +34,7 @@ from torchcoll.core.units import (
 from torchcoll.questions.check import limits
 from torchcoll.questions.check.assumed import by_names, device_name_of
 from torchcoll.questions.check.baseline import BaselineRuns, JudgedByBaseline, baseline_phrases
+from torchcoll.questions.check.oddities import odd_cases
 from torchcoll.questions.check.rules import Fabric
 from torchcoll.reading.inputs import load_one
 
@@ -75,9 +76,14 @@ class Verdict(OneLine):
         )
 
     @property
+    def is_decided(self) -> bool:
+        """Whether the run passed or failed: it was compared with something, and that decides."""
+        return self.judged and self.word != limits.CANNOT_TELL
+
+    @property
     def answer(self) -> Answer:
         """The verdict as an Answer. ``worst``: why it is no better; a WARN may begin well."""
-        first, *others = [str(phrase) for phrase in self.phrases] or [""]
+        first, *others = self._texts or [""]
         level = _LEVELS[self.word]
         failing = [p.text for p in self.phrases if p.word == self.word and level in _FAILING]
         next_step = self.by_good_runs.next_step if self.by_good_runs else ""
@@ -94,7 +100,16 @@ class Verdict(OneLine):
 
     @property
     def line(self) -> str:
-        return "; ".join(map(str, self.phrases))
+        return "; ".join(self._texts)
+
+    @property
+    def _texts(self) -> list[str]:
+        """The phrases. Of neighbours with the same verdict only the first one names it."""
+        before = ["", *(phrase.word for phrase in self.phrases)]
+        return [
+            phrase.text if phrase.word == verdict else str(phrase)
+            for phrase, verdict in zip(self.phrases, before, strict=False)
+        ]
 
     def to_json(self) -> dict[str, Any]:
         phrases = [{"word": phrase.word, "text": phrase.text} for phrase in self.phrases]
@@ -210,7 +225,8 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[limits.Phrase]:
     from torchcoll.questions.pairs.show import pairs_answer
     from torchcoll.questions.pairs.suspects import find_suspects
 
-    if run.ending:
+    wrong = [row for row in rows if row.outcome == "wrong"]
+    if run.ending and not (wrong and (run.end or {}).get("wrong_results")):  # said below
         text = run.ending.removeprefix("failed: ") if run.source else run.ending
         yield limits.Phrase(limits.FAIL, text, next_step=_step_after(run))
     elif run.end is None and not run.source:
@@ -220,7 +236,6 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[limits.Phrase]:
         steps = [_COPY] if damage else []
         steps += [one_line(run.way_on)] if run.way_on else []
         yield limits.Phrase(limits.FAIL, damage or text, next_step=", or ".join(steps))
-    wrong = [row for row in rows if row.outcome == "wrong"]
     doubted = [row for row in rows if row.outcome == plausibility.IMPLAUSIBLE]
     accepted = (*EXPECTED_STATUSES, "wrong", plausibility.IMPLAUSIBLE)
     failed = [row for row in rows if row.outcome not in accepted]
@@ -230,7 +245,13 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[limits.Phrase]:
         (failed, "failed"),
     ):
         if items:
-            first = limits.case_text(items[0])
+            first = limits.case_text(items[0], rows)
+            step = _STEPS[status]
+            if status == "wrong":
+                verified = (r.verification for r in run.results if r.verification)
+                values = next((v.wrong or v.changed for v in verified if v.failed), 0)
+                first += f" ({counted(values, 'value')})" if values else ""
+                step = _CHECK_AGAIN if run.source else step
             if status == plausibility.IMPLAUSIBLE:
                 first = _implausible_text(run, items)
             elif len(items) > 1:
@@ -238,7 +259,7 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[limits.Phrase]:
             if status == "failed" and items[0].reason:
                 first += f": {items[0].reason}"
             text = f"{len(items)} of {counted(len(rows), 'case')} {status}: {first}"
-            yield limits.Phrase(limits.FAIL, text, next_step=_STEPS[status])
+            yield limits.Phrase(limits.FAIL, text, next_step=step)
     # What reading the pairs shows, as `torchcoll pairs` says it; else what the ranks reported.
     if pairs := read_pairs(run):
         suspects = find_suspects(pairs, pairs.threshold)
@@ -351,6 +372,8 @@ def _facts(
         yield limits.Phrase("", ", ".join([correct, *others]))
     elif not failures and judged and with_data:
         yield limits.Phrase("", "no values checked")
+    if not judged:
+        yield from (limits.Phrase("", text) for text in odd_cases(with_data))
     if unused := plausibility.link_unused(run):
         yield limits.Phrase("", unused)
     backends = backends_of(run.results)

@@ -65,9 +65,15 @@ def word_of(share: float) -> str:
     return PASS if share >= GOOD else WARN if share >= POOR else FAIL
 
 
-def case_text(row: Row) -> str:
+def case_text(row: Row, among: Sequence[Row] = ()) -> str:
+    """``all_reduce 1M``; with the placement and the backend if others of ``among`` have another."""
     size = format_size(row.size_bytes or row.size_bytes_requested)
-    return f"{row.collective} {size}" if COLLECTIVES[row.collective].has_data else row.collective
+    text = f"{row.collective} {size}" if COLLECTIVES[row.collective].has_data else row.collective
+    case = row.collective, row.size_bytes
+    alike = [other for other in among if (other.collective, other.size_bytes) == case]
+    if len({other.in_place for other in alike}) > 1:
+        text += " in place" if row.in_place else " out of place"
+    return text + f" on {row.backend}" * (len({other.backend for other in alike}) > 1)
 
 
 def correct_text(rows: Sequence[Row], noun: str) -> str:

@@ -13,7 +13,7 @@ from torchcoll.core.errors import UnavailableError, UnusableError, UsageError
 from torchcoll.core.result import Run
 from torchcoll.core.spec import Spec
 from torchcoll.core.traffic_spec import OF_POINTS
-from torchcoll.core.units import counted, format_size
+from torchcoll.core.units import counted, format_ranges, format_size
 from torchcoll.core.variables import MASK, SETTINGS, Name, command_line, kind_of, named
 from torchcoll.libraries.known_variables import names_file
 
@@ -137,9 +137,12 @@ def _foreign_recipe(run: Run, ranks: int, hosts: int) -> Recipe:
         arguments += ["-o", ",".join(ops)]
     if run.source:
         arguments += _case_options(cases)
+        calls = sorted({r.reported.calls for r in run.results if r.reported and r.reported.calls})
+        instead = f", not the {format_ranges(calls)} of the file" if calls else ""
         note = (
             f"the file is of {run.source.get('tool') or 'another tool'}: torchcoll measures the "
-            "same cases through torch.distributed, with its own clock and calls"
+            "same cases through torch.distributed, with its own clock and as many calls as it "
+            f"needs{instead}"
         )
     else:
         spec = run.header.get("spec") or {}
