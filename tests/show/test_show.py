@@ -229,7 +229,7 @@ def test_status_reason_warnings_and_problems_are_footnotes(shown):
         "warning: turbo is on\n"
         "1 more note: --verbose\n"
         "FAIL truncated: the file has no end record; 1 of 5 cases wrong: all_reduce 64M "
-        "(3 values); 1 of 5 cases failed: all_reduce 8; time to first result 1.00 ms\n"
+        "(3 of 64 elements); 1 of 5 cases failed: all_reduce 8; time to first result 1.00 ms\n"
         "Next: use neither these results nor this setting: torchcoll doctor names known faults\n"
     )
 

@@ -202,7 +202,8 @@ def judge(
         taken = []
     judged = bool(failures) or any(p.word not in (limits.NO_REFERENCE, "") for p in reference)
     why = [*reference, *slow] if judged else [*slow, *reference]
-    phrases = [*failures, *why, *taken, *warnings, *_facts(run, rows, failures, judged)]
+    odd = [] if failures or baseline else [limits.Phrase("", text) for text in odd_cases(rows)]
+    phrases = [*failures, *why, *taken, *warnings, *odd, *_facts(run, rows, failures, judged)]
     if any(phrase.word == limits.FAIL for phrase in phrases):
         phrases = [replace(p, word="" if p.word == limits.PASS else p.word) for p in phrases]
     plain = (replace(phrase, text=one_line(phrase.text)) for phrase in phrases)
@@ -248,9 +249,11 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[limits.Phrase]:
             first = limits.case_text(items[0], rows)
             step = _STEPS[status]
             if status == "wrong":
-                verified = (r.verification for r in run.results if r.verification)
-                values = next((v.wrong or v.changed for v in verified if v.failed), 0)
-                first += f" ({counted(values, 'value')})" if values else ""
+                verified = (result.verification for result in run.results)
+                outcome = next((each for each in verified if each and each.failed), None)
+                if outcome:
+                    elements = f"{outcome.wrong or outcome.changed:,} of {outcome.checked:,}"
+                    first += f" ({elements} elements)"
                 step = _CHECK_AGAIN if run.source else step
             if status == plausibility.IMPLAUSIBLE:
                 first = _implausible_text(run, items)
@@ -372,8 +375,6 @@ def _facts(
         yield limits.Phrase("", ", ".join([correct, *others]))
     elif not failures and judged and with_data:
         yield limits.Phrase("", "no values checked")
-    if not judged:
-        yield from (limits.Phrase("", text) for text in odd_cases(with_data))
     if unused := plausibility.link_unused(run):
         yield limits.Phrase("", unused)
     backends = backends_of(run.results)

@@ -38,6 +38,7 @@ GOOD, POOR = 0.9, 0.75
 DOUBTED_FACTOR, SLOW_FACTOR = 2.0, 6.0
 
 _ASK_LOG = "NCCL's log says why: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,TUNING, then torchcoll log"
+_CHECK = "check the names of the GPUs, the number of ranks and the fabric: torchcoll show FILE"
 FIND_SLOW = "torchcoll doctor, then torchcoll pairs, find what is slow"
 
 _Best = tuple[float, Row, rules.Limit]  # the share of the limit of the best row of a collective
@@ -279,13 +280,15 @@ def _headline(
     }
     beyond = any((r.busbw_gbps or 0.0) > _ANOTHER * most[r.collective] for _, r, _ in judged)
     if beyond:
-        of_limit += "; more than it carries: another fabric, switches that reduce, or fewer ranks"
+        reduces = "switches that reduce, " if fabric.several_hosts else ""
+        text = f"{busbw} is more than {fabric.name} carries, {of_limit}: another fabric or GPU, "
+        return [Phrase(WARN, f"{text}{reduces}or fewer ranks", next_step=_CHECK)], row.collective
     texts = [of_limit]
     if unused := _faster(fabric, row, limit):
         share = 100 * (row.busbw_gbps or 0.0) / unused.busbw_gbps
         of_unused = f"{share:.0f} % of {unused.algorithm} ({unused.busbw_gbps:g} GB/s), which "
         texts.insert(0 if level == PASS else 1, f"{of_unused}{_sure(row)}was not used")
-    word = WARN if (beyond or unused) and level == PASS else level
+    word = WARN if unused and level == PASS else level
     further = [Phrase("", text) for text in texts[1:]]
     step = "" if word == PASS else _ASK_LOG if level == PASS else FIND_SLOW
     return [Phrase(word, f"{busbw}, {texts[0]}", next_step=step), *further], row.collective
