@@ -499,6 +499,17 @@ def test_a_run_is_found_by_its_hash(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.endswith(two)
 
 
+def test_ranks_of_several_hosts_are_not_put_on_one_in_silence(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = "1048576 262144 float sum -1 99.06 10.585 19.847 0\n"
+    heading = "# size count type redop root time algbw busbw #wrong\n"
+    (tmp_path / "t.txt").write_text(f"{heading}{rows}# Out of bounds values : 0 OK\n")
+    assert main(["again", "t.txt", "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("torchrun --nproc-per-node 16 ")
+    assert "16 ranks on one host, as the file names no hosts; on 2 hosts: --launcher" in shown.err
+
+
 def test_a_busy_machine_is_named_in_the_next_step():
     quiet = judged(1.0, [math.exp(-0.01), 1.0, math.exp(0.01)])
     noisy = replace(quiet.cases[0], name="noisy", ratio=0.63, bound=277.0)

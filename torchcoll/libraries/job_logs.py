@@ -222,6 +222,7 @@ def _rings(number: int, group: NcclCommunicator) -> list[Row]:
         {
             "communicator": number,
             "channels": format_ranges(channels),
+            "of_channels": group.ring_count,
             "order": list(order),
             "whole": group.nranks is None or len(order) == group.nranks,
         }
@@ -321,7 +322,8 @@ def job_answer(job: JobLog) -> Answer:
         text = f"{library} chose {chosen}"
         details += [size] if size else []
     else:
-        facts = _planned(job) + (f" with {size}" if size else "")
+        by = "with" if job.tables.get("communicators") else "logged by"
+        facts = _planned(job) + (f" {by} {size}" if size else "")
         facts += f" over {paths}" if paths else ""
         text = library + (facts or " of unknown version" * (" " not in library))
     harmless = sum(warning.startswith(_HARMLESS) for warning in job.warnings)
@@ -350,9 +352,12 @@ def _planned(job: JobLog) -> str:
         return f"{text}{best['function']} by {best['algorithm']}/{best['protocol']}{more},"
     if rows := job.tables.get("rings"):
         longest = max(len(row["order"]) for row in rows)
-        whole = any(row["ranks"] == longest for row in job.tables.get("communicators", []))
-        ranks = f"{'' if whole else 'at least '}{units.counted(longest, 'rank')}"
-        return f" built {units.counted(len(rows), 'ring')} of {ranks},"
+        ranks = units.counted(1 + max(max(row["order"]) for row in rows), "rank")
+        if any(row["ranks"] == longest for row in job.tables.get("communicators", [])):
+            return f" built {units.counted(len(rows), 'ring')} of {ranks},"
+        rings = units.counted(max(row["of_channels"] for row in rows), "ring")
+        shown = f"{len(rows)} of them, cut off after {units.counted(longest, 'rank')}"
+        return f" built {rings} over at least {ranks} (the log shows {shown}),"
     return ""
 
 

@@ -51,7 +51,7 @@ class Member:
         was cut.
     bootstrap: phases of 'Bootstrap timings' (>= 2.23), in seconds.
     channels: kind (coll, collnet, nvls, p2p) -> number of channels.
-    rings: channel -> ranks in order.
+    rings: channel -> ranks in order. ring_count: how many channels there are.
     """
 
     rank: int | None = None
@@ -70,6 +70,7 @@ class Member:
     bootstrap: dict[str, float] = field(default_factory=dict)
     channels: dict[str, int] = field(default_factory=dict)
     rings: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    ring_count: int = 0
     graphs: list[Graph] = field(default_factory=list)
     tuning: list[Tuned] = field(default_factory=list)
 
@@ -147,7 +148,7 @@ def is_known(first_word: str, message: str) -> bool:
 
 # A ring ends with the ranks, or with what RCCL appends. Any other line that begins so is a
 # connection that was cut.
-_RING = re.compile(r"Channel (\d+)/\d+ :((?: +\d+)+)(?: *\.\.\.)?(?: comm .*)?$")
+_RING = re.compile(r"Channel (\d+)/(\d+) :((?: +\d+)+)(?: *\.\.\.)?(?: comm .*)?$")
 _CONNECTION = re.compile(
     r"(?:Channel|CollNet) (\d+)(?:/\d+)? : (\d+)(?:\[\w+\] -> (\d+)\[\w+\])?(?: \[\w+\])? "
     r"via ((?:P2P|SHM|NET|COLLNET|MNNVL)\b\S*)"
@@ -303,7 +304,8 @@ class MessageReader:
         if " via " in message:
             return self.read_connection(message)
         if match := _RING.search(message):
-            self.member().rings[int(match[1])] = ranks = tuple(map(int, match[2].split()))
+            self.member().rings[int(match[1])] = ranks = tuple(map(int, match[3].split()))
+            self.member().ring_count = int(match[2])
             self.account(1, 36 * len(ranks))
         return match is not None
 

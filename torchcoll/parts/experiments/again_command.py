@@ -120,10 +120,10 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
     name = f"again-{Path(options.file).name.split('.')[0]}"
     folder = Path(options.output or free_name(name))
     if options.dry_run:
+        tell(f"{number} runs into {printable(str(folder))}; nothing was started; each of them:")
+        print(command, flush=True)
         for note in recipe.notes:
             tell(f"torchcoll: note: {note}")
-        tell(f"{number} runs into {printable(str(folder))}; nothing was started; each of them:")
-        print(command)
         return ExitCode.OK
     try:
         recipe = recipe if launcher else _here(recipe)
