@@ -169,7 +169,7 @@ def test_logs_without_a_failure(tmp_path, capsys):
     assert main(["postmortem", str(tmp_path)]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert out.startswith(
-        "no failure in 2 logs (ranks 0-1) Next: collect the exit code or signal of each rank"
+        "no failure in 2 logs (ranks 0-1): they end with 'Training finished' Next: collect the exit"
     )
     assert "next time, collect" not in out
 

@@ -71,7 +71,7 @@ TABLE = {
     ),
     "a rank that tokenizes": (
         "Tokenizing train set:  12%|##   | 8/64 [09:51<68:30, 74.02s/it]\r\n" + watchdog(1),
-        "rank 0 did not report; the last progress bar stands at 8 of 64 after 09:51; a rank may",
+        "Probably rank 0 still prepared data (8 of 64 after 09:51) while rank 1 waited in",
         "prepare the data before the first collective, or raise timeout= of init_process_group",
     ),
     "a rank that trains is not preparing": (
@@ -121,7 +121,7 @@ TABLE = {
     "shared memory of NCCL": (
         "pod-a:77:91 [2] misc/shmutils.cc:71 NCCL WARN Error: failed to extend "
         "/dev/shm/nccl-Ab12Cd to 9637892 bytes\n",
-        "/dev/shm is full",
+        "/dev/shm is full on pod-a",
         "--shm-size",
     ),
     "shared memory of a data loader": (

@@ -7,7 +7,7 @@ choice, all that it allows are candidates.
 
 from __future__ import annotations
 
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, plural
 from torchcoll.parts.postmortem import conclusions, text_rules
 from torchcoll.parts.postmortem.diagnosis import (
     Diagnosis,
@@ -130,6 +130,10 @@ def diagnose(job: JobEvidence) -> Diagnosis:
     logged = {rank for file in job.files if file.what in LOGS for rank in file.ranks}
     if logged and not (job.events or job.calls or job.last_number or job.texts):
         diagnosis.says = f"no failure in {counted(len(job.files), 'log')} ({ranks_text(logged)})"
+        ends = [*dict.fromkeys(map(shortened, job.texts.ends))]
+        if len(ends) == 1:
+            verb = plural(len(job.files), "it ends", "they end")
+            diagnosis.says += f": {verb} with {ends[0]!r}"
         del diagnosis.collect_next[1:]
     diagnosis.headline = headline(diagnosis, facts.standings)
     diagnosis.remedy = diagnosis.remedy or remedy_of(diagnosis)
@@ -186,6 +190,7 @@ def _add_complaints(facts: JobFacts, result: Diagnosis) -> None:
         complaints = {rank: event for rank, event in events.items() if rank not in result.culprits}
         if complaints:
             rank, event = min(complaints.items(), key=lambda item: (item[1].when_ns or 0, item[0]))
+            what = "a call of NCCL failed" if "system error" in event.text else what
             if len(complaints) == 1 and event.place in {line.place for line in result.evidence}:
                 continue
             if len(complaints) == 1:
