@@ -738,3 +738,7 @@ def test_several_runs_stand_below_their_paths(shown, tmp_path):
     cases = "2 cases of all_reduce on 8 gloo ranks reach 117 GB/s of busbw "
     assert text.startswith(f"{one.path}\n{HEADER}\nsize  ") and f"\n{two.path}\n" in text
     assert text.endswith(answer(f"2 runs: {cases}in all_reduce at 64M", "2 of 2 results correct"))
+    two = run(result(), header={"spec": {"labels": {"kernel": "new"}}})
+    two.path = tmp_path / "b.jsonl"
+    next_step = f"Next: torchcoll compare {one.path} {two.path} says how they differ"
+    assert next_step in " ".join(shown(one, two).split())

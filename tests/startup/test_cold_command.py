@@ -249,3 +249,13 @@ def test_both_tables_leave_out_the_same_columns(tmp_path):
     only_here = {"slowest rank", "excess over other ranks", "range over runs"}
     runs, means = ({*names.split(", ")} - only_here for names in hidden)
     assert runs == means == {"hosts", "library setup"}
+
+
+def test_three_slow_calls_are_three_in_the_sentence(tmp_path, capsys):
+    """4.4, 5.1 and 4.5 ms, then 0.25 ms: the middle one of three is 18 times a steady call."""
+    save(start([4.4, 5.1, 4.5], 2, 250_000), tmp_path / "three.jsonl")
+    assert main(["cold", str(tmp_path)]) == 0
+    expected = (
+        "on 2 ranks the first 3 calls take 4.40 ms to 5.10 ms, 18 times a steady call (250 us)"
+    )
+    assert lines(capsys)[0].startswith(expected)

@@ -188,7 +188,7 @@ def judge(
         reference = [nothing] if nothing else limits.by_fabric(good, fabric_found, run)
     if failures and all(phrase.word == limits.NO_REFERENCE for phrase in reference):
         reference = []
-    unread = () if failures else _unread(run, rows)
+    unread = [] if failures else [*_unread(run, rows)]
     events = (*_stated(run, "setting"), *_stated(run, "machine"))
     texts = [*problems, *limits.odd_links(run), *events]
     step = _QUIET if events else ""
@@ -203,6 +203,8 @@ def judge(
     judged = bool(failures) or any(p.word not in (limits.NO_REFERENCE, "") for p in reference)
     why = [*reference, *slow] if judged else [*slow, *reference]
     odd = [] if failures or baseline else [limits.Phrase("", text) for text in odd_cases(rows)]
+    why = [*(phrase for phrase in unread if phrase.explains), *why]
+    warnings = [phrase for phrase in warnings if not phrase.explains]
     phrases = [*failures, *why, *taken, *warnings, *odd, *_facts(run, rows, failures, judged)]
     if any(phrase.word == limits.FAIL for phrase in phrases):
         phrases = [replace(p, word="" if p.word == limits.PASS else p.word) for p in phrases]
@@ -341,7 +343,7 @@ def _damage_text(run: Run, rows: Sequence[Row]) -> str:
 def _unread(run: Run, rows: Sequence[Row]) -> Iterator[limits.Phrase]:
     """Problems in reading the file. They do not make it fail."""
     if damage := _damage_text(run, rows):
-        yield limits.Phrase(limits.WARN, damage, next_step=_COPY)
+        yield limits.Phrase(limits.WARN, damage, next_step=_COPY, explains=True)
         return
     failures = (truncated_text(run), run.ending)  # which have phrases of their own
     lost = [p for p in run.problems if p not in failures and not p.endswith("shown once")]

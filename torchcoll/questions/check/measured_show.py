@@ -100,6 +100,10 @@ def runs_answer(
     if answer.level and answer.level != "doubt":
         return replace(answer, details=(*answer.details, measured.headline, *details))
     before = "" if pooled else f"{units.counted(len(names), 'run')}: "
+    compare = ""
+    sides = [{(row.collective, row.size_bytes, row.dtype) for row in of} for of in rows_by_run]
+    if len(names) == len(right) == 2 and sides[0] & sides[1]:
+        compare = f"torchcoll compare {shlex.join(map(one_line, names))} says how they differ"
     judged = answer.level or answer.counts[PASS]
     details += [answer.subject, *answer.details] if judged else []
     return replace(
@@ -109,7 +113,7 @@ def runs_answer(
         worst=answer.worst if answer.level else (),
         details=(*measured.details, *details, *list(absent)[:1]),
         counts=answer.counts,
-        next_step=measured.next_step or answer.next_step,
+        next_step=compare or measured.next_step or answer.next_step,
     )
 
 

@@ -108,10 +108,16 @@ def answer_of(finding: Cold, titles: Sequence[str]) -> Answer:
         name = " ".join(part for part in parts if part not in common)
         of = f" of {name}" if name else ""
         text = f"the first call{of} takes {format_ns(scale.first_ns, 3)}"
+        three = [ns or 0.0 for ns in (scale.first_ns, scale.second_ns, scale.third_ns)]
+        slow_ns = scale.first_ns
+        alike = max(three) < SLOW_FIRST * min(three)
+        if alike and scale.steady_ns and min(three) > SLOW_FIRST * scale.steady_ns:
+            ends = (format_ns(end(three), 3) for end in (min, max))
+            text, slow_ns = f"the first 3 calls{of} take {' to '.join(ends)}", median(three)
         least = fewest.get(repr(scale.kind), scale)
         if least.ranks != scale.ranks:
             text += f" ({format_ns(least.first_ns, 3)} on {least.ranks})"
-        if ratio := over(scale.first_ns, scale.steady_ns):
+        if ratio := over(slow_ns, scale.steady_ns):
             times = f"{_times(ratio)} times" if ratio >= _LONGER else "no longer than"
             text += f", {times} a steady call ({format_ns(scale.steady_ns, 3)})"
         if (over(scale.second_ns, scale.third_ns) or 0.0) > SLOW_FIRST:
