@@ -236,6 +236,16 @@ def test_version_and_help(capsys):
             ),
         ),
         (
+            "contention runs/",
+            2,
+            error_text(
+                "command",
+                "contention",
+                "a command. torchrun ... -m torchcoll.allreduce --concurrent copy, then torchcoll "
+                f"show FILE. {LISTS} {MEASURE}",
+            ),
+        ),
+        (
             "import",
             2,
             error_text(

@@ -334,11 +334,13 @@ def test_what_was_not_verified_is_said():
 
 
 def test_nothing_forced():
-    with pytest.raises(
-        UsageError,
-        match=r"none that forces an algorithm.*auto=PATH Ring=PATH.*torchcoll matrix --preset",
-    ):
+    """Only for logs, which record no variables, can names of files say what was forced."""
+    step = r"reads them\. torchcoll matrix --preset nccl-algorithms makes such runs"
+    with pytest.raises(UsageError, match=f"none that forces an algorithm on nccl.*{step}"):
         algorithms(cell("auto", {K: 100}))
+    logs = [run(measured(100, backend="ccl"), source={"tool": "other"}) for _ in "ab"]
+    with pytest.raises(UsageError, match=r"auto=PATH Ring=PATH.* --preset oneccl-algorithms"):
+        algorithms(logs)
 
 
 def test_a_collective_that_no_cell_forces_is_left_out():
@@ -603,8 +605,8 @@ def test_of_one_run_of_each_the_fastest_is_named_and_none_is_called_the_best(cap
     out = capsys.readouterr().out
     assert out.replace("\n  ", " ").startswith(
         "Cannot tell which is fastest: one run of each, and at least 3 are needed; Tree looks "
-        "fastest at 1K, Ring at 1M (1.50x at 1M)\nNext: make 3 runs of each, as torchcoll "
-        "matrix --preset nccl-algorithms --runs 3 does\n"
+        "fastest at 1K, Ring at 1M; at 1M Ring is 1.50x as fast as Tree\nNext: make 3 runs of "
+        "each, as torchcoll matrix --preset nccl-algorithms --runs 3 does\n"
     )
     assert "best" not in out
     assert "1K 99.00 us 89.10 us" in " ".join(out.split())
@@ -618,7 +620,7 @@ def test_a_winner_that_changes_often_is_counted(capsys):
     ]
     show_algorithms([algorithms(runs)])
     out = " ".join(capsys.readouterr().out.split())
-    assert "needed; Ring looks fastest at 3 of 6 sizes, Tree at 3 (1.05x at 32K) Next:" in out
+    assert "; Ring looks fastest at 3 of 6 sizes, Tree at 3; at 32K Tree is 1.05x as fast" in out
 
 
 def test_sides_without_a_common_case_are_not_compared(capsys):
@@ -649,11 +651,26 @@ def test_titles_of_pasted_tables_say_what_was_forced(tmp_path, capsys):
     assert main(["algorithms", str(path)]) == 0
     assert capsys.readouterr().out.startswith(
         "Cannot tell which is fastest: one run of each, and at least 3 are needed; tree looks "
-        "fastest at 1M, ring from 4M on (1.50x at 16M)\n"
+        "fastest at 1M, ring from 4M on; at 16M ring is 1.50x as fast as tree\n"
     )
     assert main(["show", str(path)]) == 0
     out = capsys.readouterr().out
     assert "FAIL" not in out and "the last table may be cut off" in out
+
+
+def test_the_side_auto_of_logs_is_a_column_beside_forced_protocols(tmp_path, capsys):
+    """Its label is of another variable (NCCL_ALGO) than those of the forced ones (NCCL_PROTO)."""
+    words = []
+    for name, times_us in (("auto", (20, 80)), ("Simple", (30, 90)), ("LL", (25, 120))):
+        path = tmp_path / f"{name}.csv"
+        rows = [f"broadcast,2,nccl,{n},{us}" for n, us in zip((K, M), times_us, strict=True)]
+        path.write_text("\n".join(["collective,ranks,backend,size,time_us", *rows, ""]))
+        words.append(f"{name}={path}")
+    assert main(["algorithms", *words]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "AUTO looks fastest from 1K on; at 1M AUTO is 1.12x as fast as Simple" in out
+    assert "size AUTO Simple LL 1K 20.00 us 30.00 us 25.00 us 1M 80.00 us" in out
+    assert "left out" not in out and "hidden" not in out
 
 
 def test_three_runs_of_each_are_judged(capsys):

@@ -144,15 +144,28 @@ def axis_dimension(text: str, environ: Mapping[str, str] = os.environ) -> Dimens
 
 def _variables_of(axis: str, value: str, environ: Mapping[str, str]) -> dict[str, str | None]:
     if axis == "library":
-        if not os.path.isfile(value):
-            raise UsageError("axis library", value, "the path of a shared library")
         return {"LD_PRELOAD": " ".join(p for p in (value, environ.get("LD_PRELOAD")) if p)}
     if axis == "venv":
-        if not os.path.isfile(os.path.join(value, "bin", "python")):
-            raise UsageError("axis venv", value, "the path of a folder with bin/python")
         path = [os.path.join(value, "bin"), *filter(None, [environ.get("PATH")])]
         return {"VIRTUAL_ENV": value, "PATH": os.pathsep.join(path), "PYTHONHOME": None}
     return {}
+
+
+def missing_file(axis: str, value: str) -> str:
+    """The file that a value of ``library`` or ``venv`` needs if it does not exist, or ''."""
+    files = {"library": value, "venv": os.path.join(value, "bin", "python")}
+    return "" if axis not in files or os.path.isfile(files[axis]) else files[axis]
+
+
+def check_files(cell: Cell) -> None:
+    """Raises UsageError for a library or environment that does not exist."""
+    expected = {
+        "library": "the path of a shared library",
+        "venv": "the path of a folder with bin/python",
+    }
+    for axis, value in cell.axes.items():
+        if missing_file(axis, value):
+            raise UsageError(f"axis {axis}", value, expected[axis])
 
 
 def _distinct(what: str, name: str, values: list[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UsageError, one_line, printable, tell
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, shorten
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import Grid, Head, print_grid
 
@@ -145,7 +146,7 @@ def run_matrix(options: argparse.Namespace) -> ExitCode | int:
 
     from torchcoll.parts.experiments.blocks import make_plan
 
-    if not options.output:
+    if not (options.output or options.dry_run):
         raise UsageError("output", "none", "a folder for the results", "Name one with -o DIR.")
     timeout_s = parse_number("cell-timeout", options.cell_timeout, float, 0.1)
     plan, notes = make_plan(
@@ -159,7 +160,7 @@ def run_matrix(options: argparse.Namespace) -> ExitCode | int:
     if not options.dry_run:  # the commands of a cluster can be printed on any machine
         plan.check_programs(os.environ)
     print_notes(plan, notes)
-    folder_path = Path(options.output)
+    folder_path = Path(options.output or "DIR")
     if options.dry_run:
         return dry_run(plan, folder_path, every=options.verbose)
     return launch(plan, folder_path, options.quiet, timeout_s)
@@ -252,9 +253,14 @@ def dry_run(plan: RunPlan, folder: Path, every: bool = True, most: str = "") -> 
     for job in jobs if every else jobs[:1]:
         argv = plan.argv(job, folder / f"{job.stem}.jsonl", labels_of(job, variables))
         line = command_line(argv, named(job.cell.variables))
+        path = os.environ.get("PATH", "")
+        if path and shlex.quote(path) == path:
+            line = line.replace(f":{path} ", ":$PATH ")
         print(printable(line), flush=True)
     if not every and len(jobs) > 1:
         tell(f"the first of {len(jobs)} commands; --verbose prints all of them")
+    if absent := plan.absent_programs(os.environ):
+        tell(f"torchcoll: note: this machine does not have {shorten(absent, _MOST_VALUES)}")
     return ExitCode.OK
 
 

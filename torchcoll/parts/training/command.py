@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell
+from torchcoll.core.other_commands import begin_of
 from torchcoll.core.units import counted, parse_ranks
+from torchcoll.report.pictures import add_plot, check_plot
 
 if TYPE_CHECKING:
     from torchcoll.core.traffic import Traffic
@@ -38,11 +40,37 @@ _RANKS = 64  # of `gradients` of a model, where --ranks does not say
 _CONFIG = re.compile(
     rb'\A\s*\{[^\0]*"(?:model_type|architectures|num_hidden_layers|_diffusers_version)"\s*:'
 )
+_SAVED_LAYOUTS = re.compile(rb'"schema": "torchcoll-layouts/\d+"')
 
 
 def command_for(path: str, text: bytes) -> str | None:
-    """``plan`` for a model's config.json of Hugging Face; None for any other file."""
-    return "plan" if _CONFIG.match(text) else None
+    """``plan`` for a model's config.json of Hugging Face, ``show`` for layouts that it compared."""
+    if _CONFIG.match(text):
+        return "plan"
+    return "show" if _SAVED_LAYOUTS.search(text) else None
+
+
+def _is_saved(path: str) -> bool:
+    return bool(_SAVED_LAYOUTS.search(begin_of(path)))
+
+
+def show_saved(options: argparse.Namespace) -> ExitCode | None:
+    """Shows files of compared layouts; None where any argument is another file."""
+    if not options.files or not all(map(_is_saved, options.files)):
+        return None
+    from torchcoll.parts.training import layouts_show
+
+    return layouts_show.show_saved(options)
+
+
+def saved_sections(arguments: Sequence[str]) -> dict[str, Any]:
+    """Returns the section and the charts of each argument that has compared layouts."""
+    saved = [argument for argument in arguments if _is_saved(argument)]
+    if not saved:
+        return {}
+    from torchcoll.parts.training import layouts_show
+
+    return layouts_show.saved_sections(saved)
 
 
 def run_gradients(options: argparse.Namespace) -> ExitCode:
@@ -286,6 +314,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--reduce-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
     add("--verbose", action="store_true", help="all notes below the tables")
     add("--format", default="table", help="table (default), markdown, csv or json")
+    add_plot(parser, "the time and the memory of each layout")
 
 
 def run_plan(options: argparse.Namespace) -> ExitCode:
@@ -295,9 +324,11 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     from torchcoll.parts.training.plan_show import show_training_plans
     from torchcoll.parts.training.planning import compare_plans
     from torchcoll.parts.training.planning import plan as make_plan
+    from torchcoll.questions.show.plot import draw_finding
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
+    check_plot(options)
     if options.machine == LIST:
         show_machines(options.format)
         return ExitCode.OK
@@ -338,6 +369,7 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
             **arguments,
         )
         show_layouts([comparison], options.format, verbose=options.verbose)
+        draw_finding(comparison, options)
         return ExitCode.OK
     if options.memory_gb is not None:
         expected = "--compare or --find too: the limit excludes layouts"
@@ -346,6 +378,7 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
         options.model, options.parallel, ranks=ranks or None, measured=options.measured, **arguments
     )
     show_training_plans([result], options.format, verbose=options.verbose)
+    draw_finding(result, options)
     return ExitCode.OK
 
 
@@ -402,7 +435,7 @@ _PLAN_OPTIONS = {
     "model": "--batch --dtype --param-dtype --reduce-dtype",
     "layout": "--parallel --ranks --compare --find --memory-gb",
     "machine": "--machine --mfu --step-ms --measured",
-    "output": "--format --verbose",
+    "output": "--format --verbose --plot --force",
 }
 
 COMMANDS = {

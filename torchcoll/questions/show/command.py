@@ -259,8 +259,8 @@ def run_plot(options: argparse.Namespace) -> ExitCode:
     sides = {label: select_cases(runs, label) for label, runs in sides.items()}
     check_import_options([run for runs in sides.values() for run in runs], **hints)
     choices = {name: getattr(options, name) for name in ("over_ranks", "filter", "fabric")}
-    plot(sides, path, **choices)
-    print(printable(f"picture: {path}"))
+    written = plot(sides, path, **choices)
+    print("\n".join(map(printable, filter(None, (written.text, f"picture: {path}")))))
     return ExitCode.OK
 
 
