@@ -385,13 +385,11 @@ def traffic_answer(table: TrafficTable, arrivals: Arrivals | None = None) -> Ans
     no calls.
     """
     cost = _cost(table, arrivals)
-    if arrivals is None:
+    if arrivals is None or cost is None:
         return cost
     who = arrivals.answer
     details = (*who.details, *_why_late(table, arrivals))
     who = dataclasses.replace(who, subject=one_line(who.subject), details=details)
-    if cost is None:
-        return who
     if table.replayed and not arrivals.late:
         return cost
     if (who.certainty == PROBABLY or arrivals.late) and not cost.next_step:
