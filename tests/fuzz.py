@@ -55,7 +55,6 @@ from torchcoll.parts.training.traffic_show import VIEWS, show_traffic
 from torchcoll.questions.show.show import show
 from torchcoll.reading.inputs import load
 from torchcoll.reading.registry import import_file
-from torchcoll.report.reference import load_points
 
 LIMIT_S = 1.0
 # One real-looking input a file.
@@ -253,7 +252,6 @@ READERS = {
     "oneCCL log": Reader(_log, ("oneccl.log",)),
     "XML": Reader(_dump, ("topology.xml",)),
     "manifest": Reader(_manifest, (), "manifest.jsonl", (MANIFEST,)),
-    "points": Reader(lambda path: load_points(str(path)), ("points.json",)),
 }
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")

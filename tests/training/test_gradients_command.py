@@ -75,7 +75,7 @@ def test_it_begins_with_the_answer_of_plan(gradients, capsys):
     _, out, _ = gradients("gpt2 --compare fsdp=8,dp=8")
     assert out.startswith("of 2 layouts on 8 ranks ")
     _, out, _ = gradients("llama-3-70b --parallel dp")
-    assert "of memory, more than any GPU that torchcoll knows has (192 GB)" in " ".join(out.split())
+    assert "of memory, more than any GPU that torchcoll knows has (206 GB)" in " ".join(out.split())
 
 
 def test_what_it_prints_by_itself_is_not_in_the_csv(gradients):

@@ -184,10 +184,8 @@ def test_the_command_shows_a_traffic_file(tmp_path, capsys):
 def test_the_command_refuses_what_is_for_runs(tmp_path, capsys):
     path = tmp_path / "traffic.jsonl"
     sent().save(path)
-    assert main(["show", str(path), "--reference", "points.json"]) == 2
-    assert error_text("reference", "points.json", "result files with it, not") in (
-        capsys.readouterr().err
-    )
+    assert main(["show", str(path), "--filter", "ranks=2"]) == 2
+    assert error_text("filter", "ranks=2", "result files with it, not") in capsys.readouterr().err
     assert main(["check", str(path)]) == 3
     assert got("traffic alone") in capsys.readouterr().err
     assert main(["show", str(path), str(tmp_path / "other.jsonl")]) == 3

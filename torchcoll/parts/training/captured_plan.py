@@ -46,8 +46,8 @@ def plan_traffic(
 ) -> Plan:
     """Returns a plan of a step that was captured.
 
-    - ranks: numbers of ranks; by default those of the traffic. Groups of all ranks grow with them,
-      other groups keep their size.
+    - ranks: numbers of ranks, the last of which is the plan's; by default those of the traffic.
+      Groups of all ranks grow with them, other groups keep their size.
     - compute: the computation of a step; None if unknown.
     - correction: of the times, by a measured step; None without one.
     """
@@ -78,9 +78,11 @@ def plan_traffic(
 
     first = captured_ranks if captured_ranks in rank_counts else rank_counts[0]
     what = f"a step of {traffic.source} on {captured_ranks} ranks, {len(calls)} calls a rank"
-    projection = Plan(what, step(first), notes=list(traffic.problems))
+    steps = [step(count) for count in rank_counts]
+    known = [each for each in steps if not each.only_a_guess]
+    projection = Plan(what, (known or steps)[-1], notes=list(traffic.problems))
     if len(rank_counts) > 1:
-        projection.weak = [step(count) for count in rank_counts]
+        projection.weak = steps
         if compute is not None:  # without it, both tables would be the same
             projection.strong = [step(count, first / count) for count in rank_counts]
     return finish(projection, machine, correction is not None)

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell
+from torchcoll.core.other_commands import begin_of
 from torchcoll.core.units import counted, parse_ranks
+from torchcoll.report.pictures import add_plot, check_plot
 
 if TYPE_CHECKING:
     from torchcoll.core.traffic import Traffic
@@ -35,12 +37,40 @@ _MODEL_HELP = (
 _RANKS = 64  # of `gradients` of a model, where --ranks does not say
 
 
-_CONFIG = re.compile(rb'\A\s*\{[^\0]*"(?:model_type|architectures|num_hidden_layers)"\s*:')
+_CONFIG = re.compile(
+    rb'\A\s*\{[^\0]*"(?:model_type|architectures|num_hidden_layers|_diffusers_version)"\s*:'
+)
+_SAVED_LAYOUTS = re.compile(rb'"schema": "torchcoll-layouts/\d+"')
 
 
 def command_for(path: str, text: bytes) -> str | None:
-    """``plan`` for a model's config.json of Hugging Face; None for any other file."""
-    return "plan" if _CONFIG.match(text) else None
+    """``plan`` for a model's config.json of Hugging Face, ``show`` for layouts that it compared."""
+    if _CONFIG.match(text):
+        return "plan"
+    return "show" if _SAVED_LAYOUTS.search(text) else None
+
+
+def _is_saved(path: str) -> bool:
+    return bool(_SAVED_LAYOUTS.search(begin_of(path)))
+
+
+def show_saved(options: argparse.Namespace) -> ExitCode | None:
+    """Shows files of compared layouts; None where any argument is another file."""
+    if not options.files or not all(map(_is_saved, options.files)):
+        return None
+    from torchcoll.parts.training import layouts_show
+
+    return layouts_show.show_saved(options)
+
+
+def saved_sections(arguments: Sequence[str]) -> dict[str, Any]:
+    """Returns the section and the charts of each argument that has compared layouts."""
+    saved = [argument for argument in arguments if _is_saved(argument)]
+    if not saved:
+        return {}
+    from torchcoll.parts.training import layouts_show
+
+    return layouts_show.saved_sections(saved)
 
 
 def run_gradients(options: argparse.Namespace) -> ExitCode:
@@ -54,13 +84,15 @@ def run_gradients(options: argparse.Namespace) -> ExitCode:
 
 def _has_all_degrees(options: argparse.Namespace) -> bool:
     """Whether the layouts have a number for each degree, and so the number of ranks."""
-    from torchcoll.parts.training.layouts import parse_layout, parse_layouts
+    from torchcoll.parts.training.layouts import parse_layout
 
     try:
         if options.parallel:
             parse_layout(options.parallel)
-        elif options.compare:
-            parse_layouts(options.compare, None)
+        for text in (options.compare or "").split(","):
+            if text:
+                parse_layout(text, separator="+")
+                break  # the others take the ranks of the first
     except UsageError:
         return False
     return bool(options.parallel or options.compare)
@@ -81,11 +113,6 @@ def replay_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=10,
         help="how many times to play the step (default %(default)s)",
-    )
-    add(
-        "--shrink",
-        action="store_true",
-        help="on fewer ranks than captured: the first ranks play what is left of their groups",
     )
     add(
         "--rehearse",
@@ -122,7 +149,7 @@ def _replay(options: argparse.Namespace, launched: Launch) -> int:
     from torchcoll.bench.session import SessionOptions
     from torchcoll.parts.training.replay import play
 
-    asked = [spec.to_json(), options.file, options.steps, options.shrink]
+    asked = [spec.to_json(), options.file, options.steps]
     what = SessionOptions(
         spec,
         launched,
@@ -139,7 +166,7 @@ def _replay(options: argparse.Namespace, launched: Launch) -> int:
             check_new(options.output, "output")
         return read_traffic([options.file])
 
-    result = play(torch, what, captured, options.steps, options.shrink)
+    result = play(torch, what, captured, options.steps)
     if result is not None:
         from torchcoll.bench.output import open_default
         from torchcoll.questions.show.show import show
@@ -268,7 +295,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--mfu",
         metavar="SHARE",
         help="MFU of a step without its communication (default: what a causal mask leaves at 0.36 "
-        "to 0.6 of the peak, on an A100 0.54 to 0.72)",
+        "to 0.6 of the peak, on an A100 0.54 to 0.72, with experts 0.3 to 0.53)",
     )
     add(
         "--step-ms",
@@ -285,7 +312,9 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", metavar="NAME", help="of the parameters (default: the config's, or bfloat16)")
     add("--param-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
     add("--reduce-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
+    add("--verbose", action="store_true", help="all notes below the tables")
     add("--format", default="table", help="table (default), markdown, csv or json")
+    add_plot(parser, "the time and the memory of each layout")
 
 
 def run_plan(options: argparse.Namespace) -> ExitCode:
@@ -295,9 +324,11 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     from torchcoll.parts.training.plan_show import show_training_plans
     from torchcoll.parts.training.planning import compare_plans
     from torchcoll.parts.training.planning import plan as make_plan
+    from torchcoll.questions.show.plot import draw_finding
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
+    check_plot(options)
     if options.machine == LIST:
         show_machines(options.format)
         return ExitCode.OK
@@ -337,7 +368,8 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
             memory_gb=number("memory_gb"),
             **arguments,
         )
-        show_layouts([comparison], options.format)
+        show_layouts([comparison], options.format, verbose=options.verbose)
+        draw_finding(comparison, options)
         return ExitCode.OK
     if options.memory_gb is not None:
         expected = "--compare or --find too: the limit excludes layouts"
@@ -345,7 +377,8 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     result = make_plan(
         options.model, options.parallel, ranks=ranks or None, measured=options.measured, **arguments
     )
-    show_training_plans([result], options.format)
+    show_training_plans([result], options.format, verbose=options.verbose)
+    draw_finding(result, options)
     return ExitCode.OK
 
 
@@ -402,7 +435,7 @@ _PLAN_OPTIONS = {
     "model": "--batch --dtype --param-dtype --reduce-dtype",
     "layout": "--parallel --ranks --compare --find --memory-gb",
     "machine": "--machine --mfu --step-ms --measured",
-    "output": "--format",
+    "output": "--format --verbose --plot --force",
 }
 
 COMMANDS = {

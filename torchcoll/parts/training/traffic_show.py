@@ -530,7 +530,7 @@ def add_traffic(draft: PageDraft) -> None:
         table = summarise_traffic(ledger)
         grids = traffic_grids(traffic, table, arrivals)
         name = f": {one_line(traffic.path or 'traffic')}" if several else ""
-        drawing = Drawing("Where the step goes", partial(step_charts, table, arrivals))
+        drawing = Drawing("Where the step goes", partial(step_charts, ledger, table, arrivals))
         command = draft.command("trace", "traffic")
         draft.add(f"What a training sends{name}", grids, command, [drawing])
         if not several and grids[-1].answer:
