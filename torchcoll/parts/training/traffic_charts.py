@@ -1,4 +1,4 @@
-"""Charts of the communication of a training step: of traffic that was recorded, and of a plan."""
+"""A chart of a training step that was recorded."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import cut_text
 from torchcoll.core.traffic import Traffic
-from torchcoll.core.units import counted, format_ns
+from torchcoll.core.units import format_ns
 from torchcoll.parts.training.arrivals import find_arrivals
 from torchcoll.parts.training.ledger import Ledger
-from torchcoll.parts.training.projection import TOO_LARGE
 from torchcoll.parts.training.traffic_table import (
     RankTimes,
     TrafficTable,
@@ -22,8 +21,6 @@ from torchcoll.report import chart
 
 if TYPE_CHECKING:
     from torchcoll.parts.training.arrivals import Arrivals
-    from torchcoll.parts.training.config_projection import LayoutComparison
-    from torchcoll.parts.training.projection import Plan, PlannedStep
 
 MOST_BARS = 40  # of one chart
 _TITLE = "Where the step goes"
@@ -33,8 +30,6 @@ _MOST_MODULES = 3
 _LONGEST = 24  # letters of a module in the legend
 # Of the modules, and of all other communication.
 _OF_MODULES = chart.PALETTE[0], "rgba(0,114,178,0.7)", "rgba(0,114,178,0.45)", "rgba(0,114,178,0.2)"
-_GIGABYTES = {"rangemode": "tozero", "title": {"text": "GB"}}
-_PARTS = chart.PALETTE[2], chart.PALETTE[0], chart.PALETTE[1]  # computing, communication, waiting
 _TIME = {
     "tickformat": "~s",
     "ticksuffix": "s",
@@ -111,55 +106,3 @@ def _step_parts(
     parts[OTHER] = exposed_ns - sum(parts.values())
     parts |= {WAITING: waiting_ns, COMPUTING: rank.computing_ns or 0.0}
     return parts | {REST: max(0.0, (rank.step_ns or 0.0) - sum(parts.values()))}
-
-
-def plan_charts(plan: Plan) -> list[chart.Chart]:
-    """The planned step and the memory of a rank as stacked bars."""
-    return _stacks([counted(plan.step.ranks, "rank")], [plan.step])
-
-
-def layouts_charts(comparison: LayoutComparison) -> list[chart.Chart]:
-    """The step and the memory of each layout as stacked bars, and the memory that a rank has."""
-    rows = comparison.rows[:MOST_BARS]
-    names = [
-        chart.plain(row.layout.name + (" does not fit" if row.fits == TOO_LARGE else ""))
-        for row in rows
-    ]
-    charts = _stacks(names, [row.step for row in rows])
-    if comparison.memory_bytes and charts:
-        x = comparison.memory_bytes / 1e9
-        line = {"color": chart.NEUTRAL, "width": 2, "dash": "dash"}
-        ends = {"type": "line", "xref": "x", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1}
-        charts[-1].layout["shapes"] = [ends | {"line": line}]
-        charts[-1].caption = [f"dashed: the {x:.3g} GB that a rank has"]
-    return charts
-
-
-def _stacks(names: Sequence[str], steps: Sequence[PlannedStep]) -> list[chart.Chart]:
-    """names: of the bars. Without a machine there is no time, and without a model no memory."""
-    memories = [step.memory for step in steps if step.memory]
-    times = [
-        ("computing", [step.compute_ns or 0.0 for step in steps]),
-        ("exposed communication", [(step.exposed_ns or (0.0,))[0] for step in steps]),
-        ("idle in the pipeline", [step.idle_ns for step in steps]),
-    ]
-    sizes = [
-        ("parameters and states", [m.parameters + m.gradients + m.optimizer for m in memories]),
-        ("activations", [m.activations + m.peak for m in memories]),
-        ("buffers", [m.buffers for m in memories]),
-    ]
-    charts = []
-    for title, parts, axis in (
-        ("time of a step", times if all(step.step_ns for step in steps) else [], _TIME),
-        ("memory of a rank", sizes if len(memories) == len(steps) else [], _GIGABYTES),
-    ):
-        bars = []
-        for (name, values), colour in zip(parts, _PARTS, strict=False):
-            texts = [f"{name}: {value / 1e9:.3g}" for value in values]
-            if any(values):
-                bars.append(
-                    chart.bars(name, [chart.rounded(x / 1e9) for x in values], texts, colour)
-                )
-        if bars:
-            charts.append(chart.bar_chart(title, names, bars, axis, []))
-    return charts
