@@ -91,13 +91,6 @@ def test_a_model_in_place_of_a_factory(gradients):
     assert rows_of(out) == {("all_reduce", 16): 1}
 
 
-@pytest.mark.parametrize("options", ["", "--parallel dp@1", "--parallel fsdp"])
-def test_what_it_costs_on_a_machine(gradients, options):
-    code, out, _ = gradients(f"made_here.train:make_model --machine 8xH100 --ranks 8 {options}")
-    assert code == 0
-    assert " us" in out.splitlines()[0] or " ms" in out.splitlines()[0]
-
-
 M = "made_here.train"
 
 

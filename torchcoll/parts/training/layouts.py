@@ -328,21 +328,14 @@ def _divided(architecture: Architecture, experts: bool) -> list[tuple[str, int]]
 
 
 def possible_degrees(name: str, architecture: Architecture, ranks: int = 0) -> str:
-    """Returns a clause with the degrees of tp, ep or pp that divide the model and the ranks.
+    """Returns a clause with the degrees of tp or ep that divide the model and the ranks.
 
     - ranks: 0 if they do not matter.
     """
-    if name == "tp":
-        whole = math.gcd(*(number for _, number in _divided(architecture, experts=True)))
-    elif name == "ep":
-        whole = architecture.experts
-    else:
-        whole = 0
-    most = whole or len(architecture.layers)
-    degrees = [n for n in range(2, most + 1) if whole % n == ranks % n == 0]
-    if not degrees:
-        return f"{name} cannot be more than 1"
-    return f"{name} can be {', '.join(map(str, degrees[:8]))}"
+    numbers = (number for _, number in _divided(architecture, experts=True))
+    whole = architecture.experts if name == "ep" else math.gcd(*numbers)
+    degrees = [n for n in range(2, whole + 1) if whole % n == ranks % n == 0]
+    return f"{name} can be {', '.join(map(str, degrees[:8])) or 1}"
 
 
 def check_layout(layout: ParallelLayout, architecture: Architecture, micro_batches: int) -> None:
@@ -399,7 +392,7 @@ def parse_layouts(
             check_layout(layout, architecture, layout.pp)
         except LayoutError as error:
             first = first or error
-            named = re.findall(r"(tp|pp|ep)=(\d+)", item)
+            named = re.findall(r"(tp|ep)=(\d+)", item)
             wrong = [name for name, n in named if ranks and ranks % int(n)]
             expected = error.expected
             if error.what == "ranks" and wrong:
