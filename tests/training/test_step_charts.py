@@ -38,7 +38,7 @@ def test_the_step_is_split_into_modules_waiting_and_the_rest():
         "calls of layers.0 10 %": [10, 10, 10],
         "calls of head 10 %": [10, 10, 10],
         "waiting for another rank 10 %": [10, 20, 0],
-        "computing and all else 70 %": [70, 60, 80],
+        "outside of calls 70 %": [70, 60, 80],
     }
 
 

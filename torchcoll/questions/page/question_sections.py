@@ -175,7 +175,7 @@ def add_pairs(document: PageDraft, run: Run) -> None:
 
 def add_first_calls(document: PageDraft) -> None:
     from torchcoll.questions.startup.cold import cold
-    from torchcoll.questions.startup.cold_charts import cold_charts
+    from torchcoll.questions.startup.cold_charts import cold_charts, start_charts
     from torchcoll.questions.startup.show import cold_grids
 
     def make() -> None:
@@ -188,6 +188,7 @@ def add_first_calls(document: PageDraft) -> None:
                 lambda: cold_charts(finding) if several or runs else [],
                 "kind of run",
             ),
+            Drawing("Where the start goes", lambda: start_charts(finding)),
         ]
         command = document.command("cold")
         document.add("What the first call costs", cold_grids(finding), command, drawings)
