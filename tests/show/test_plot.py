@@ -162,9 +162,9 @@ def test_the_start_is_a_bar_of_its_steps_on_their_slowest_ranks():
     one = run(result(2, (7_000_000, 1_000_000)), ranks=2, phases=phases)
     (chart,) = start_charts(cold([one, one]))
     assert {trace["name"]: trace["x"] for trace in chart.traces} == {
-        "import torch": [3e-3] * 2,
-        "rendezvous": [5e-4] * 2,
-        "first call": [7e-3] * 2,
+        "import torch 3.00 ms": [3e-3] * 2,
+        "rendezvous 500 us": [5e-4] * 2,
+        "first call 7.00 ms": [7e-3] * 2,
     }
     assert len({*chart.traces[0]["y"]}) == 2  # bars of one name would be one bar
     assert start_charts(cold(run(result(2, (7_000_000, 1_000_000)), ranks=2, phases={}))) == []

@@ -209,8 +209,9 @@ def _about_runs(document: PageDraft) -> None:
     _runs(document, verdicts)
     compared = add_comparisons(document)
     document.compared = [*document.answers]
-    several = len({run.ranks for run in document.plain}) > 1
-    document.answers += [] if several else answers
+    # After what the pairs say, and what happens over ranks.
+    later = has_pairs(runs[0]) or len({run.ranks for run in document.plain}) > 1
+    document.answers += [] if later else answers
     if document.plain:
         question_sections.add_curves(document, compared)
         question_sections.add_calls(document)
@@ -224,7 +225,7 @@ def _about_runs(document: PageDraft) -> None:
     for run in runs:
         question_sections.add_further(document, run)
     question_sections.add_published(document)
-    document.answers += answers if several else []  # after what happens over ranks
+    document.answers += answers if later else []
     document.sections += [tables] if tables.tables else []
 
 

@@ -164,7 +164,7 @@ def add_pairs(document: PageDraft, run: Run) -> None:
     assert pairs is not None
     slow = find_suspects(pairs, pairs.threshold)
     out = Destination(io.StringIO())
-    grids = pairs_grids(run, pairs, out, slow, pairs.threshold, "markdown")
+    grids = pairs_grids(run, pairs, out, slow, pairs.threshold, "page")
     drawing = Drawing(
         "Each pair: row and column are its two ends",
         lambda: pairs_charts(pairs),

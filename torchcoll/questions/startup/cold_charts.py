@@ -64,7 +64,7 @@ def start_charts(finding: Cold) -> list[chart.Chart]:
     parts["first call"] = [row.first_ns or 0.0 for row in rows]
     bars = [
         chart.bars(
-            chart.plain(name),
+            f"{chart.plain(name)} {format_ns(max(times), 3)}",
             [chart.seconds(ns) for ns in times],
             [f"{chart.plain(name)}: {format_ns(ns, 3)}" for ns in times],
             chart.PALETTE[number % len(chart.PALETTE)],
@@ -77,7 +77,7 @@ def start_charts(finding: Cold) -> list[chart.Chart]:
         for number, (row, kind) in enumerate(zip(rows, kinds, strict=True), 1)
     ]
     axis = {"tickformat": "~s", "ticksuffix": "s", "rangemode": "tozero"}
-    caption = ["each step on its slowest rank, from the import of torch to the first result"]
+    caption = ["each step on its slowest rank; with the longest time of all runs"]
     return [chart.bar_chart("Where the start goes", names, bars, axis, caption)]
 
 
