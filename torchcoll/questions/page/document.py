@@ -30,6 +30,7 @@ from torchcoll.questions.check.judging import Verdict, judge
 from torchcoll.questions.check.limits import FAIL, NO_REFERENCE
 from torchcoll.questions.check.measured_show import runs_answer
 from torchcoll.questions.page import question_sections
+from torchcoll.questions.page.charts import sampled
 from torchcoll.questions.page.comparing_sections import add_comparisons
 from torchcoll.questions.page.page_draft import Drawing, PageDraft, answers_of, short_names
 from torchcoll.questions.show.recipe import recipe_of
@@ -218,10 +219,13 @@ def _about_runs(document: PageDraft) -> None:
     for run in runs:
         if has_pairs(run):
             question_sections.add_pairs(document, run)
-    if document.plain:
-        question_sections.add_first_calls(document)
+    # Steady calls over ranks come before first calls.
+    places = [partial(question_sections.add_first_calls, document)] if document.plain else []
     if len({run.ranks for run in document.plain}) > 1:
-        document.add_of_parts("ranks")
+        steady = any(map(sampled, document.plain))
+        places.insert(0 if steady else 1, partial(document.add_of_parts, "ranks"))
+    for add in places:
+        add()
     for run in runs:
         question_sections.add_further(document, run)
     question_sections.add_published(document)

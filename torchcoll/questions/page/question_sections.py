@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -97,12 +98,15 @@ def add_calls(document: PageDraft) -> None:
             "run",
         ),
     ]
-    slow = [(name, answer) for name, run in named(runs[:_MAPS]) if (answer := _slow_rank(run))]
+    slow = [answer for each in runs[:_MAPS] if (answer := _slow_rank(each))]
+    counts = Counter(answer.worst for answer in slow)
     grids = []
-    for name, answer in slow[:1]:
-        answer = replace(answer, before=f"{name}: " if len(runs) > 1 else "")
-        grids.append(Grid([], [], answer=answer))
-        drawings.reverse()
+    for rank, count in counts.most_common(1):
+        if 2 * count > len(runs):
+            answer = next(each for each in slow if each.worst == rank)
+            before = f"in {count} of {len(runs)} runs " if len(runs) > 1 else ""
+            grids.append(Grid([], [], answer=replace(answer, before=before)))
+            drawings.reverse()
     command = f"torchcoll show --view calls {shlex.quote(str(run.path))}" if run.path else ""
     document.add("Calls and ranks", grids, command, drawings)
 
