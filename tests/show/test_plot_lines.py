@@ -52,7 +52,7 @@ def test_machines_and_libraries_are_never_pooled():
         ("H100", 100),
         ("A100", 400),
     ]
-    assert line_names(lines) == ["device_name H100", "device_name A100"]
+    assert line_names(lines) == ["H100", "A100"]
     libraries = [
         run(measured(ns), environment={"libraries": {"gloo": name}})
         for ns, name in ((100, "gloo 1"), (400, "gloo 2"))
@@ -75,7 +75,7 @@ def test_the_map_has_a_row_for_each_machine_and_no_text_where_none_fits():
                for of, name in zip(machines, ("H100", "A100"), strict=True)]  # fmt: skip
         drawn = bandwidth_map(picture_of([side("", few)]), {})
         (trace,) = drawn.traces
-        assert trace["y"] == ["all_reduce, device_name H100", "all_reduce, device_name A100"]
+        assert trace["y"] == ["all_reduce, H100", "all_reduce, A100"]
         assert [row[-1] for row in trace["text"]] == ["400", "100"]
         assert ("texttemplate" in trace) == fits
 

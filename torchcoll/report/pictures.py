@@ -13,7 +13,7 @@ import re
 import textwrap
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,9 +79,10 @@ _TYPES = {".png": "image/png", ".svg": "image/svg+xml", ".pdf": "application/pdf
 
 @dataclass(frozen=True)
 class WrittenPicture:
-    """A picture that was written; a notebook shows it."""
+    """A picture that was written; a notebook shows it. text: what was measured, in a sentence."""
 
     path: Path
+    text: str = field(default="", repr=False)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         content, kind = self.path.read_bytes(), _TYPES[self.path.suffix.lower()]

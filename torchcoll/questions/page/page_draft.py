@@ -79,7 +79,11 @@ class PageDraft:
         grids: Iterable[Grid],
         command: str,
         drawings: Sequence[Drawing] = (),
+        sides: Sequence[str] = (),
     ) -> Section:
+        """A section with an answer on the top of the page, behind the title unless it names the
+        sides of a comparison itself.
+        """
         section = Section(title, commands=[command] if command else [])
         section.tables.append(TitledGrids("", list(grids)))
         for drawing in drawings:
@@ -88,9 +92,10 @@ class PageDraft:
         for answer in answers_of(section):
             if isinstance(answer.subject, Caveat):
                 self.printed.add(answer.subject.text)
-        self.answers += [
-            replace(answer, before=f"{title}: {answer.before}") for answer in answers_of(section)
-        ]
+        for answer in answers_of(section):
+            names_sides = sides and all(name in answer.headline for name in sides)
+            before = answer.before if names_sides else f"{title}: {answer.before}"
+            self.answers.append(replace(answer, before=before))
         return section
 
     def add_of_parts(self, place: str) -> Any:

@@ -36,6 +36,7 @@ def add_curves(document: PageDraft, compared: Sequence[Comparison]) -> None:
         bandwidth_map,
         check_lines,
         curves_charts,
+        picture_charts,
         picture_of,
     )
 
@@ -53,7 +54,10 @@ def add_curves(document: PageDraft, compared: Sequence[Comparison]) -> None:
         shared = limits if alike else []
         overview = None if compared else bandwidth_map(picture, document.keys, shared)
         maps = [overview] if overview else []
-        curves = curves_charts(picture, limits=limits, keys=document.keys)
+        if document.inline:
+            curves = curves_charts(picture, limits=limits, keys=document.keys)
+        else:
+            curves = picture_charts(picture, limits=limits)
         drawings = [
             Drawing("Bus bandwidth of each collective and size", lambda: maps),
             Drawing(title, lambda: curves, "collective"),
@@ -219,15 +223,20 @@ def add_further(document: PageDraft, run: Run) -> None:
 
 
 def add_published(document: PageDraft) -> None:
-    """What others publish of the kinds of machine of these runs, a table a kind."""
+    """What others publish of the kinds of machine of these runs, a table for the best of each."""
     from torchcoll.questions.check.published import standings
     from torchcoll.questions.check.published_show import published_grid
 
-    first: dict[str, Run] = {}
-    for run in document.plain:
+    kinds: dict[str, list[tuple[float, str, Run]]] = {}
+    for name, run in named(document.plain):
         if standing := standings(run, summarise_run(run)):
-            first.setdefault(standing[0].published[0][0].kind, run)
-    grids = [grid for run in first.values() if (grid := published_grid(run))]
+            item = standing[0].row.busbw_gbps or 0.0, one_line(name), run
+            kinds.setdefault(standing[0].published[0][0].kind, []).append(item)
+    grids = []
+    for runs in kinds.values():
+        _, name, run = max(runs, key=lambda item: item[0])
+        grid = published_grid(run, name if len(runs) > 1 else "this run")
+        grids += [grid] if grid else []
     document.answers += [grid.answer for grid in grids if grid.answer]
     if grids:
         grids = [replace(grid, answer=None) for grid in grids]

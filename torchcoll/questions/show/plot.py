@@ -13,7 +13,8 @@ from torchcoll.core.errors import UsageError, choice, tell
 from torchcoll.core.plausibility import device_of, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import OVER_RANKS
-from torchcoll.questions.show.size_charts import check_lines, curves_charts, picture_of
+from torchcoll.questions.check.measured_show import measured_answer
+from torchcoll.questions.show.size_charts import check_lines, picture_charts, picture_of
 from torchcoll.report.chart_matplotlib import write_charts
 from torchcoll.report.destination import free_name
 from torchcoll.report.pictures import WrittenPicture, check_path
@@ -72,7 +73,10 @@ def plot(
     picture = picture_of(sides, over_ranks, filter)
     check_lines(picture, _MOST_LINES)
     limits = limits_of([part for side in sides for part in side.parts], fabric)
-    return write_charts(curves_charts(picture, over_ranks, limits), path)
+    rows = [row for lines in picture.panels.values() for line in lines for row in line.rows]
+    measured = measured_answer(rows)
+    written = write_charts(picture_charts(picture, over_ranks, limits), path)
+    return replace(written, text=measured.headline if measured else "")
 
 
 def draw_finding(finding: Displayed, options: argparse.Namespace) -> None:

@@ -35,6 +35,12 @@ if TYPE_CHECKING:
     from torchcoll.questions.check.rules import Limit
 
 
+_BANDWIDTH = "bus bandwidth"
+_MOST_ROWS = 4  # charts below each other in a picture
+_MOST_TOGETHER = 16  # lines of several collectives in one chart
+_FEW = 3  # collectives that the name of a limit does not list
+
+
 @dataclass(frozen=True)
 class PlotPoint:
     """One size of a line; times in ns, busbw in GB/s.
@@ -191,8 +197,10 @@ def line_names(lines: Sequence[PlotLine]) -> list[str]:
 
 def picture_caption(picture: Picture, over_ranks: str) -> list[str]:
     rows = [row for lines in picture.panels.values() for line in lines for row in line.rows]
+    points = [p for lines in picture.panels.values() for line in lines for p in line.points]
     sampled = any(row.low_ns for row in rows)
-    several = any(p.runs > 1 for lines in picture.panels.values() for x in lines for p in x.points)
+    drawn = any(p.low_ns for p in points)
+    several = any(p.runs > 1 for p in points)
     where = " on ".join(", ".join(distinct_values(rows, name)) for name in ("backend", "device"))
     ranks = [str(n) for n in sorted(filter(None, {row.ranks for row in rows}))] or [
         "an unknown number of"
@@ -201,12 +209,50 @@ def picture_caption(picture: Picture, over_ranks: str) -> list[str]:
     parts += [f"{name} {', '.join(distinct_values(rows, name))}" for name in ("clock", "mode")]
     parts.append(reading(rows, over_ranks) if sampled else "")
     statistics = [f"{statistic} over calls" for statistic in distinct_values(rows, "statistic")]
-    bands = ["p5 to p95 of the calls of a run"] if sampled else []
-    bands += ["least to largest of the runs' medians where there are several"] if several else []
+    bands = ["p5 to p95 of the calls of a run"] if sampled and drawn else []
+    if several and drawn:
+        bands.append("least to largest of the runs' medians where there are several")
     over_runs = ", geometric mean over runs" if several else ""
     parts.append(f"line: {' or '.join(statistics)}{over_runs}")
-    parts.append(f"band: {'; '.join(bands)}" if bands else "no band: the source has no samples")
+    if bands or not sampled:
+        parts.append(f"band: {'; '.join(bands)}" if bands else "no band: the source has no samples")
     return ["; ".join(filter(None, parts)), *picture.notes]
+
+
+def picture_charts(
+    picture: Picture, over_ranks: str = "max", limits: Sequence[tuple[str, Limit]] = ()
+) -> list[chart.Chart]:
+    """The charts of a picture, whose reader cannot choose between them.
+
+    More collectives than fit below each other share one chart, without the spread of each line.
+    If they have too many lines for that, each has a chart of its bandwidth alone.
+    """
+    if len(picture.panels) <= _MOST_ROWS:
+        return curves_charts(picture, over_ranks, limits)
+    lines = [line for of_collective in picture.panels.values() for line in of_collective]
+    action = "torchcoll plot --filter collective=NAME"
+    if len(lines) <= _MOST_TOGETHER:
+        shared = Picture({f"{len(picture.panels)} collectives": [*map(_without_spread, lines)]}, [])
+        [drawn] = curves_charts(shared, over_ranks, limits)
+        drawn.caption = [*picture_caption(shared, over_ranks), *picture.notes]
+        drawn.notes = [*drawn.notes, f"one collective alone: {action}"]
+        return [drawn]
+    charts = curves_charts(picture, over_ranks, limits)
+    for drawn in charts:
+        figures = drawn.selectors[0]
+        bandwidth = [option for option in figures.options if option.text == _BANDWIDTH]
+        if bandwidth:
+            drawn.selectors[0] = replace(figures, options=bandwidth)
+    charts[0].caption.append(f"one collective with its times: {action}")
+    return charts
+
+
+def _without_spread(line: PlotLine) -> PlotLine:
+    points, doubted = (
+        [replace(point, low_ns=None, high_ns=None) for point in of_line]
+        for of_line in (line.points, line.doubted)
+    )
+    return replace(line, points=points, doubted=doubted)
 
 
 def curves_charts(
@@ -222,8 +268,7 @@ def curves_charts(
     """
     charts = []
     for collective, lines in picture.panels.items():
-        limits_here = [(name, limit) for name, limit in limits if collective in limit.collectives]
-        drawn = _curves_chart(collective, lines, limits_here, keys, bool(limits))
+        drawn = _curves_chart(collective, lines, limits, keys)
         drawn.caption = picture_caption(picture, over_ranks)
         charts.append(drawn)
     return charts
@@ -234,7 +279,6 @@ def _curves_chart(
     lines: Sequence[PlotLine],
     limits: Sequence[tuple[str, Limit]],
     keys: Mapping[int, str],
-    bandwidth_first: bool,
 ) -> chart.Chart:
     traces: list[dict[str, Any]] = []
     times: list[list[float | None]] = []
@@ -275,21 +319,21 @@ def _curves_chart(
             times.append(trace["y"])
             bandwidths.append([chart.rounded(p.busbw_gbps) for p in points])
     sizes = [p.size_bytes for line in lines for p in (*line.points, *line.doubted)]
-    for fabric, limit in limits:
-        text = f"{limit.algorithm} limit of {fabric}: {format_digits(limit.busbw_gbps, 4)} GB/s"
-        traces.append(chart.reference(limit.busbw_gbps, sizes, chart.plain(text)))
+    limits_here = _limit_lines(lines, limits)
+    for text, busbw_gbps in limits_here.items():
+        traces.append(chart.reference(busbw_gbps, sizes, chart.plain(text)))
         times.append([None, None])
         bandwidths.append(traces[-1]["y"])
     selectors = []
     notes = []
     if any(value is not None for values in bandwidths for value in values):
-        selectors.append(chart.time_or("bus bandwidth", "GB/s busbw", times, bandwidths))
+        selectors.append(chart.time_or(_BANDWIDTH, "GB/s busbw", times, bandwidths))
     else:
         unknown = not all(row.ranks for line in lines for row in line.rows)
         why = "ranks unknown: torchcoll convert --ranks N" if unknown else _NOTHING_MOVED
         notes.append(f"no bandwidth: {why}")
     scales, yaxis = chart.SCALES, chart.time_axis()
-    if bandwidth_first and selectors:  # the question is how far it is to the limits
+    if limits and selectors:  # the question is how far it is to the limits, in every chart
         selectors[0] = replace(selectors[0], options=selectors[0].options[::-1])
         scales = replace(scales, options=scales.options[::-1])
         yaxis = {"title": {"text": "GB/s busbw"}, "type": "linear", "rangemode": "tozero"}
@@ -304,9 +348,28 @@ def _curves_chart(
     layout = {
         "xaxis": chart.size_axis(sizes),
         "yaxis": yaxis,
-        "showlegend": len(lines) > 1 or bool(limits),
+        "showlegend": len(lines) > 1 or bool(limits_here),
     }
     return chart.Chart(chart.plain(collective), traces, layout, selectors, notes=notes)
+
+
+def _limit_lines(
+    lines: Sequence[PlotLine], limits: Sequence[tuple[str, Limit]]
+) -> dict[str, float]:
+    """The name and busbw of each limit that holds for these lines; equal limits are one."""
+    drawn = dict.fromkeys(line.values["collective"] for line in lines)
+    equal: dict[tuple[str, float], tuple[list[str], set[str]]] = {}
+    for fabric, limit in limits:
+        if held := set(drawn) & set(limit.collectives):
+            algorithms, names = equal.setdefault((fabric, limit.busbw_gbps), ([], set()))
+            algorithms.append(limit.algorithm)
+            names |= held
+    texts = {}
+    for (fabric, busbw_gbps), (algorithms, names) in equal.items():
+        of = f", {' and '.join(names)}" if len(names) < min(_FEW, len(drawn)) else ""
+        text = f"{' and '.join(dict.fromkeys(algorithms))} limit of {fabric}{of}"
+        texts[f"{text}: {format_digits(busbw_gbps, 4)} GB/s"] = busbw_gbps
+    return texts
 
 
 def bandwidth_map(
