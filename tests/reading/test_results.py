@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from error_form import error_line, expecting
 
 from torchcoll.cli import main
 from torchcoll.core.plausibility import summarise_run
