@@ -271,7 +271,6 @@ COMMANDS = {
             "torchcoll convert run.jsonl -o rows.csv",
             "torchcoll convert torchcoll.sqlite -o runs.parquet",
         ),
-        exit_1="a file could not be read; the output has what the other files hold",
         option_groups={
             "what is read": "--collective --ranks --filter --from --map",
             "what the files do not state": "--dtype --backend --statistic --label",
