@@ -190,7 +190,7 @@ def test_two_numbers_of_ranks_cannot_tell():
         "Cannot tell whether the time grows with the ranks (measured on 2 and 4 ranks, and 3 "
         "numbers are needed)"
     )
-    assert "--preset scaling" in answer.next_step
+    assert "--axis ranks=2,4,8" in answer.next_step
 
 
 def test_figures_of_others_have_times_but_no_starts():
@@ -346,7 +346,7 @@ def test_one_number_of_ranks_has_no_table(capsys):
     assert main(["scaling", str(RESULTS / "h200-8gpu-kernels")]) == 0
     answer, step = capsys.readouterr().out.splitlines()[:2]
     assert answer.startswith("Cannot tell whether the time grows with the ranks (measured on 8")
-    assert step.startswith("Next: torchcoll matrix --preset scaling")
+    assert step.startswith("Next: torchcoll matrix --axis ranks=2,4,8")
 
 
 @pytest.mark.parametrize(

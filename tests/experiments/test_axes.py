@@ -166,7 +166,9 @@ def test_dry_run_needs_no_launcher(in_tmp_path, capsys):
 
 
 def test_a_dry_run_names_the_ends_of_many_numbers(in_tmp_path, capsys):
-    line = "matrix --preset scaling --up-to 64 -o D --dry-run -- torchrun --nproc-per-node {ranks}"
+    line = (
+        "matrix --axis ranks=1,2,4,8,16,32,64 -o D --dry-run -- torchrun --nproc-per-node {ranks}"
+    )
     assert main([*line.split(), "-m", "torchcoll.allreduce", "-n", "20"]) == 0
     # 1, 2, 4, 8, 16, 32 and 64 ranks, 6 runs each.
     assert capsys.readouterr().err.startswith("42 runs: 7 cells (ranks 1..64) x 6\n")

@@ -58,7 +58,6 @@ def result(tmp_path):
     "words",
     [
         ["check", "--junit"],
-        ["check", "--health"],
         ["convert", "-o"],
         ["plot", "-o"],
         ["curve", "--plot"],

@@ -94,11 +94,14 @@ def test_a_run(file):
         "Not included",
         "Commands",
     ]
+    rank, cases = page.answers[:2]
+    assert rank.text.startswith("Calls and ranks: rank 0 (vm) comes last")
+    assert [group.label for group in page.sections[0].charts] == ["run"]  # a map of the ranks
     # 64 MiB in 1 ms, times 2 x 7 / 8.
-    assert page.answers[0].headline == (
+    assert cases.headline == (
         "all_reduce on 8 gloo ranks takes 1.00 ms at 1M and reaches 117 GB/s of busbw at 64M"
     )
-    assert page.answers[0].details[-1].startswith("NO REFERENCE")
+    assert cases.details[-1].startswith("NO REFERENCE")
     # The first call took 5 ms, each of the others 1.
     assert any("first call takes 5.00 ms" in one.text for one in page.answers)
     assert page.sections[-1].commands == ["torchcoll report one.jsonl"]
@@ -116,7 +119,7 @@ def test_every_chart_is_in_the_page_and_nothing_is_fetched(drawn):
     read = Read(drawn[1])
     charts = [own["id"] for tag, own in read.tags if own.get("class") == "chart"]
     assert charts == ["g0", "g1", "g2"]
-    assert [len(group["charts"]) for group in read.data["groups"]] == [1, len(SIZES), 1]
+    assert [len(group["charts"]) for group in read.data["groups"]] == [1, 1, len(SIZES)]
     links = [v for _, own in read.tags for k, v in own.items() if k.endswith(("href", "src"))]
     assert [link for link in links if not link.startswith(("#", "data:"))] == []
     policy = next(own["content"] for tag, own in read.tags if "http-equiv" in own)
@@ -138,7 +141,7 @@ def test_points_lead_to_rows_and_commands(drawn):
     ids = [own["id"] for tag, own in read.tags if tag == "tr" and "id" in own]
     assert ids == [f"case-0.{n}" for n in range(len(SIZES))]
     assert set(read.data["cases"]) == {f"0.{n}" for n in range(len(SIZES))}
-    (curve,) = read.data["groups"][0]["charts"]
+    (curve,) = read.data["groups"][1]["charts"]
     assert curve["traces"][-1]["customdata"] == ["0.0", "0.1", "0.2", "0.3"]
     assert read.data["cases"]["0.1"] == [
         "all_reduce 4M on gloo", 0, f"torchcoll show {file} --explain all_reduce 4M",
@@ -202,8 +205,8 @@ def test_sides_are_compared_with_the_first(tmp_path):
     page = page_of([f"old={tmp_path}/a1.jsonl", f"old={tmp_path}/a2.jsonl",
                     f"new={tmp_path}/b1.jsonl", f"new={tmp_path}/b2.jsonl"])  # fmt: skip
     assert titles(page)[:2] == ["What was run", "new against old"]
-    (said,) = [one.text for one in page.answers if one.text.startswith("new against old")]
-    assert "4 inconclusive" in said or "none of 4" in said
+    said = page.answers[0].text  # which names both sides, without the title of the section
+    assert said.startswith("new is within 2 % of old at all sizes; not judged: ")
 
 
 def times_file(path, times_us):
@@ -248,7 +251,7 @@ def test_two_unlike_runs_are_compared_without_names(tmp_path):
     old, new, more = (str(tmp_path / f"{name}.jsonl") for name in ("old", "new", "more"))
     page = page_of([old, new])
     assert titles(page)[:2] == ["What was run", "new against old"]
-    assert any(one.text.startswith("new looks faster than old") for one in page.answers)
+    assert any(one.text.startswith("new looks 2.0x faster than old") for one in page.answers)
     assert not any("against" in title for title in titles(page_of([new, more])))
 
 
@@ -419,7 +422,7 @@ def test_the_names_given_are_those_of_the_page(tmp_path):
         save(sweep(header=header), tmp_path / f"{name}.jsonl")
     page = page_of([f"oneccl={tmp_path}/first.jsonl", f"gloo={tmp_path}/second.jsonl"])
     texts = [answer.text for answer in page.answers]
-    assert any(text.startswith("gloo against oneccl: ") for text in texts)
+    assert "gloo" in texts[0] and "oneccl" in texts[0]
     grids = [
         grid for section in page.sections for titled in section.tables for grid in titled.grids
     ]

@@ -163,7 +163,6 @@ def test_the_first_calls_over_ranks():
 
 
 def test_first_calls_on_one_number_of_ranks_are_those_of_each_run():
-    """2 and 8 ms, whose geometric mean is 4 ms."""
     runs = [
         run(result(2, (ns, 2_000_000, 500_000)), ranks=2, header={"start_utc": str(ns)})
         for ns in (2_000_000, 8_000_000)
@@ -174,8 +173,7 @@ def test_first_calls_on_one_number_of_ranks_are_those_of_each_run():
     assert first["y"] == [2e-3, 8e-3]
     assert second["y"] == [2e-3] * 2
     assert first["x"] == [1, 2]
-    mean = chart.more_traces[0]
-    assert (mean["x"], mean["y"]) == ([1, 2], pytest.approx([4e-3] * 2))
+    assert {trace["mode"] for trace in chart.traces} == {"markers"}  # the order says nothing
 
 
 def test_laws_and_transitions():

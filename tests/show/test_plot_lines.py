@@ -88,7 +88,7 @@ def test_colours_of_the_map_are_shares_of_the_limit_where_it_is_known():
     ring = "x", Limit("ring", ("all_reduce", "broadcast"), 1024.0, "")
     nvls = "x", Limit("NVLS", ("all_reduce",), 2048.0, "")
     (trace,) = bandwidth_map(picture, {}, [ring, nvls]).traces
-    assert trace["y"] == ["all_reduce", "broadcast"]
+    assert trace["y"] == ["all_reduce, of 2048", "broadcast, of 1024"]
     assert [row[-1] for row in trace["z"]] == [0.5, 0.25]
     assert "no row: hypercube" in bandwidth_map(picture, {}, [ring]).caption[1]
     (trace,) = bandwidth_map(picture, {}).traces

@@ -5,6 +5,7 @@ Without pyplot: it looks for a display, and keeps every figure alive.
 
 from __future__ import annotations
 
+import argparse
 import base64
 import io
 import os
@@ -38,6 +39,19 @@ def check_path(path: str | os.PathLike[str], force: bool = True) -> Path:
         raise UsageError("picture", path, "a folder that exists")
     check_new(path, "picture", force)
     return file
+
+
+def add_plot(parser: argparse.ArgumentParser, what: str) -> None:
+    """The options of a command that can draw what it finds (``check_plot``, ``draw_finding``)."""
+    help_text = f"write a picture of {what} (.png, .svg, .pdf)"
+    parser.add_argument("--plot", metavar="FILE", help=help_text)
+    parser.add_argument("--force", action="store_true", help="replace the picture")
+
+
+def check_plot(options: argparse.Namespace) -> None:
+    """Raises UsageError if the picture cannot be written."""
+    if options.plot:
+        check_path(options.plot, options.force)
 
 
 def literal(text: object) -> str:

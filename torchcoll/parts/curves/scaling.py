@@ -190,7 +190,7 @@ def _shared_cores(runs: Sequence[Run]) -> str:
 
 
 _MEASURE_MORE = (
-    "torchcoll matrix --preset scaling --up-to N -o DIR -- torchrun --nproc-per-node {ranks} -m "
+    "torchcoll matrix --axis ranks=2,4,8 -o DIR -- torchrun --nproc-per-node {ranks} -m "
     "torchcoll.allreduce"
 )
 

@@ -267,7 +267,7 @@ def bisect_arguments(parser: argparse.ArgumentParser) -> None:
     from torchcoll.parts.experiments.matrix_command import add_command, add_varied
 
     add = parser.add_argument
-    add_varied(parser, ". The values are the versions, in order", load=False)
+    add_varied(parser, ". The values are the versions, in order")
     add("--metric", default="time", help="what changed: time, first-call or wrong (default: time)")
     add(
         "--threshold",

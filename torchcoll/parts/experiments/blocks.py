@@ -21,7 +21,6 @@ from torchcoll.parts.experiments.axes import (
     axis_dimension,
     check_files,
     combined,
-    load_dimension,
     missing_file,
     variable_dimension,
 )
@@ -116,9 +115,7 @@ def make_plan(
     presets: Sequence[str] = (),
     runs: int = 6,
     nccl_version: str | None = None,
-    up_to: int | None = None,
     environ: Mapping[str, str] | None = None,
-    load: str | None = None,
 ) -> tuple[RunPlan, list[str]]:
     """The plan, and notes on it. Raises UsageError for an impossible plan.
 
@@ -134,11 +131,9 @@ def make_plan(
         [name for dimension in dimensions for name in dimension[0].axes],
         {name: value for cell in constants for name, value in cell.variables.items()},
         nccl_version,
-        up_to,
         env,
     )
     dimensions += [preset(name, asked) for name in presets]
-    dimensions += [load_dimension(load, command, env)] if load is not None else []
     cells = combined(dimensions)
     launch_command.check_placeholders(command, cells[0].axes, AXES_OF_LIBRARIES)
     _check_verified(command, cells)

@@ -63,7 +63,7 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="nccl-algorithms, oneccl-algorithms, cold, scaling or network",
+        help="nccl-algorithms or oneccl-algorithms",
     )
     add(
         "--runs",
@@ -83,11 +83,6 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
         help="NCCL version for the preset nccl-algorithms (default: this Python's)",
     )
     add(
-        "--up-to",
-        metavar="N",
-        help="largest number of ranks or nodes for the preset scaling",
-    )
-    add(
         "--dry-run",
         action="store_true",
         help="say how many runs there are, print the command of the first, and start nothing",
@@ -96,7 +91,7 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
     add_command(parser)
 
 
-def add_varied(parser: argparse.ArgumentParser, order: str = "", load: bool = True) -> None:
+def add_varied(parser: argparse.ArgumentParser, order: str = "") -> None:
     """Add the options that say what differs between cells.
 
     order: what the order of the values means, for the help.
@@ -122,12 +117,6 @@ def add_varied(parser: argparse.ArgumentParser, order: str = "", load: bool = Tr
             f"venv=DIR,... (first in PATH){order}"
         ),
     )
-    if load:
-        add(
-            "--load",
-            metavar="none,NAME=COMMAND",
-            help="other work to run during each run, or none; write \\, for a comma in a value",
-        )
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
@@ -167,8 +156,6 @@ def run_matrix(options: argparse.Namespace) -> ExitCode | int:
         options.preset,
         parse_number("runs", options.runs, int, 1),
         options.nccl_version,
-        parse_number("up-to", options.up_to, int, 1),
-        load=options.load,
     )
     if not options.dry_run:  # the commands of a cluster can be printed on any machine
         plan.check_programs(os.environ)
@@ -269,8 +256,6 @@ def dry_run(plan: RunPlan, folder: Path, every: bool = True, most: str = "") -> 
         path = os.environ.get("PATH", "")
         if path and shlex.quote(path) == path:
             line = line.replace(f":{path} ", ":$PATH ")
-        if job.cell.load:
-            line += f"  # with the load: {command_line(job.cell.load, {})}"
         print(printable(line), flush=True)
     if not every and len(jobs) > 1:
         tell(f"the first of {len(jobs)} commands; --verbose prints all of them")
@@ -362,13 +347,13 @@ COMMANDS = {
                 "--nproc-per-node 8 -m torchcoll.allreduce"
             ),
             (
-                "torchcoll matrix --preset scaling --up-to 8 --dry-run -o m -- torchrun "
+                "torchcoll matrix --axis ranks=1,2,4,8 --dry-run -o m -- torchrun "
                 "--nproc-per-node {ranks} -m torchcoll.allreduce"
             ),
         ),
         exit_1="a run failed, or took longer than --cell-timeout",
         option_groups={
-            "what differs between the cells": "--env --axis --load --preset --nccl-version --up-to",
+            "what differs between the cells": "--env --axis --preset --nccl-version",
             "how the runs are made": "--runs --cell-timeout --dry-run",
             "output": "--output --quiet --verbose",
         },

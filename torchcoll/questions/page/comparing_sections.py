@@ -12,7 +12,7 @@ from torchcoll.core.result import Run
 from torchcoll.questions.page.page_draft import Drawing, PageDraft, named
 from torchcoll.reading.inputs import split_label
 from torchcoll.report.many import same_cases
-from torchcoll.stats.sides import Side
+from torchcoll.stats.sides import Side, unnamed_files
 
 if TYPE_CHECKING:
     from torchcoll.questions.comparison.compare import Comparison
@@ -29,6 +29,8 @@ def _sides(runs: Sequence[Run]) -> list[Side]:
     """
     names = [run.labels.get("cell", "") for run in runs]
     if not any(names):
+        if unnamed_files(runs):  # perhaps of several machines
+            return []
         backends = dict.fromkeys(r.case.backend for run in runs for r in run.results)
         sides = [Side(f"backend:{name}", list(runs)) for name in backends]
         if len(sides) > 1:

@@ -56,6 +56,7 @@ class PageDraft:
         self.inline = inline
         self.sections: list[Section] = []
         self.answers: list[Answer] = []
+        self.compared: list[Answer] = []  # of these, those that compare sides
         self.sides: list[Side] = []  # that are compared
         self.printed: set[str] = set()  # texts of the caveats that the answers contain
         self.notes = list(material.notes)

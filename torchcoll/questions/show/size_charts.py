@@ -21,7 +21,15 @@ from torchcoll.stats.filters import conditions
 from torchcoll.stats.matching import NAMES, value_of
 from torchcoll.stats.ratios import geometric
 from torchcoll.stats.side_faults import faults_of_items
-from torchcoll.stats.sides import Measured, Reading, Side, known_of, value_of_fact
+from torchcoll.stats.sides import (
+    Measured,
+    Reading,
+    Side,
+    known_of,
+    unnamed_files,
+    unnamed_note,
+    value_of_fact,
+)
 
 if TYPE_CHECKING:
     from torchcoll.questions.check.rules import Limit
@@ -88,6 +96,8 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
         names = {name for part in side.parts for name in part.environment.get("libraries") or ()}
         shown = [*separate, "device_name", *names]
         notes.append(hidden_note(hidden_among([fact for _, fact in facts], shown), runs))
+        unnamed = unnamed_files(side.runs)
+        notes.append(unnamed_note(side) if side.name else "")
         groups: dict[str, tuple[dict[str, Any], list[Measured]]] = {}
         measured: list[Measured] = []
         without_time = 0
@@ -107,6 +117,8 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
                 values["statistic"] = item.row.statistic
                 # A mean over two machines or libraries is the figure of none.
                 values["device_name"] = item.facts.get("device_name", "unknown")
+                if not side.name and item.run in unnamed:
+                    values["file"] = unnamed[item.run]
                 if len(libraries[item.row.backend]) > 1:
                     values["library"] = item.row.library or "unknown"
                 groups.setdefault(repr(values), (values, []))[1].append(item)
@@ -124,7 +136,13 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
     if len(sides) > 1 and (text := hidden_among(between, ())):
         notes.append(f"the sides are not alike in {text}")
     notes += dict.fromkeys(side.rehearsal_note for side in sides)
-    lines = {name: list(panel.values()) for name, panel in panels.items()}
+    order = [side.name for side in sides]
+    lines = {
+        name: sorted(
+            panel.values(), key=lambda x: (order.index(x.side), x.values.get("ranks") or 0)
+        )
+        for name, panel in panels.items()
+    }
     return Picture(lines, [note for note in notes if note])
 
 
@@ -184,7 +202,9 @@ def picture_caption(picture: Picture, over_ranks: str) -> list[str]:
     drawn = any(p.low_ns for p in points)
     several = any(p.runs > 1 for p in points)
     where = " on ".join(", ".join(distinct_values(rows, name)) for name in ("backend", "device"))
-    ranks = [str(n) for n in distinct_values(rows, "ranks") if n] or ["an unknown number of"]
+    ranks = [str(n) for n in sorted(filter(None, {row.ranks for row in rows}))] or [
+        "an unknown number of"
+    ]
     parts = [common_text(rows), f"{where}, {', '.join(ranks)} ranks"]
     parts += [f"{name} {', '.join(distinct_values(rows, name))}" for name in ("clock", "mode")]
     parts.append(reading(rows, over_ranks) if sampled else "")
@@ -313,7 +333,7 @@ def _curves_chart(
         why = "ranks unknown: torchcoll convert --ranks N" if unknown else _NOTHING_MOVED
         notes.append(f"no bandwidth: {why}")
     scales, yaxis = chart.SCALES, chart.time_axis()
-    if limits_here and selectors:  # the question is how far it is to them
+    if limits and selectors:  # the question is how far it is to the limits
         selectors[0] = replace(selectors[0], options=selectors[0].options[::-1])
         scales = replace(scales, options=scales.options[::-1])
         yaxis = {"title": {"text": "GB/s busbw"}, "type": "linear", "rangemode": "tozero"}
@@ -365,13 +385,15 @@ def bandwidth_map(
         for name in limit.collectives:
             most[name] = max(most.get(name, 0.0), limit.busbw_gbps)
     absent = [name for name in picture.panels if most and name not in most]
+    uneven = len({most[name] for name in picture.panels if name in most}) > 1
     rows = {}
     full: list[list[float]] = []
     for collective in [name for name in picture.panels if name not in absent]:
         lines = picture.panels[collective]
         for line, name in zip(lines, line_names(lines), strict=True):
             if points := {p.size_bytes: p for p in line.points if p.busbw_gbps}:
-                rows[f"{collective}, {name}" if name else collective] = points
+                limit_text = f"of {format_digits(most[collective])}" if uneven else ""
+                rows[", ".join(filter(None, (collective, name, limit_text)))] = points
                 full.append([most.get(collective, 0.0)])
     if len(rows) < 2:
         return None
@@ -396,7 +418,7 @@ def bandwidth_map(
         drawn.traces[0]["texttemplate"] = "%{text}"
     drawn.layout |= {"height": 150 + 40 * len(rows)}
     whose = f"limit of {limits[0][0]}" if most else "largest"
-    drawn.caption = [f"GB/s of bus bandwidth; colours: its share of the {whose}"]
+    drawn.caption = [f"GB/s of bus bandwidth; colours: its share of the {whose}, dark is slow"]
     drawn.caption += [f"without a limit, and no row: {', '.join(absent)}"] if absent else []
     return drawn
 
