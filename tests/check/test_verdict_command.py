@@ -167,7 +167,7 @@ def test_junit(tmp_path, capsys):
         "failure",
     ]
     assert stated[0][1][0][1].startswith(
-        "FAIL 1 of 4 cases wrong: all_reduce 2G; FAIL 1 of 4 cases"
+        "FAIL 1 of 4 cases wrong: all_reduce 2G (3 of 8 elements); 1 of 4 cases"
     )
     assert stated[2][1][0][1] == 'unsupported:  [2J <&"> '
     assert stated[4][1][0][1] == "wrong: wrong"

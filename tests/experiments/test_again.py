@@ -481,7 +481,9 @@ def test_a_run_is_found_by_its_hash(tmp_path, monkeypatch, capsys):
     (tmp_path / "torchcoll-runs").mkdir()
     save(source, tmp_path / "torchcoll-runs/x.jsonl.gz")
     assert main(["again", "80f257f7", "--dry-run"]) == 0
-    assert "-m torchcoll.allreduce --sizes 1K" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "-m torchcoll.allreduce --sizes 1K" in shown.out
+    assert "6 runs into again-x; nothing was started; each of them:\n" in shown.err
     assert main(["again", "80f257f7d1a9", "--dry-run"]) == 3
     assert capsys.readouterr().err.strip() == error_line(
         "hash of a run",
@@ -495,6 +497,17 @@ def test_a_run_is_found_by_its_hash(tmp_path, monkeypatch, capsys):
     assert main(["again", "80f257f7d1a8", "a", "torchcoll-runs", "--dry-run"]) == 3
     two = "Name one of a/b/y.jsonl, torchcoll-runs/x.jsonl.gz.\n"
     assert capsys.readouterr().err.endswith(two)
+
+
+def test_ranks_of_several_hosts_are_not_put_on_one_in_silence(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = "1048576 262144 float sum -1 99.06 10.585 19.847 0\n"
+    heading = "# size count type redop root time algbw busbw #wrong\n"
+    (tmp_path / "t.txt").write_text(f"{heading}{rows}# Out of bounds values : 0 OK\n")
+    assert main(["again", "t.txt", "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("torchrun --nproc-per-node 16 ")
+    assert "16 ranks on one host, as the file names no hosts; on 2 hosts: --launcher" in shown.err
 
 
 def test_a_busy_machine_is_named_in_the_next_step():

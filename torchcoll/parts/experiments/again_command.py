@@ -117,10 +117,13 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
         origin = f"{entry.kind}, {entry.machine}, by {entry.who}, {entry.date}: {entry.source}"
         recipe = replace(recipe, notes=(origin, plausibility_text(entry), *recipe.notes))
     command = printable(recipe.text(launcher))
+    name = f"again-{Path(options.file).name.split('.')[0]}"
+    folder = Path(options.output or free_name(name))
     if options.dry_run:
+        tell(f"{number} runs into {printable(str(folder))}; nothing was started; each of them:")
+        print(command, flush=True)
         for note in recipe.notes:
             tell(f"torchcoll: note: {note}")
-        print(command)
         return ExitCode.OK
     try:
         recipe = recipe if launcher else _here(recipe)
@@ -128,8 +131,6 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
         if entry:  # what can be known without its hardware
             print("\n".join((*map(printable, recipe.notes), f"command: {command}")))
         raise
-    name = f"again-{Path(options.file).name.split('.')[0]}"
-    folder = Path(options.output or free_name(name))
     plan = _plan(recipe, launcher, number)
     code = launch(plan, folder, options.quiet, table=False)
     if code not in (ExitCode.OK, ExitCode.FAILED):

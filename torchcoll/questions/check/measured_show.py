@@ -35,13 +35,19 @@ def run_answer(verdict: Verdict, rows: Sequence[Row], bimodal: int = 0) -> Answe
     measured = measured_answer(rows)
     if verdict.judged or measured is None:
         return answer
-    warnings = [str(phrase) for phrase in verdict.phrases if phrase.word not in (NO_REFERENCE, "")]
+    slow = [phrase for phrase in verdict.phrases if phrase.explains]
+    warnings = [
+        str(phrase)
+        for phrase in verdict.phrases
+        if phrase.word not in (NO_REFERENCE, "") and phrase not in slow
+    ]
     absent = [str(phrase) for phrase in verdict.phrases if phrase.word == NO_REFERENCE]
     details = [phrase.text for phrase in verdict.phrases if not phrase.word]
     noun = "case" if measured.many else "size"
     details += [f"{units.counted(bimodal, noun)} bimodal"] if bimodal else []
     return replace(
         measured,
+        before="".join(f"{phrase.text}; " for phrase in slow),
         level=answer.level,
         worst=answer.worst,
         details=(*measured.details, *details, *warnings, *absent),
@@ -94,6 +100,10 @@ def runs_answer(
     if answer.level and answer.level != "doubt":
         return replace(answer, details=(*answer.details, measured.headline, *details))
     before = "" if pooled else f"{units.counted(len(names), 'run')}: "
+    compare = ""
+    sides = [{(row.collective, row.size_bytes, row.dtype) for row in of} for of in rows_by_run]
+    if len(names) == len(right) == 2 and sides[0] & sides[1]:
+        compare = f"torchcoll compare {shlex.join(map(one_line, names))} says how they differ"
     judged = answer.level or answer.counts[PASS]
     details += [answer.subject, *answer.details] if judged else []
     return replace(
@@ -103,7 +113,7 @@ def runs_answer(
         worst=answer.worst if answer.level else (),
         details=(*measured.details, *details, *list(absent)[:1]),
         counts=answer.counts,
-        next_step=measured.next_step or answer.next_step,
+        next_step=compare or measured.next_step or answer.next_step,
     )
 
 

@@ -333,7 +333,7 @@ def _curves_chart(
         why = "ranks unknown: torchcoll convert --ranks N" if unknown else _NOTHING_MOVED
         notes.append(f"no bandwidth: {why}")
     scales, yaxis = chart.SCALES, chart.time_axis()
-    if limits and selectors:  # the question is how far it is to the limits
+    if limits and selectors:  # the question is how far it is to the limits, in every chart
         selectors[0] = replace(selectors[0], options=selectors[0].options[::-1])
         scales = replace(scales, options=scales.options[::-1])
         yaxis = {"title": {"text": "GB/s busbw"}, "type": "linear", "rangemode": "tozero"}
