@@ -205,8 +205,8 @@ def test_sides_are_compared_with_the_first(tmp_path):
     page = page_of([f"old={tmp_path}/a1.jsonl", f"old={tmp_path}/a2.jsonl",
                     f"new={tmp_path}/b1.jsonl", f"new={tmp_path}/b2.jsonl"])  # fmt: skip
     assert titles(page)[:2] == ["What was run", "new against old"]
-    (said,) = [one.text for one in page.answers if one.text.startswith("new against old")]
-    assert said.startswith("new against old: new is within 2 % of old at all sizes; not judged: ")
+    said = page.answers[0].text  # which names both sides, without the title of the section
+    assert said.startswith("new is within 2 % of old at all sizes; not judged: ")
 
 
 def times_file(path, times_us):
@@ -251,7 +251,7 @@ def test_two_unlike_runs_are_compared_without_names(tmp_path):
     old, new, more = (str(tmp_path / f"{name}.jsonl") for name in ("old", "new", "more"))
     page = page_of([old, new])
     assert titles(page)[:2] == ["What was run", "new against old"]
-    assert any(one.text.startswith("new looks faster than old") for one in page.answers)
+    assert any(one.text.startswith("new looks 2.0x faster than old") for one in page.answers)
     assert not any("against" in title for title in titles(page_of([new, more])))
 
 
@@ -422,7 +422,7 @@ def test_the_names_given_are_those_of_the_page(tmp_path):
         save(sweep(header=header), tmp_path / f"{name}.jsonl")
     page = page_of([f"oneccl={tmp_path}/first.jsonl", f"gloo={tmp_path}/second.jsonl"])
     texts = [answer.text for answer in page.answers]
-    assert any(text.startswith("gloo against oneccl: ") for text in texts)
+    assert "gloo" in texts[0] and "oneccl" in texts[0]
     grids = [
         grid for section in page.sections for titled in section.tables for grid in titled.grids
     ]
