@@ -187,10 +187,8 @@ class PublishedMachine:
         unit = f"host of {links.linked} GPUs"
         if links.linked > 8:
             unit = f"group of {links.linked} linked GPUs"
-        nics = f"{8 * links.nics_gbps:.0f} Gbit/s of network per {unit}"
-        if links.doubt:
-            return [text, f"assumed: {nics}"]
-        return [text, f"{nics}, as published"]
+        source = "assumed" if links.doubt else "published"
+        return [f"{text}; {8 * links.nics_gbps:.0f} Gbit/s of network per {unit} ({source})"]
 
 
 _FIT = "Measure it: torchcoll model fit RUN... -o machine.json, then --machine machine.json."

@@ -79,8 +79,8 @@ def plan_traffic(
     first = captured_ranks if captured_ranks in rank_counts else rank_counts[0]
     what = f"a step of {traffic.source} on {captured_ranks} ranks, {len(calls)} calls a rank"
     steps = [step(count) for count in rank_counts]
-    known = [each for each in steps if not each.only_a_guess]
-    projection = Plan(what, (known or steps)[-1], notes=list(traffic.problems))
+    founded = [each for each in steps if not each.only_a_guess]
+    projection = Plan(what, (founded or steps)[-1], notes=list(traffic.problems))
     if len(rank_counts) > 1:
         projection.weak = steps
         if compute is not None:  # without it, both tables would be the same
