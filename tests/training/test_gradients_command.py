@@ -94,13 +94,14 @@ def test_a_model_in_place_of_a_factory(gradients):
 
 @pytest.mark.parametrize("options", ["", "--parallel dp@1", "--parallel fsdp"])
 def test_what_it_costs_on_a_machine(gradients, options):
-    code, out, _ = gradients(f"made_here.train:make_model --machine 8xH100 --ranks 8 {options}")
+    command = f"made_here.train:make_model --machine 8xH100 {options} --verbose --ranks"
+    code, out, _ = gradients(f"{command} 8")
     assert code == 0
     first = " ".join(out.split("\n\n")[0].split())
     assert re.search(r" takes \S+ [um]s \(.*\) on 8xH100", first)
     # The GPUs of one host have no network between them.
     assert "of network" not in out
-    _, out, _ = gradients(f"made_here.train:make_model --machine 8xH100 --ranks 16 {options}")
+    _, out, _ = gradients(f"{command} 16")
     assert "of network per host" in out
 
 

@@ -481,24 +481,7 @@ def test_a_trace_without_shapes_has_times_and_no_bytes(read):
     assert "bytes" not in shown.getvalue() and " B" not in shown.getvalue()
     shown = io.StringIO()
     show_traffic([traffic], "json", shown)
-    rows = json.loads(shown.getvalue())["rows"]
-    assert [(row["collective"], row["bytes_in"]) for row in rows] == [
-        ("all_reduce", None),
-        ("barrier", None),
-    ]
-
-
-def older(id, *, kernels):
-    """A step of 100 us of torch 2.3 and earlier: a kernel has its correlation as its id, and a call
-    no name of its group.
-    """
-    call = param("allreduce", 10, id)
-    del call["args"]["Process Group Name"]
-    kernel_events = [
-        kernel("ncclKernel_AllReduce_RING_LL_Sum_float", 20, 30, 9999),
-        event("gemm", 60, 25, "kernel", External_id=9998, device=0, tid=7),
-    ]
-    return [step(1, 0, 100), call, *kernel_events[not kernels :]]
+    assert [row["bytes_in"] for row in json.loads(shown.getvalue())["rows"]] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -512,8 +495,13 @@ def older(id, *, kernels):
     ],
 )
 def test_calls_of_which_no_kernel_is_known(read, kernels, answer):
-    """Their kernels are those of no call, if there are any; otherwise nothing is known, not 0."""
-    traffic = read(*older(77, kernels=kernels))
+    """In torch 2.3 and earlier a kernel has its correlation as its id, and a call has no name of
+    its group. What kernels of no call say is used; without any, nothing is known, not 0.
+    """
+    call = param("allreduce", 10, 77)
+    del call["args"]["Process Group Name"]
+    events = [step(1, 0, 100), call, event("gemm", 60, 25, "kernel", device=0, tid=7)]
+    traffic = read(*events, *[kernel("ncclKernel_AllReduce", 20, 30, 9999)] * kernels)
     assert only(traffic).group == "0"
     shown = io.StringIO()
     show_traffic([traffic], file=shown)

@@ -12,13 +12,11 @@ from torchcoll.parts.training.traces import read_traffic
 DAY_NS = 86_400 * 10**9
 
 
-def dump(path, ranks=2, calls=2, later_ns=0, numbers=None, groups=None):
+def dump(path, ranks=2, calls=2, later_ns=0):
     """A dump of so many calls in the default group, written as a pickle."""
     config = {"0": {"name": "0", "desc": "default_pg", "ranks": str(list(range(ranks)))}}
-    for name, members in (groups or {}).items():
-        config[name] = {"name": name, "desc": "undefined", "ranks": str(members)}
-    entries = [entry("all_reduce", n, process_group=("0", "default_pg"))
-               for n in numbers or range(1, calls + 1)]  # fmt: skip
+    numbers = range(1, calls + 1)
+    entries = [entry("all_reduce", n, process_group=("0", "default_pg")) for n in numbers]
     for record in entries:
         record["time_created_ns"] += later_ns
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,14 +83,6 @@ def test_files_more_than_a_day_apart_are_two_jobs(tmp_path):
     assert seen(read_traffic([tmp_path])) == {1: 1}
     trace(tmp_path / "b_rank1.json", 1, (DAY_NS - 10**9) / 1000)
     assert seen(read_traffic([tmp_path])) == {0: 1, 1: 1}
-
-
-def test_groups_of_rows_of_a_mesh(tmp_path):
-    """Each rank has a group 1 of its own row, as split_group makes them."""
-    dump(tmp_path / "a_rank0", ranks=4, groups={"1": [0, 1]})
-    dump(tmp_path / "b_rank2", ranks=4, groups={"1": [2, 3]}, later_ns=5)
-    job = read_traffic([tmp_path])
-    assert [group.ranks for group in job.groups.values()] == [(0, 1, 2, 3), (0, 1), (2, 3)]
 
 
 def test_traces_are_read_before_dumps_of_the_same_job(tmp_path):
