@@ -39,11 +39,13 @@ def test_what_does_not_fit_is_hatched_and_crosses_the_line():
         assert chart.caption[-1] == "hatched: does not fit"
     (line,) = memory.layout["shapes"]
     assert line["x0"] == line["x1"] == 85  # GB
-    # The last part is what kernels that are not fused keep: with it hsdp is beyond the line.
+    # The last part is what kernels that are not fused keep.
     *fused, unfused = [trace["x"] for trace in memory.traces]
     sums = [sum(sizes) for sizes in zip(*fused, strict=True)]
     assert [size > 85 for size in sums] == [False, False, True]
-    assert [a + b > 85 for a, b in zip(sums, unfused, strict=True)] == [False, True, True]
+    longer = [1.1 * (a + b) > 85 for a, b in zip(sums, unfused, strict=True)]
+    assert longer == [False, True, True]
+    assert "tight: it would, if 10 % longer" in memory.caption
     # The whiskers are at the end of the whole bar.
     assert [trace.get("error_x") is None for trace in time.traces] == [True, False]
 
