@@ -11,7 +11,7 @@ from torchcoll.core.units import counted, format_ns
 from torchcoll.parts.training.arrivals import find_arrivals
 from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.plan_show import format_gigabytes
-from torchcoll.parts.training.projection import TIGHT, TOO_LARGE, PlannedStep
+from torchcoll.parts.training.projection import TIGHT, TOO_LARGE, UNSURE, PlannedStep
 from torchcoll.parts.training.step_program import Memory
 from torchcoll.parts.training.traffic_table import (
     RankTimes,
@@ -131,6 +131,8 @@ def layouts_charts(comparison: LayoutComparison) -> list[chart.Chart]:
     texts = {TOO_LARGE: "<br>does not fit", TIGHT: "<br>tight"}
     names = [chart.plain(row.layout.name) + texts.get(row.fits, "") for row in rows]
     charts = _stacks(names, [row.step for row in rows], large, comparison.memory_bytes)
+    if any(row.fits == TIGHT for row in rows):
+        charts[-1].caption.insert(1, f"tight: it would, if {100 * UNSURE:.0f} % longer")
     if len(rows) < len(comparison.rows):
         charts[0].caption.append(f"the first {len(rows)} of {len(comparison.rows)} layouts")
     return charts
@@ -193,7 +195,9 @@ def _stacks(
             }
             drawn.layout["shapes"] = [ends | {"line": line}]
             drawn.title = f"Memory of a rank, which has {limit}"
-            drawn.caption = [f"dashed: the {limit} that a rank has; a bar must end before it"]
+            drawn.caption = [
+                f"dashed: the {limit} that a rank has; a bar that crosses it does not fit"
+            ]
         charts.append(drawn)
     for drawn in charts if any(too_large) else []:
         drawn.caption.append("hatched: does not fit")
