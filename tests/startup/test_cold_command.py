@@ -80,7 +80,6 @@ def test_their_growth_is_told_by_scaling(seven_jobs, capsys):
     assert [row["launch_first_call_ns"] for row in found["rows"][:1]] == [
         pytest.approx(1.01e9, rel=1e-3)
     ]
-    assert "rows measured with -i 1 -w 0 are first calls, and count into no time" in found["notes"]
 
 
 def saved(tmp_path):
@@ -180,8 +179,7 @@ def test_a_scaling_table(tmp_path, capsys):
     assert "1K 8 1 2 80.00 us 79.9 us to 80.1 us 0.022 8.000 ms" in shown
     assert "start of the run: all_reduce, 1K, float32, sum, gloo" in shown
     (time,) = (line for line in shown if line.startswith("1K time 2"))
-    assert time.startswith("1K time 2 to 8 n log2 n and (n-1)/n do not fit; p < 0.0001 4.000 (3.9")
-    assert " 0 ns + 10.0 us (9." in time
+    assert time.startswith("1K time 2 to 8 n 4.000 (3.9")
 
 
 @pytest.mark.parametrize(

@@ -238,8 +238,10 @@ def fitting_collectives(
     for entry in COLLECTIVES.values():
         if not entry.has_data or entry.has_splits:
             continue
-        # sendrecv prints an operation, but does not use it.
+        # sendrecv prints an operation, but does not use it: nobody chooses another one than sum.
         op = entry.has_op or entry.name == "sendrecv"
+        if entry.name == "sendrecv" and {row.op for row in sent} != {"sum"}:
+            continue
         if any((row.op is None) == op or (row.root is None) == entry.has_root for row in sent):
             continue
         inferred = infer_ranks(sent, entry.name)[0]

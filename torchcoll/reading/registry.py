@@ -251,8 +251,11 @@ def two_tables(
     return [*zip(titles, runs, strict=True)]
 
 
-def nothing_read(path: str, imported: Imported) -> UnreadableError:
-    """The error for a file without any readable row."""
+_EXAMPLES = {"--collective": "all_reduce", "--ranks": "8"}
+
+
+def nothing_read(path: str, imported: Imported, output: str = "RUN.jsonl") -> UnreadableError:
+    """The error for a file without any readable row. output: the file of ``torchcoll convert``."""
     if not is_stdin(path) and os.path.abspath(path).startswith(os.getcwd() + os.sep):
         path = min(path, os.path.relpath(path), key=len)
     refusals = imported.refusals()
@@ -265,6 +268,8 @@ def nothing_read(path: str, imported: Imported) -> UnreadableError:
     more = f" ({count} rows refused, {len(refusals)} reasons)" if len(refusals) > 1 else ""
     name = "-" if is_stdin(path) else shlex.quote(path)
     action = imported.action.replace(" FILE ", f" {name} ")
-    if ": give --" in why and not imported.action:
-        action = f"torchcoll convert {name} ... -o RUN.jsonl takes it."
+    if not action and (lacking := [option for option in _EXAMPLES if option in why]):
+        options = " ".join(f"{option} {_EXAMPLES[option]}" for option in lacking)
+        action = f"Such as: torchcoll convert {name} {options} -o RUN.jsonl."
+    action = action.replace("RUN.jsonl", shlex.quote(output))
     return UnreadableError(f"{location}: {why}{more}", action=action)

@@ -268,7 +268,7 @@ def bisect_arguments(parser: argparse.ArgumentParser) -> None:
     from torchcoll.parts.experiments.matrix_command import add_command, add_varied
 
     add = parser.add_argument
-    add_varied(parser, ". The values are the versions, in order", load=False)
+    add_varied(parser, ". The values are the versions, in order")
     add("--metric", default="time", help="what changed: time, first-call or wrong (default: time)")
     add(
         "--threshold",
@@ -302,7 +302,7 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
 
     choice(options.format, "format", FORMATS)
     choice(options.metric, "metric", METRICS)
-    if not options.output:
+    if not (options.output or options.dry_run):
         raise UsageError("output", "none", "a folder for the runs", "Name one with -o DIR.")
     most = parse_number("runs", options.runs, int, 4)
     timeout_s = parse_number("cell-timeout", options.cell_timeout, float, 0.1)
@@ -314,7 +314,7 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
         plan.check_programs(os.environ)
     for note in notes:
         tell(f"torchcoll: note: {note}")
-    path = Path(options.output)
+    path = Path(options.output or "DIR")
     if options.dry_run:
         text = f"{most} runs of {len(plan.cells)} versions, until the version is found"
         return dry_run(replace(plan, runs=1), path, most=text)

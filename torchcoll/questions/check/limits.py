@@ -215,7 +215,7 @@ def _no_reference(rows: Sequence[Row], run: Run) -> list[Phrase]:
     text, next_step = published.no_reference_text(
         run, where.replace("unknown on unknown", "these figures")
     )
-    reached = [Phrase("", case.text) for case in published.standings(run, rows)[:1]]
+    reached = [Phrase("", case.text()) for case in published.standings(run, rows)[:1]]
     return [Phrase(NO_REFERENCE, text, next_step=next_step), *reached]
 
 

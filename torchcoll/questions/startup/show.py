@@ -160,7 +160,7 @@ def _runs(rows: Sequence[ColdRow], above: Sequence[str]) -> Grid:
 
     return make_grid(
         [
-            (Head("run", left=True, repeat=True, numbered=True), name),
+            (Head("run", left=True, repeat=True, numbered=2), name),
             # Runs whose output is in one file have its name already.
             (Head("job", left=True), lambda r: one_line(r.run.header.get("job_id") or "-")),
             (Head("position", "in job"), lambda r: str(r.placed.place) if r.placed.job else "-"),
