@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.answer import Answer, worst_level
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import (
-    counted,
-    format_duration,
-    format_percent,
-    format_ratio,
-)
+from torchcoll.core.units import counted, format_duration, format_percent, format_ratio
 from torchcoll.parts.experiments.matrix_command import RunWatcher
 from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.compare import Comparison

@@ -238,11 +238,10 @@ def _by_ranks(scales: Sequence[Scale], above: Sequence[str]) -> Grid:
 
 def _below_ranks(scales: Sequence[Scale]) -> list[str]:
     """The ratios from the fewest to the most ranks, and second runs compared with first ones."""
-    lines = []
-    for text, upper, lower in (
-        ("the 2nd call takes {} times the 1st", "second_ns", "first_ns"),
-        ("the 2nd call takes {} times the 3rd", "second_ns", "third_ns"),
-        ("the 1st call takes {} times a steady one", "first_ns", "steady_ns"),
+    texts = []
+    for upper, lower, whose in (
+        ("second_ns", "first_ns", "the 1st"),
+        ("second_ns", "third_ns", "the 3rd"),
     ):
         ratios = {
             scale.ranks: _times(ratio, 3)
@@ -251,7 +250,8 @@ def _below_ranks(scales: Sequence[Scale]) -> list[str]:
             and (ratio := over(getattr(scale, upper), getattr(scale, lower)) or 0.0) > 1
         }
         if len(ratios) > 1:
-            lines.append(text.format(_ends(ratios)))
+            texts.append(f"{_ends(ratios)} times {whose}")
+    lines = [f"the 2nd call takes {' and '.join(texts)}"] if texts else []
     again = [ratio for scale in scales for ratio in scale.again]
     if again:
         times = format_ratio(geometric(again))
