@@ -189,12 +189,12 @@ def split_over_tp(model, mesh, sequence_parallel):
 def train_step(model, parallel_loss=False, tokens=None):
     """``parallel_loss``: the cross entropy of a head that is split over the vocabulary."""
     tokens = torch.zeros(1, TOKENS, dtype=torch.long) if tokens is None else tokens
-    out = model(tokens)
     if not parallel_loss:
-        out.sum().backward()
+        model(tokens).sum().backward()
         return
     with parallel.loss_parallel():
-        F.cross_entropy(out.flatten(0, 1), tokens.flatten()).backward()
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
 
 
 def _attend(query, key, value, is_causal):

@@ -25,11 +25,11 @@ VERDICTS = {
         "simulator-hgx-h100",
         "geomean errors",
     ): r"mean error of 19\.6 % \(18\.0 % geometric mean\) .* worst 43\.4 %",
+    ("nccl-transitions", "230-700"): "^FAIL 7 of 7 cases implausible",
     ("nccl-transitions", "the zone of"): "changes between .* and 16M",
 }
 # Rows whose first sentence does not say the verdict, and why.
 NOT_FIRST = {
-    ("nccl-transitions", "230-700"): "the table has the figures; the answer is the verdict",
     ("h200-8gpu-kernels", "160 algorithm"): "the table has the figures; the answer is the verdict",
     ("h200-8gpu-kernels", "8 GPUs; 1M"): "a pivot has no answer",
     ("oneccl-cold-scaling", "second call"): "cold answers what the first call takes",

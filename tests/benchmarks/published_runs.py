@@ -24,7 +24,11 @@ Sources: [1] pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md (H10
 nemotron/README_15b.md, _340b.md (NeMo 24.09 and 24.11, DGX H100; fewest and most GPUs),
 [10] mosaicml/llm-foundry scripts/train/benchmarking/README.md (H100 80 GB; MPT planned as GPT-2).
 Layouts of [4] and [5] have the activation checkpointing and DeepEP of their recipes, in
-NVIDIA-NeMo/Automodel examples/benchmark/configs.
+NVIDIA-NeMo/Automodel examples/benchmark/configs. Their gate is no router: it sends each token to
+top_k neighbouring experts (fake_balanced_gate; nemo_automodel/components/moe/layers.py,
+FakeBalancedGate), mostly on one host, where a router's are on several (``_neighbouring_copies``).
+The runs of [1] with pp have as many micro-batches as stages: torchtitan's default then
+(torchtitan/parallelisms/pipelining_utils.py, build_pipeline_schedule).
 """
 
 from __future__ import annotations
@@ -35,15 +39,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torchcoll
-from torchcoll.parts.training import planning
-from torchcoll.parts.training.architectures import parse_config, read_architecture
-from torchcoll.parts.training.layouts import parse_batch, parse_layout
+from torchcoll.parts.training import layouts, planning
+from torchcoll.parts.training.architectures import Architecture, parse_config, read_architecture
+from torchcoll.parts.training.layouts import ParallelLayout, parse_batch, parse_layout
 from torchcoll.parts.training.projection import UNSURE
 
 PUBLIC = Path(__file__).parents[1] / "training" / "public_configs.json"
@@ -68,6 +73,7 @@ DTYPES = {
 }
 # FLOP/s of torchtitan's H100 of 500 W: between those of the SXM and the NVL card (note 2 of [1]).
 OF_500_WATTS = (1, 7, 8)
+OF_FAKE_GATES = (4, 5)
 LIMITED = (989e12 + 835e12) / 2
 
 
@@ -121,16 +127,29 @@ def config_of(name: str, folder: Path) -> str:
     return str(path)
 
 
-def of_500_watts(run: Published) -> Any:
-    """Patches the peak of the GPU where it is that of 500 W."""
+def as_run_there(run: Published) -> ExitStack:
+    """Patches the peak of the GPU where it is that of 500 W, and what a fake gate sends."""
+    patches = ExitStack()
     limited = run.source in OF_500_WATTS and run.machine == "8xH100"
     rates = {"H100": (LIMITED, planning._RATES["H100"][1])} if limited else {}
-    return mock.patch.dict(planning._RATES, rates)
+    patches.enter_context(mock.patch.dict(planning._RATES, rates))
+    if run.source in OF_FAKE_GATES:
+        patches.enter_context(mock.patch.object(layouts, "_copies", _neighbouring_copies))
+    return patches
+
+
+def _neighbouring_copies(architecture: Architecture, layout: ParallelLayout) -> float:
+    """As ``layouts._copies``, where token n visits the top_k experts from n * top_k on."""
+    places = layout.ep // layouts.LINKED if layout.ep > layouts.LINKED else layout.ep
+    each, top_k = architecture.experts // places, architecture.top_k
+    starts = range(0, architecture.experts * top_k, top_k)
+    visited = [(start + top_k - 1) // each - start // each + 1 for start in starts]
+    return sum(visited) / len(visited) * (1 - 1 / places) / (1 - 1 / layout.ep)
 
 
 def planned(run: Published, folder: Path) -> Any:
     config = config_of(run.model, folder)
-    with of_500_watts(run):
+    with as_run_there(run):
         return torchcoll.plan(
             config, run.layout, batch=run.batch, machine=run.machine, **run.dtypes
         )
@@ -163,9 +182,9 @@ def find(first: int, end: int) -> None:
         for run in {layout_of(run): run for run in RUNS[first:end]}.values():
             layout, batch = parse_layout(run.layout), parse_batch(run.batch)
             sequences = batch.micro_batches * batch.sequences * layout.replicas * layout.shards
-            memory_gb = 96 if run.source == 1 else 94 if run.source == 8 else None
+            memory_gb = 102 if run.source == 1 else 100 if run.source == 8 else None
             config, started = config_of(run.model, Path(name)), time.process_time()
-            with of_500_watts(run):
+            with as_run_there(run):
                 found = torchcoll.compare_plans(
                     config,
                     "find",

@@ -122,6 +122,8 @@ def test_a_run_of_a_known_kind_is_told_where_it_stands():
         "run's 475 is below 1 of 2 (torchcoll show --published)"
     )
     assert "this run's 490 is as high as the best" in line_of(a_launch("NVIDIA H200", 8, 1, 490.0))
+    text = line_of(a_launch("NVIDIA H200", 8, 1, 720.0))
+    assert "this run's 720 is 1.50x the best: are these really 8 H200?" in text
 
 
 def test_one_publication_alone():
@@ -136,6 +138,7 @@ def test_one_publication_alone():
 def test_the_size_that_most_have_published_speaks():
     run = a_launch("NVIDIA H100 80GB HBM3", 16, 2, 400.0, "16G")
     few = standings(run, summarise_run(run))[0]
+    assert few.text("a.log").endswith("in all_reduce 16G; a.log's 400 is below 3 of 3")
     other = a_launch("NVIDIA H100 80GB HBM3", 16, 2, 400.0, "1G")
     run.results += other.results
     found = standings(run, summarise_run(run))

@@ -53,7 +53,7 @@ def test_a_plan_shows_its_step_and_its_memory():
     seconds = sum(trace["x"][0] for trace in step.traces)
     assert seconds == pytest.approx(plan.step.step_ns[0] * 1e-9, rel=0.01)
     gigabytes = sum(trace["x"][0] for trace in memory.traces)
-    assert gigabytes == pytest.approx(plan.step.memory.total / 1e9, rel=0.001)
+    assert gigabytes == pytest.approx(plan.step.memory.most / 1e9, rel=0.001)
 
 
 def test_pictures_show_themselves(tmp_path):

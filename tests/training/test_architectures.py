@@ -11,6 +11,7 @@ from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.parts.training.architectures import (
     LAYER,
     bundled_configs,
+    model_table,
     parse_config,
     read_architecture,
 )
@@ -120,8 +121,12 @@ def test_a_file_and_its_folder(tmp_path):
 @pytest.mark.parametrize(
     ("config", "error"),
     [
-        ({}, error_text("config", "no model_type", "one of llama, mistral")),
-        ({"model_type": "t5"}, error_text("config", "model_type t5", "one of llama, mistral")),
+        ({}, error_text("config", "no model_type", "the config of a transformer that plan knows")),
+        ({"model_type": "t5"}, error_text("config", "model_type t5", "the config of a transf")),
+        (
+            {"_class_name": "SD3Transformer2DModel", "_diffusers_version": "0.29.0"},
+            error_text("config", "a diffusers config (SD3Transformer2DModel)", "the config of a"),
+        ),
         (
             {"model_type": "llama", "hidden_size": "x"},
             error_text("config", "hidden_size = x", "hidden_size, a whole number from 1 on"),
@@ -145,6 +150,9 @@ def test_configs_that_are_refused(config, error):
 def test_unknown_architectures_name_the_way_out():
     with pytest.raises(UsageError, match="MODULE:FACTORY"):
         parse_config({"model_type": "t5"}, "x")
+    page = Path(__file__).parents[2].joinpath("docs", "plan.md").read_text("utf-8")
+    for name in model_table()["types"]:
+        assert f"`{name}`" in page
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "\xff", "[" * 100_000])

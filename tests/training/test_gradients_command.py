@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import sys
 
 import pytest
@@ -74,7 +75,7 @@ def test_it_begins_with_the_answer_of_plan(gradients, capsys):
     _, out, _ = gradients("gpt2 --compare fsdp=8,dp=8")
     assert out.startswith("of 2 layouts on 8 ranks ")
     _, out, _ = gradients("llama-3-70b --parallel dp")
-    assert "of memory, more than any GPU that torchcoll knows has (192 GB)" in " ".join(out.split())
+    assert "of memory, more than any GPU that torchcoll knows has (206 GB)" in " ".join(out.split())
 
 
 def test_what_it_prints_by_itself_is_not_in_the_csv(gradients):
@@ -95,7 +96,12 @@ def test_a_model_in_place_of_a_factory(gradients):
 def test_what_it_costs_on_a_machine(gradients, options):
     code, out, _ = gradients(f"made_here.train:make_model --machine 8xH100 --ranks 8 {options}")
     assert code == 0
-    assert " us" in out.splitlines()[0] or " ms" in out.splitlines()[0]
+    first = " ".join(out.split("\n\n")[0].split())
+    assert re.search(r" takes \S+ [um]s \(.*\) on 8xH100", first)
+    # The GPUs of one host have no network between them.
+    assert "of network" not in out
+    _, out, _ = gradients(f"made_here.train:make_model --machine 8xH100 --ranks 16 {options}")
+    assert "of network per host" in out
 
 
 M = "made_here.train"

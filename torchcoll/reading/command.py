@@ -96,8 +96,7 @@ def convert_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="output of other tools, also .gz (- is stdin), or result files; or one store of "
-        "torchcoll collect, for .parquet",
+        help="output of other tools, also .gz (- is stdin), or result files",
     )
     add(
         "-o",
@@ -270,7 +269,6 @@ COMMANDS = {
                 " run.jsonl"
             ),
             "torchcoll convert run.jsonl -o rows.csv",
-            "torchcoll convert torchcoll.sqlite -o runs.parquet",
         ),
         option_groups={
             "what is read": "--collective --ranks --filter --from --map",

@@ -488,6 +488,9 @@ def _make_run(
     if not results:
         return None
     form = "text, an excerpt" if excerpt else "text"
+    events = [{"kind": "error", "message": text} for text in output.events]
+    for path in output.messages.slow_paths({m["host"] for m in output.members.values()}):
+        events.append({"kind": "slow_path", "message": path.text, "remedy": path.remedy})
     run_of_table = base.make_run(
         results,
         options,
@@ -496,7 +499,7 @@ def _make_run(
         environment=environment,
         members=members,
         end=end,
-        events=[{"kind": "error", "message": text} for text in output.events],
+        events=events,
     )
     if output.title:
         run_of_table.header["spec"] = {"labels": nccl_tests.title_labels(output.title)}

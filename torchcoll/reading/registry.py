@@ -93,12 +93,13 @@ def import_file(
     source = Source(path)
     if not source.start.strip():
         raise UnreadableError("file", source.name, "output of a benchmark; this one is empty")
-    command = reading_command(source.start, path, "show")
     # Else reading all lines of a trace would take minutes.
-    if not name and TRACE.match(source.start):
-        raise UnreadableError("file", source.name, "results; this is what a training sent", command)
-    if source.binary:
-        raise UnreadableError("file", source.name, "text; this one is binary", command)
+    is_trace = not name and TRACE.match(source.start)
+    if is_trace or source.binary:
+        expected = "results; this is what a training sent"
+        expected = expected if is_trace else "text; this one is binary"
+        command = reading_command(source.start, path, "show")
+        raise UnreadableError("file", source.name, expected, command)
     importer, writers, sample = _recognised(source, name)
     if _JSON.match(source.start) and (importer is None or not _has_long_lines(importer)):
         source.in_json = True
@@ -112,7 +113,8 @@ def import_file(
             expected = f"results of collectives; this is output of {tool}"
             raise ForeignError("file", source.name, expected, instead)
         expected = "a torchcoll result file, output of a benchmark, a log, or a trace"
-        raise ForeignError("file", source.name, expected, command or _nearest(path, sample))
+        action = reading_command(source.start, path, "show") or _nearest(path, sample)
+        raise ForeignError("file", source.name, expected, action)
     options = options or ImportOptions()
     file_name = "stdin" if is_stdin(path) else os.path.basename(path)
     options = ImportOptions(**{**vars(options), "file": options.file or file_name})

@@ -121,12 +121,18 @@ MOST_NOTES = 4  # below a table
 
 def most_notes(lines: Sequence[str], run: Run, verbose: bool) -> list[str]:
     """At most MOST_NOTES of the lines below a table: what happened to the run comes first."""
-    if verbose or len(lines) <= MOST_NOTES:
-        return [*lines]
     happened = set(outcome_lines(run))
     first = sorted(range(len(lines)), key=lambda place: lines[place] not in happened)[:MOST_NOTES]
+    rest = [line for place, line in enumerate(lines) if place not in first]
+    return first_notes([*(lines[place] for place in sorted(first)), *rest], verbose)
+
+
+def first_notes(lines: Sequence[str], verbose: bool) -> list[str]:
+    """The first MOST_NOTES of the lines, and how many more there are."""
     left = len(lines) - MOST_NOTES
-    return [*(lines[place] for place in sorted(first)), f"{counted(left, 'more note')}: --verbose"]
+    if verbose or left <= 0:
+        return [*lines]
+    return [*lines[:MOST_NOTES], f"{counted(left, 'more note')}: --verbose"]
 
 
 def run_lines(run: Run, rows: Sequence[summary.Row], first_calls: bool = True) -> list[str]:

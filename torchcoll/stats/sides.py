@@ -205,6 +205,25 @@ def _read_as_mean(row: summary.Row, result: CaseResult, how: str) -> summary.Row
     return dataclasses.replace(row, statistic="mean", median_ns=mean, **speeds)
 
 
+def unnamed_files(runs: Sequence[Run]) -> dict[int, str]:
+    """{number of the run: its file} of runs that other tools measured, and that name neither host
+    nor device: several such files may be of several machines. {} if there is one such file.
+    """
+    files = {
+        number: os.path.basename(str(run.path or run.source.get("file") or ""))
+        for number, run in enumerate(runs)
+        if run.source and not any(m.get("host") or m.get("device_name") for m in run.members)
+    }
+    return files if len({*files.values()}) > 1 else {}
+
+
+def unnamed_note(side: Side) -> str:
+    """What the runs of a side leave open, '' if they name their machines."""
+    count = len({*unnamed_files(side.runs).values()})
+    which = f"{side.name}: " if side.name else ""
+    return f"{which}{count} files name no device and may be of several machines" if count else ""
+
+
 def known_of(run: Run) -> dict[str, str]:
     """Everything known of a run by name: environment, devices, labels."""
     facts = facts_of(run)

@@ -28,18 +28,19 @@ from torchcoll.parts.curves.published_law import (
 from torchcoll.questions.check.limit_share import MachineLinks
 from torchcoll.questions.check.published import Publication, publications
 
-# GB (10^9 bytes) of one GPU, by the data sheets; of several sizes of a name the largest.
-_MEMORY_GB = {
-    "V100": 32.0,
-    "A100": 80.0,
-    "H100": 80.0,
-    "H200": 141.0,
-    "GH200": 144.0,
-    "B200": 180.0,
-    "GB200": 186.0,
-    "MI300X": 192.0,
+# GiB of one GPU, as torch reports its "total capacity" when memory runs out; of several sizes of a
+# name the largest. Of a GH200 by its data sheet.
+_MEMORY_GIB = {
+    "V100": 31.7,
+    "A100": 79.1,
+    "H100": 79.1,
+    "H200": 139.8,
+    "GH200": 134.1,
+    "B200": 178.3,
+    "GB200": 184.3,
+    "MI300X": 191.7,
 }
-LARGEST_MEMORY = 1e9 * max(_MEMORY_GB.values())  # bytes of one GPU
+LARGEST_MEMORY = (1 << 30) * max(_MEMORY_GIB.values())  # bytes of one GPU
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,10 @@ class PublishedMachine:
         return float(self.links.linked)
 
     @property
-    def memory_gb(self) -> float | None:
-        """The memory of one GPU by its data sheet, in GB; None if unknown."""
-        return _MEMORY_GB.get(self.links.gpu)
+    def memory_bytes(self) -> float | None:
+        """The memory of one GPU that torch can use; None if unknown."""
+        gib = _MEMORY_GIB.get(self.links.gpu)
+        return None if gib is None else (1 << 30) * gib
 
     def hosts_for(self, ranks: int) -> int:
         return max(1, math.ceil(ranks / self.links.linked))
@@ -173,13 +175,15 @@ class PublishedMachine:
     def on_cpu(self, collectives: Iterable[str]) -> bool:
         return False
 
-    def notes(self) -> list[str]:
+    def notes(self, ranks: int | None = None) -> list[str]:
         links = self.links
         what = counted(len(self.runs), "published run")
         text = (
             f"times of {self.name} come from {what} of such machines and from their limits, not "
             "from yours: torchcoll show --published lists them with their sources"
         )
+        if ranks is not None and ranks <= links.linked:
+            return [text]
         unit = f"host of {links.linked} GPUs"
         if links.linked > 8:
             unit = f"group of {links.linked} linked GPUs"

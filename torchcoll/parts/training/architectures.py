@@ -4,7 +4,8 @@
 the model with its head). Experts of a layer are one tensor, as there and in torchtitan. Neither
 torch nor transformers is needed.
 
-The file has for each ``model_type``, with what it inherits from the type it is ``like``:
+The file has ``use``, fragments of names in the order in which a forward pass uses the parameters,
+and for each ``model_type``, with what it inherits from the type it is ``like``:
 
 - ``numbers``: variables, each with alternatives in turn: a key of the config, ``#key`` for its
   length, a number, or ``=`` and a sum of products of earlier variables.
@@ -242,8 +243,8 @@ def read_architecture(source: str) -> Architecture:
 
 
 @cache
-def _table() -> dict[str, dict[str, Any]]:
-    """Returns the contents of architectures.json: aliases, and types with what they inherit."""
+def model_table() -> dict[str, dict[str, Any]]:
+    """Returns the contents of architectures.json: the types with what they inherit."""
     files = resources.files("torchcoll.parts.training")
     table = json.loads(files.joinpath("architectures.json").read_text("utf-8"))
     types: dict[str, Any] = table["types"]
@@ -255,10 +256,7 @@ def _table() -> dict[str, dict[str, Any]]:
                     entry[key] = {**value, **entry.get(key, {})}
                 elif key != "abstract":
                     entry.setdefault(key, value)
-    return {
-        "aliases": table["aliases"],
-        "types": {k: v for k, v in types.items() if k != "decoder"},
-    }
+    return {**table, "types": {k: v for k, v in types.items() if k != "decoder"}}
 
 
 def parse_config(values: Mapping[str, Any], source: str) -> Architecture:
@@ -267,7 +265,7 @@ def parse_config(values: Mapping[str, Any], source: str) -> Architecture:
     A model of several parts, such as text and images, is its text part. Raises UnusableError for a
     model type that has no description, or without a number that it needs.
     """
-    table = _table()
+    table = model_table()
     named = values.get("model_type")
     model_type = table["aliases"].get(named, named) if isinstance(named, str) else ""
     text = values.get("text_config")
@@ -275,11 +273,14 @@ def parse_config(values: Mapping[str, Any], source: str) -> Architecture:
         if isinstance(text, Mapping) and "model_type" in text:
             return parse_config(text, f"{source} (its text part)")
         actual = f"model_type {named}" if named is not None else "no model_type"
+        if "_diffusers_version" in values:
+            actual = f"a diffusers config ({values.get('_class_name')})"
+        hint = did_you_mean(named, [*table["types"], *table["aliases"]]) if named else ""
         raise UnusableError(
             "config",
             actual,
-            f"one of {', '.join(table['types'])}",
-            "For any other model give MODULE:FACTORY, a function that makes it.",
+            "the config of a transformer that plan knows (docs/plan.md lists them)",
+            f"{hint} For any other model give MODULE:FACTORY, a function that makes it.".strip(),
         )
     return _Reader(values, model_type, table["types"][model_type]).architecture(source)
 

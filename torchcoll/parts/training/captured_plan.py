@@ -8,7 +8,6 @@ asynchronous calls overlap with the rest of the backward pass, and synchronous o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 
 from torchcoll.core.errors import UsageError
@@ -47,8 +46,8 @@ def plan_traffic(
 ) -> Plan:
     """Returns a plan of a step that was captured.
 
-    - ranks: numbers of ranks; by default those of the traffic. Groups of all ranks grow with them,
-      other groups keep their size.
+    - ranks: numbers of ranks, the last of which is the plan's; by default those of the traffic.
+      Groups of all ranks grow with them, other groups keep their size.
     - compute: the computation of a step; None if unknown.
     - correction: of the times, by a measured step; None without one.
     """
@@ -68,16 +67,9 @@ def plan_traffic(
     def groups(count: int) -> dict[str, PlannedGroup]:
         placed_groups: dict[str, PlannedGroup] = {}
         for name, own_ranks in members.items():
-            size = len(own_ranks)
-            grown = size * count / captured_ranks if size == captured_ranks else size
-            if grown != int(grown):
-                raise UsageError(
-                    "ranks",
-                    count,
-                    f"a multiple of {captured_ranks // math.gcd(captured_ranks, size)}",
-                )
-            apart = own_ranks[1] - own_ranks[0] if size > 1 else 1
-            placed_groups[name] = place_group(name, int(grown), apart, machine)
+            size = count if len(own_ranks) == captured_ranks else len(own_ranks)
+            apart = own_ranks[1] - own_ranks[0] if len(own_ranks) > 1 else 1
+            placed_groups[name] = place_group(name, size, apart, machine)
         return placed_groups
 
     def step(count: int, share: float = 1.0) -> PlannedStep:
@@ -86,9 +78,11 @@ def plan_traffic(
 
     first = captured_ranks if captured_ranks in rank_counts else rank_counts[0]
     what = f"a step of {traffic.source} on {captured_ranks} ranks, {len(calls)} calls a rank"
-    projection = Plan(what, step(first), notes=list(traffic.problems))
+    steps = [step(count) for count in rank_counts]
+    known = [each for each in steps if not each.only_a_guess]
+    projection = Plan(what, (known or steps)[-1], notes=list(traffic.problems))
     if len(rank_counts) > 1:
-        projection.weak = [step(count) for count in rank_counts]
+        projection.weak = steps
         if compute is not None:  # without it, both tables would be the same
             projection.strong = [step(count, first / count) for count in rank_counts]
     return finish(projection, machine, correction is not None)

@@ -41,6 +41,7 @@ from torchcoll.parts.training.architectures import (
     Architecture,
     ModelBlock,
     Weight,
+    model_table,
 )
 from torchcoll.parts.training.ddp_buckets import block_span, bucket_names
 from torchcoll.parts.training.layouts import (
@@ -180,94 +181,25 @@ def stage_blocks(
     return chunks
 
 
-# Fragments of the names of a block's parameters in the order in which its forward pass uses them:
-# gradients arrive in the reverse order. A bias arrives before its matrix, but after a norm's weight
-# (that of a convolution too).
-_USE = (
-    "patch_embeddings.projection.bias",
-    "patch_embeddings.projection.weight",
-    "cls_token",
-    "word_embeddings",
-    "token_type",
-    "wte",
-    "position_embeddings",
-    "wpe",
-    "embeddings.LayerNorm",
-    ".input_layernorm",
-    ".ln_1",
-    "layernorm_before",
-    "q_a_proj",
-    "q_a_layernorm",
-    "q_b_proj",
-    ".q_proj",
-    "q_norm",
-    "self.query",
-    "kv_a_proj",
-    "kv_a_layernorm",
-    "kv_b_proj",
-    ".k_proj",
-    "k_norm",
-    "self.key",
-    ".v_proj",
-    "self.value",
-    "qkv_proj",
-    "c_attn",
-    "o_proj",
-    "attn.c_proj",
-    "attention.output.dense",
-    "attention.output.LayerNorm",
-    "post_attention_layernorm",
-    "ln_2",
-    "layernorm_after",
-    "pre_feedforward",
-    "shared_expert.gate_proj",  # Qwen
-    "shared_expert.up_proj",
-    "shared_expert.down_proj",
-    "mlp.gate.",
-    ".experts.gate_up",
-    ".experts.down",
-    "shared_experts.gate_proj",  # DeepSeek
-    "shared_experts.up_proj",
-    "shared_experts.down_proj",
-    "shared_expert_gate",
-    ".gate_proj",
-    ".up_proj",
-    "gate_up_proj",
-    "c_fc",
-    "fc1",
-    "intermediate.dense",
-    "down_proj",
-    "mlp.c_proj",
-    "fc2",
-    "output.dense",
-    "output.LayerNorm",
-    "post_feedforward",
-    "transform.dense",
-    "transform.LayerNorm",
-    "model.norm",
-    "ln_f",
-    "vit.layernorm",
-    "lm_head",
-    "classifier",
-    "cls.predictions.bias",
-)
-
-
 @cache
-def _place(name: str) -> int:
-    """Returns the place of a parameter in ``_USE``; -1 if it has none."""
-    return next((n for n, text in enumerate(_USE) if text in name), -1)
+def _order_of_use(name: str) -> int:
+    """Returns the index of a parameter in ``use`` of architectures.json; -1 if it is not in it.
+
+    Gradients arrive in the reverse order.
+    """
+    return next((n for n, text in enumerate(model_table()["use"]) if text in name), -1)
 
 
 def in_order_of_gradients(weights: Sequence[Weight]) -> list[Weight]:
     """Returns the parameters of a block in the order in which their gradients arrive: with names
     that are not in the table, the reverse of registration.
     """
-    if any(_place(weight.name) < 0 for weight in weights):
+    if any(_order_of_use(weight.name) < 0 for weight in weights):
         return list(weights)[::-1]
 
     def used(weight: Weight) -> tuple[int, bool]:
-        return _place(weight.name), weight.name.endswith("bias") != weight.norm
+        # A bias arrives before its matrix, but after a norm's weight (and a convolution's).
+        return _order_of_use(weight.name), weight.name.endswith("bias") != weight.norm
 
     return sorted(weights, key=used, reverse=True)
 
@@ -535,7 +467,7 @@ class StagePlan:
             limits = [DEFAULT_FIRST_MB * MIB, DEFAULT_CAP_MB * MIB]
             if self.layout.cap_mb is not None:
                 limits = [int(self.layout.cap_mb * MIB)]
-            buckets = assign_buckets(parameters, limits, True)
+            buckets = assign_buckets(parameters, limits)
             order = {p.name: number for number, p in enumerate(self._registered(parameters))}
             modules = bucket_names([sorted(b.parameters, key=order.__getitem__) for b in buckets])
             for each, module in zip(buckets, modules, strict=True):

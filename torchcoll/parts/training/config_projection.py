@@ -249,6 +249,8 @@ class Computing:
 # The 90 % interval of how much more one plan is wrong than another of the same machine: 12 runs in
 # results/benchmarks/published-runs-2026-11-29.txt, source [9].
 _ERROR = 0.07
+# A layout that fits comes before a tight one that is faster by less.
+_SURELY_FITS = 0.05
 
 
 @dataclass(frozen=True)
@@ -256,8 +258,7 @@ class LayoutRow:
     """A layout in a comparison.
 
     - batch: of a data-parallel rank.
-    - fits: FITS, TIGHT or TOO_LARGE; FITS without a limit. A tight one fits with fused kernels, as
-      far as the plan knows (UNSURE), but perhaps not with others.
+    - fits: FITS, TIGHT or TOO_LARGE; FITS without a limit (``_fits``).
     """
 
     layout: ParallelLayout
@@ -272,8 +273,16 @@ class LayoutRow:
         return times[0] if times else self.step.sent_bytes
 
     @property
+    def ranked_cost(self) -> float:
+        """The cost, of a tight layout _SURELY_FITS more."""
+        return self.cost * (1 + _SURELY_FITS if self.fits == TIGHT else 1)
+
+    @property
     def memory_bytes(self) -> float:
         return self.step.memory.total if self.step.memory else 0.0
+
+
+_ALIKE = 1.15  # no layout may be as fast whose step is predicted to be longer than by this ratio
 
 
 @dataclass(repr=False)
@@ -283,6 +292,7 @@ class LayoutComparison(Displayed):
     - rows: by their cost in 3 digits and the simplest first, those that do not fit last.
     - memory_bytes: the memory that a rank has; None if no limit was given.
     - launch: layout -> flags of torchtitan or Megatron-LM, for the best layouts of a search.
+    - left_out: why layouts that were asked for are no rows, a clause each.
     """
 
     what: str
@@ -292,11 +302,13 @@ class LayoutComparison(Displayed):
     notes: list[str]
     memory_bytes: float | None = None
     launch: dict[str, str] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
 
     @property
     def alike(self) -> list[LayoutRow]:
         """The first layout, and those that fit and may be as fast at the same rate of computation:
-        the 90 % intervals overlap, or the steps differ by less than the error of plans.
+        the 90 % intervals overlap, or the steps differ by less than the error of plans; and whose
+        step is no more than _ALIKE times as long.
         """
         best, *further = self.rows
         upper = best.step.at_rate_ns or best.step.comm_ns
@@ -305,11 +317,21 @@ class LayoutComparison(Displayed):
         most = max(upper[2], upper[0] * (1 + _ERROR if best.step.at_rate_ns else 1))
         ends = [(row, row.step.at_rate_ns or row.step.comm_ns) for row in further]
         fitting = [row for row, ns in ends if ns and row.fits != TOO_LARGE and ns[1] <= most]
-        return [best, *fitting]
+        return [best, *(row for row in fitting if row.cost <= _ALIKE * best.cost)]
 
     @property
     def simplest(self) -> LayoutRow:
-        return min(self.alike, key=lambda row: (row.layout.kinds, row.cost))
+        """The simplest of those that may be as fast, and fit as surely as the first."""
+        sure = [row for row in self.alike if row.fits in (FITS, self.rows[0].fits)]
+        return min(sure, key=lambda row: (row.layout.kinds, row.cost))
+
+    @property
+    def best_of_kinds(self) -> list[LayoutRow]:
+        """The best layout of each kind of data parallelism with each set of tp, pp, cp and ep."""
+        best: dict[tuple[str, ...], LayoutRow] = {}
+        for row in self.rows:
+            best.setdefault((row.layout.data, *row.layout.words), row)
+        return list(best.values())
 
 
 def _shared_batches(layout: ParallelLayout, batch: Batch, sequences: int) -> list[Batch]:
@@ -331,9 +353,8 @@ _SLOWER = 1.25
 
 
 def memory_of_gpu(machine: Predictor | None) -> float | None:
-    """Returns the bytes of memory of a machine's GPU by its data sheet; None if unknown."""
-    limit = machine.memory_gb if isinstance(machine, PublishedMachine) else None
-    return None if limit is None else 1e9 * limit
+    """Returns the bytes of memory of a machine's GPU; None if unknown."""
+    return machine.memory_bytes if isinstance(machine, PublishedMachine) else None
 
 
 def _plan_fastest(
@@ -348,7 +369,7 @@ def _plan_fastest(
     rows = [_row(setting, layout, batch, memory_bytes) for batch in batches]
     fitting = [row for row in rows if row.fits != TOO_LARGE]
     if fitting:
-        return min(fitting, key=lambda row: (row.cost, row.memory_bytes))
+        return min(fitting, key=lambda row: (row.ranked_cost, row.memory_bytes))
     least = min(rows, key=lambda row: row.memory_bytes)
     if layout.checkpoint or not setting.architecture.hidden:
         return least
@@ -380,7 +401,7 @@ class _Search:
         # A pipeline is the fastest with many micro-batches, the gathers of FSDP2 with few.
         batches = batches[::-1] if layout.pp > 1 else batches
         for mode in modes if self.setting.architecture.hidden else modes[:1]:
-            row = self._first_that_fits(replace(layout, checkpoint=mode), batches)
+            row = self._fastest_that_fits(replace(layout, checkpoint=mode), batches)
             if row is None:
                 continue
             self.rows.append(row)
@@ -389,11 +410,12 @@ class _Search:
             if row.fits == FITS:
                 break
 
-    def _first_that_fits(
+    def _fastest_that_fits(
         self, layout: ParallelLayout, batches: Sequence[Batch]
     ) -> LayoutRow | None:
         architecture, options = self.setting.architecture, self.setting.options
         most = math.inf if self.memory_bytes is None else (1 + UNSURE) * self.memory_bytes
+        rows = []
         for batch in batches:
             if self.least_ns(layout, batch) > _SLOWER * self.fastest[layout.megatron]:
                 continue
@@ -401,12 +423,13 @@ class _Search:
             if self.least is None or memory.total < self.least[0]:
                 self.least = (memory.total, layout, batch)
             if memory.total - memory.activations - memory.peak > most:
-                return None
+                break
             if memory.total <= most:
                 row = _row(self.setting, layout, batch, self.memory_bytes)
-                if row.fits != TOO_LARGE:
-                    return row
-        return None
+                rows += [row] if row.fits != TOO_LARGE else []
+                if row.fits == FITS:
+                    break
+        return min(rows, key=lambda row: row.ranked_cost, default=None)
 
     def least_ns(self, layout: ParallelLayout, batch: Batch) -> float:
         """Returns the computation and the waiting in a pipeline; 0.0 if unknown."""
@@ -483,11 +506,17 @@ def sort_key(row: LayoutRow) -> tuple[object, ...]:
     """Returns the sort key of a row. Of layouts with the same cost in 3 digits, the simplest is
     first.
     """
-    return row.fits == TOO_LARGE, float(f"{row.cost:.2e}"), row.layout.kinds, row.cost
+    cost = float(f"{row.ranked_cost:.2e}")
+    return row.fits == TOO_LARGE, cost, row.layout.kinds, row.ranked_cost
 
 
 def _fits(step: PlannedStep, memory_bytes: float | None) -> str:
-    if memory_bytes is None or step.memory is None or step.memory.most <= memory_bytes:
+    """Returns FITS if the step fits even if it needs UNSURE more than planned with any kernels,
+    TOO_LARGE if it does not fit with UNSURE less, else TIGHT.
+    """
+    if memory_bytes is None or step.memory is None:
+        return FITS
+    if (1 + UNSURE) * step.memory.most <= memory_bytes:
         return FITS
     return TIGHT if step.memory.total <= (1 + UNSURE) * memory_bytes else TOO_LARGE
 
@@ -495,17 +524,16 @@ def _fits(step: PlannedStep, memory_bytes: float | None) -> str:
 def _comparison_notes(
     machine: Predictor | None, architecture: Architecture, rows: Sequence[LayoutRow]
 ) -> list[str]:
-    states = f"memory: two states of Adam in the parameters' type, with zero1 {_ZERO1_STATES}"
-    notes = [
+    notes = [*dict.fromkeys(note for row in rows for note in computing_notes(row.step, row.layout))]
+    notes += [UNCORRECTED] if machine is not None else ["--machine NAME or FILE gives the times"]
+    return [
+        *notes,
         "the same tokens in a step for each layout: with tp and cp a data-parallel rank computes "
         "more sequences, with pp more micro-batches",
-        f"{states}; {_activations_note(architecture)}",
-        *dict.fromkeys(note for row in rows for note in computing_notes(row.step, row.layout)),
-        *(machine.notes() if machine is not None else ["--machine NAME or FILE gives the times"]),
+        f"memory: two states of Adam in the parameters' type, with zero1 {_ZERO1_STATES}; "
+        f"{_activations_note(architecture)}",
+        *(machine.notes() if machine is not None else []),
     ]
-    if machine is not None:
-        notes.append(UNCORRECTED)
-    return notes
 
 
 _MOST_MFU = 0.75

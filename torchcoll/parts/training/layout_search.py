@@ -16,6 +16,7 @@ from torchcoll.parts.training.layouts import (
     FSDP,
     FULL,
     HSDP,
+    LINKED,
     SELECTIVE,
     ZERO1,
     Batch,
@@ -24,7 +25,6 @@ from torchcoll.parts.training.layouts import (
 )
 
 FIND = "find"
-_LINKED = 8  # ranks of a host where the machine does not tell
 _DEEPEST = 32  # stages of a pipeline
 _LEAST_TOKENS = 4096  # of a sequence on each rank of cp
 _VIRTUAL = (4, 12)  # of the virtual stages up to these the most are searched
@@ -45,7 +45,7 @@ def candidate_layouts(
     Raises UsageError if there is none.
     """
     most = machine.ranks_per_host if machine is not None else None
-    linked = int(most or _LINKED)
+    linked = int(most or LINKED)
     layouts = []
     for layout in _combinations(architecture, ranks, linked, tokens):
         try:

@@ -52,6 +52,7 @@ Calls of tensor, sequence, context and expert parallelism: sizes are those of nc
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 
 from torchcoll.core.collectives import find_dtype
@@ -157,15 +158,20 @@ class ParallelLayout:
             data = {"replicate": self.replicas, "shard": self.shards}
         else:
             data = {self.data: self.replicas * self.shards}
-        others = {"tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep}
-        return {name: n for name, n in {**data, **others}.items() if n > 1}
+        return {name: n for name, n in {**data, **self.words}.items() if n > 1}
+
+    @property
+    def words(self) -> dict[str, int]:
+        """The degrees of tp, pp, cp and ep that are not 1."""
+        degrees = {"tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep}
+        return {name: n for name, n in degrees.items() if n > 1}
 
     @property
     def kinds(self) -> tuple[int, int]:
-        """The number of words in the name, with virtual stages and replicas, and the degree of cp:
-        the least is the simplest layout.
+        """The number of words in the name, with replicas, and the degree of cp: the least is the
+        simplest layout.
         """
-        return self.name.count(",") + 1 + (self.virtual > 1) + (self.data == HSDP), self.cp
+        return self.name.count(",") + 1 + (self.data == HSDP), self.cp
 
     def groups(self) -> dict[str, tuple[int, int]]:
         """Returns the number of ranks of each group, and how many ranks lie from one to the next.
@@ -202,7 +208,7 @@ class ParallelLayout:
         fixed = self.inner * (max(1, self.shards) if self.data == HSDP else 1)
         if ranks % fixed or ranks < fixed:
             text = self.name if self.replicas * self.shards else f"{self.inner} (tp x pp x cp)"
-            raise UsageError("ranks", ranks, f"a multiple of {fixed}, for {text}")
+            raise LayoutError("ranks", ranks, f"a multiple of {fixed}, for {text}")
         count = ranks // fixed
         if self.data not in (DP, HSDP):
             return replace(self, replicas=1, shards=count)
@@ -300,58 +306,113 @@ def _parse_cap(name: str, cap: str, text: str, option: str) -> float:
     return value
 
 
+class LayoutError(UsageError):
+    """A layout that the model or the number of ranks cannot have."""
+
+    def __init__(self, what: str, value: object, expected: str, action: str = "") -> None:
+        super().__init__(what, value, expected, action)
+        self.value, self.expected = value, expected
+
+
+def _divided(architecture: Architecture, experts: bool) -> list[tuple[str, int]]:
+    """Returns what tp divides; experts: with the columns of an expert."""
+    numbers = [
+        ("attention heads", architecture.heads),
+        ("key/value heads", architecture.key_heads),
+        ("feed-forward columns", architecture.feed_forward),
+        ("columns of an expert", architecture.expert_columns if experts else 0),
+        ("hidden columns", architecture.hidden),
+    ]
+    return [(what, number) for what, number in numbers if number]
+
+
+def possible_degrees(name: str, architecture: Architecture, ranks: int = 0) -> str:
+    """Returns a clause with the degrees of tp, ep or pp that divide the model and the ranks.
+
+    - ranks: 0 if they do not matter.
+    """
+    if name == "tp":
+        whole = math.gcd(*(number for _, number in _divided(architecture, experts=True)))
+    elif name == "ep":
+        whole = architecture.experts
+    else:
+        whole = 0
+    most = whole or len(architecture.layers)
+    degrees = [n for n in range(2, most + 1) if whole % n == ranks % n == 0]
+    if not degrees:
+        return f"{name} cannot be more than 1"
+    return f"{name} can be {', '.join(map(str, degrees[:8]))}"
+
+
 def check_layout(layout: ParallelLayout, architecture: Architecture, micro_batches: int) -> None:
-    """Raises UsageError for a layout that the model cannot have."""
+    """Raises LayoutError for a layout that the model cannot have."""
     tp, layers = layout.tp, len(architecture.layers)
     if architecture.model_type == MODULE and (layout.inner > 1 or layout.ep > 1):
         expected = f"{', '.join(DATA_PARALLEL)} alone, for a model from its code"
-        raise UsageError("parallel", layout.name, expected, "A config.json says how it is split.")
-    divided = [("attention heads", architecture.heads), ("key/value heads", architecture.key_heads)]
-    divided.append(("feed-forward columns", architecture.feed_forward))
-    if layout.ep == 1 or layout.tp > 1:
-        divided.append(("columns of an expert", architecture.expert_columns))
-    divided.append(("hidden columns", architecture.hidden))
-    for what, number in divided:
+        raise LayoutError("parallel", layout.name, expected, "A config.json says how it is split.")
+    for what, number in _divided(architecture, layout.ep == 1 or tp > 1):
         if number % tp:
-            raise UsageError("parallel", f"tp={tp}", f"a divisor of the {number} {what}")
+            expected = f"a divisor of the {number} {what}: {possible_degrees('tp', architecture)}"
+            raise LayoutError("parallel", f"tp={tp}", expected)
     stages = layout.pp * layout.virtual
     # A first and a last stage may have the embedding and the head alone.
     most = layers + 2 if layout.pp > 1 else 1
     if stages > most:
         actual = f"pp={layout.pp}" + (f"x{layout.virtual}" if layout.virtual > 1 else "")
-        raise UsageError("parallel", actual, f"at most {most} stages for {layers} layers")
+        raise LayoutError("parallel", actual, f"at most {most} stages for {layers} layers")
     if layout.virtual > 1 and micro_batches % layout.pp:
         expected = f"a multiple of pp={layout.pp} micro-batches, as interleaving needs"
-        raise UsageError("batch", f"{micro_batches} micro-batches", expected)
+        raise LayoutError("batch", f"{micro_batches} micro-batches", expected)
     if layout.ep > 1:
         if not architecture.experts:
-            raise UsageError("parallel", f"ep={layout.ep}", "a model with experts")
-        if architecture.experts % layout.ep:
-            expected = f"a divisor of the {architecture.experts} experts"
-            raise UsageError("parallel", f"ep={layout.ep}", expected)
+            raise LayoutError("parallel", f"ep={layout.ep}", "a model with experts")
         shards = layout.shards if layout.sharded else layout.replicas * layout.shards
-        if shards * layout.cp % layout.ep:
-            expected = f"a divisor of the {shards * layout.cp} data-parallel ranks (with cp)"
-            raise UsageError("parallel", f"ep={layout.ep}", expected)
+        of_ranks = (shards * layout.cp, "data-parallel ranks (with cp)")
+        for number, what in ((architecture.experts, "experts"), of_ranks):
+            if number % layout.ep:
+                degrees = possible_degrees("ep", architecture, shards * layout.cp)
+                expected = f"a divisor of the {number} {what}: {degrees}"
+                raise LayoutError("parallel", f"ep={layout.ep}", expected)
         if tp > 1 and not layout.sequence_parallel:
             expected = "sp with ep and tp: the tokens are sharded over tp"
             with_sp = layout.name.replace(f"tp={tp}", f"tp={tp},sp")
-            raise UsageError("parallel", layout.name, expected, f"Write {with_sp}.")
+            raise LayoutError("parallel", layout.name, expected, f"Write {with_sp}.")
 
 
-def parse_layouts(text: str, ranks: int | None) -> list[ParallelLayout]:
-    """Returns the layouts of ``dp,fsdp,hsdp,fsdp+tp=8`` on the same number of ranks.
+def parse_layouts(
+    text: str, ranks: int | None, architecture: Architecture
+) -> tuple[list[ParallelLayout], list[str]]:
+    """Returns the layouts of ``dp,fsdp,hsdp,fsdp+tp=8`` on the same number of ranks, and why others
+    of the text are left out: the model or the ranks cannot have them.
 
-    ranks: this number; None for that of the first layout, all of whose degrees are then given.
+    - ranks: this number; None for that of the first layout, all of whose degrees are then given.
+
+    Raises UsageError for what is no layout, and if no layout is possible.
     """
     layouts: list[ParallelLayout] = []
+    left_out = []
+    first: LayoutError | None = None
     for item in text.split(","):
-        layouts.append(parse_layout(item, ranks, "+", "compare"))
-        ranks = ranks or layouts[0].ranks
-    wrong = next((layout for layout in layouts if layout.ranks != ranks), None)
-    if wrong is not None:
-        raise UsageError("compare", f"{wrong.name} = {wrong.ranks} ranks", f"{ranks} ranks in each")
-    return list(dict.fromkeys(layouts))
+        try:
+            layout = parse_layout(item, ranks, "+", "compare")
+            check_layout(layout, architecture, layout.pp)
+        except LayoutError as error:
+            first = first or error
+            named = re.findall(r"(tp|pp|ep)=(\d+)", item)
+            wrong = [name for name, n in named if ranks and ranks % int(n)]
+            expected = error.expected
+            if error.what == "ranks" and wrong:
+                expected += f": {possible_degrees(wrong[0], architecture, ranks or 0)}"
+            left_out.append(f"{item.strip()} is left out: got {error.value}, expected {expected}")
+            continue
+        ranks = ranks or layout.ranks
+        if layout.ranks != ranks:
+            actual = f"{layout.name} = {layout.ranks} ranks"
+            raise UsageError("compare", actual, f"{ranks} ranks in each")
+        layouts.append(layout)
+    if first is not None and not layouts:
+        raise UsageError("compare", text, left_out[0].partition(", expected ")[2], first.action)
+    return list(dict.fromkeys(layouts)), left_out
 
 
 _REDUCED, _GATHERED, _SCATTERED = "all_reduce", "all_gather", "reduce_scatter"
@@ -503,16 +564,16 @@ def _experts(
     return (numbers, *inside), inside
 
 
-_LINKED = 8  # ranks of a host for DeepEP
+LINKED = 8  # ranks of a host for DeepEP
 
 
 def _copies(architecture: Architecture, layout: ParallelLayout) -> float:
     """Returns how many copies of a token DeepEP sends: the hosts, or within a host the ranks, that
     top_k experts at random are on.
     """
-    places = layout.ep / _LINKED if layout.ep > _LINKED else float(layout.ep)
+    places = layout.ep / LINKED if layout.ep > LINKED else float(layout.ep)
     visited = places
-    if layout.ep > _LINKED and architecture.expert_groups:
+    if layout.ep > LINKED and architecture.expert_groups:
         visited = min(places, architecture.expert_groups)
     copies = visited * (1 - (1 - 1 / visited) ** architecture.top_k)
     # An all_to_all keeps 1 / ep of its bytes on its rank, DeepEP those to its own host or rank.

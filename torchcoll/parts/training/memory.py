@@ -1,7 +1,9 @@
 """The memory of a pipeline stage: parameters, gradients, Adam's states, buffers, and activations.
 
 - FSDP2 pads the shards of each parameter to equal ones. In a pipeline it keeps whole gradients of
-  the stage from the second micro-batch on (``to_accumulated_grad_if_needed``). torch's pipeline
+  the stage from the second micro-batch on (``to_accumulated_grad_if_needed``). With no more
+  micro-batches than stages, the interleaved schedule ends the backward passes of a virtual stage
+  before those of the next one, so that only one has whole gradients. torch's pipeline
   has a buffer for what each micro-batch receives, the activations and their gradients
   (torch/distributed/pipelining/stage.py, args_recv_info and grad_recv_info).
 - ZERO1 has float32 copies of 16-bit parameters in its optimizer state: 12 bytes for each parameter
@@ -20,7 +22,11 @@
 - With sequence parallelism DTensor keeps the gathered inputs of both halves of a layer, whole on
   each rank of tp; Megatron-LM gathers them again.
 - Logits: in the loss of torch their logarithm, its gradient and that of the logits in float32: 12
-  bytes each; 6 in Megatron-LM, whose cross entropy works in place.
+  bytes each. torch's ``loss_parallel`` has four such tensors
+  (torch/distributed/tensor/parallel/loss.py, _nll_loss_and_log_softmax_backward): 16 bytes.
+  Megatron-LM's cross entropy works in place: 6. The inputs of the head and of its norm are kept.
+- The gradients of a layer's activations: that of its input, whole on each rank of tp, and two of
+  its widest ones.
 - In the pipeline as many micro-batches as are in flight (Megatron-LM,
   megatron/core/pipeline_parallel/schedules.py, get_pp_rank_microbatches).
 
@@ -42,7 +48,7 @@ from torchcoll.parts.training.step_program import Memory
 if TYPE_CHECKING:
     from torchcoll.parts.training.config_plan import StagePlan
 
-_LOGIT_BYTES, _LOGIT_BYTES_IN_PLACE = 12, 6
+_LOGIT_BYTES, _LOGIT_BYTES_PARALLEL, _LOGIT_BYTES_IN_PLACE = 12, 16, 6
 
 
 def stage_memory(stage: StagePlan) -> Memory:
@@ -54,8 +60,9 @@ def stage_memory(stage: StagePlan) -> Memory:
         kept, trained = float(stage.kept_bytes), float(stage.trained_bytes)
         buffers = float(stage.peak_bytes)
         if layout.pp > 1 and stage.batch.micro_batches > 1:
-            weights = {w.name: math.prod(stage.local(w)) for w in stage.weights()}
-            buffers += sum(weights.values()) * stage.reduce_itemsize
+            each = [_whole_elements(stage, blocks) for blocks in stage.chunks]
+            several = stage.batch.micro_batches > layout.pp
+            buffers += (sum(each) if several else max(each)) * stage.reduce_itemsize
         buffers += stage.received_bytes()
         return Memory(kept, trained, 2 * trained, buffers, activations, peak, unfused)
     seen = {weight.name: weight for weight in stage.weights()}
@@ -74,6 +81,12 @@ def stage_memory(stage: StagePlan) -> Memory:
         optimizer = 2 * parameters
         buffers = gradients if replicas > 1 else 0.0
     return Memory(parameters, gradients, optimizer, buffers, activations, peak, unfused)
+
+
+def _whole_elements(stage: StagePlan, blocks: Iterable[ModelBlock]) -> int:
+    """Returns the elements of the parameters of a virtual stage, before FSDP2 shards them."""
+    seen = {weight.name: weight for block in blocks for weight in block.weights}
+    return sum(math.prod(stage.local(weight)) for weight in seen.values())
 
 
 def _layers(stage: StagePlan) -> Iterable[ModelBlock]:
@@ -105,17 +118,40 @@ def _activations(stage: StagePlan) -> tuple[float, float]:
 
 
 def _peak(stage: StagePlan) -> float:
-    """Returns the bytes that come on top for a while: the logits and their gradient before the
-    first layer of the backward pass, or with checkpointing a whole layer, if that is more.
+    """Returns the bytes that come on top for a while: the logits, their gradient and the head's
+    inputs before the first layer of the backward pass, or the gradients of a layer's activations
+    with what checkpointing computes again, if that is more.
     """
+    layout, hidden = stage.layout, stage.architecture.hidden
     peak = 0.0
     if any(block.kind == HEAD for blocks in stage.chunks for block in blocks):
-        columns = -(-stage.architecture.vocabulary // stage.layout.tp)
-        each = _LOGIT_BYTES_IN_PLACE if stage.layout.data == ZERO1 else _LOGIT_BYTES
-        peak = each * columns * stage.batch.tokens_each / stage.layout.cp
-    if stage.layout.checkpoint == FULL:
-        peak = max([peak, *(_layer_bytes(stage, block)[0] for block in _layers(stage))])
+        columns = -(-stage.architecture.vocabulary // layout.tp)
+        each = _LOGIT_BYTES_PARALLEL if layout.tp > 1 else _LOGIT_BYTES
+        each = _LOGIT_BYTES_IN_PLACE if layout.megatron else each
+        split = layout.tp if layout.sequence_parallel else 1
+        inputs = 2 * hidden * (1 / split + 1 / (split if layout.megatron else 1))
+        peak = each * columns * stage.batch.tokens_each / layout.cp + inputs * _token_bytes(stage)
+    for block in _layers(stage):
+        again = 0.0
+        if layout.checkpoint:
+            again = _layer_bytes(stage, block)[0]
+        if layout.checkpoint == SELECTIVE:
+            again -= _half_of_the_outputs(stage, block)
+        peak = max(peak, again + _gradient_bytes(stage, block))
     return peak
+
+
+def _gradient_bytes(stage: StagePlan, block: ModelBlock) -> float:
+    """Returns the bytes of the gradients of a layer's activations that exist at a time."""
+    layout, architecture = stage.layout, stage.architecture
+    widths = [
+        weight.shape[weight.split] / (2 if "gate_up" in weight.name else 1)
+        for weight in block.weights
+        if not weight.expert and len(weight.shape) == 2 and weight.split is not None
+    ]
+    visits = architecture.top_k * architecture.expert_columns if block.moe else 0
+    columns = architecture.hidden + 2 * max([*widths, visits], default=0) / layout.tp
+    return 2 * columns * _token_bytes(stage)
 
 
 def _token_bytes(stage: StagePlan) -> float:

@@ -41,6 +41,7 @@ from torchcoll.parts.training.projection import (
 from torchcoll.parts.training.step_program import Memory
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head, make_grid
+from torchcoll.report.notes import first_notes
 
 _CAUSES = (
     "of the calls that are in both: slower: on the rank that came last, by contention or by the "
@@ -171,13 +172,16 @@ _SCALINGS = {
 
 
 def show_training_plans(
-    plans: Sequence[Plan], format: str = "table", file: TextIO | None = None
+    plans: Sequence[Plan],
+    format: str = "table",
+    file: TextIO | None = None,
+    verbose: bool = False,
 ) -> None:
-    """Prints the plans. Raises UsageError for an unknown format."""
-    print_results([_forms(plan) for plan in plans], format, file)
+    """Prints the plans; verbose: with all notes. Raises UsageError for an unknown format."""
+    print_results([_forms(plan, verbose) for plan in plans], format, file)
 
 
-def _forms(projection: Plan) -> Forms:
+def _forms(projection: Plan, verbose: bool) -> Forms:
     source = f", by {os.path.basename(projection.machine)}" if projection.machine else ""
     grids = [Grid([], [], above=[one_line(f"{projection.what}{source}")])]
     grids.append(_rows(projection.step))
@@ -190,7 +194,8 @@ def _forms(projection: Plan) -> Forms:
     if measured is not None:
         grids += [_causes(measured), _factors(measured)]
     all_notes = [*projection.notes, *(measured.notes if measured else ())]
-    notes = Grid([], [], below=list(map(one_line, all_notes)), answer=plan_answer(projection))
+    shown = map(one_line, first_notes(all_notes, verbose))
+    notes = Grid([], [], below=list(shown), answer=plan_answer(projection))
     # csv has the rows of the step and the steps over ranks; its column ``table`` tells them apart.
     rows = [_row(row) for row in projection.step.rows]
     over_ranks = {
@@ -229,7 +234,8 @@ def plan_answer(projection: Plan) -> Answer:
         text = f"{projection.subject or 'a step'} on {setup} sends {sent} per step"
         memory = f"; {format_gigabytes(step.memory.total)} of memory" if step.memory else ""
         if step.memory and step.memory.total > (1 + UNSURE) * LARGEST_MEMORY:
-            memory += f", more than any GPU that torchcoll knows has ({LARGEST_MEMORY / 1e9:g} GB)"
+            largest = format_gigabytes(LARGEST_MEMORY)
+            memory += f", more than any GPU that torchcoll knows has ({largest})"
         return Answer(one_line(text + memory))
     of_subject = f" of {projection.subject}" if projection.subject else ""
     if step.only_a_guess:
@@ -237,7 +243,7 @@ def plan_answer(projection: Plan) -> Answer:
         text = f"how long a step{of_subject} on {setup} communicates is only a guess"
         return Answer(one_line(f"{text}, {low} to {high}. {MORE_DATA}"), "doubt")
     texts: list[str] = []
-    comm = f"takes {_ends(step.comm_ns)}"
+    comm = f"takes {_ends(step.comm_ns)} on {os.path.basename(projection.machine)}"
     comm += f" concurrent with {projection.concurrent}" if projection.concurrent else ""
     if step.exposed_ns and step.step_ns and projection.compute_ns:
         parts = [f"{format_ns(projection.compute_ns, 3)} of computation"]
@@ -274,8 +280,15 @@ def plan_answer(projection: Plan) -> Answer:
         texts.append(f"{' and '.join(kinds)} scaling: not known without --step-ms")
     elif kinds:
         level = "doubt" if level or any(map(projection.scaling_break, kinds)) else "good"
-        texts.insert(0, text)
-        text = "; ".join(_scaling_text(projection, kind) for kind in kinds)
+        scaling = "; ".join(_scaling_text(projection, kind) for kind in kinds)
+        steps = getattr(projection, kinds[0])
+        fewest = steps[0]
+        if fewest.ranks < step.ranks == steps[-1].ranks and fewest.step_ns:
+            text += f"; {format_ns(fewest.step_ns[0], 3)} on {counted(fewest.ranks, 'rank')}"
+            texts.insert(0, scaling)
+        else:
+            texts.insert(0, text)
+            text = scaling
     return Answer(one_line(text), level, details=tuple(map(one_line, texts)))
 
 

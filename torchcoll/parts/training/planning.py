@@ -160,6 +160,7 @@ def compare_plans(
         expected = "layouts, such as dp,fsdp or a list of them"
         raise UsageError("compare", type(layouts).__name__, expected)
     text = layouts if isinstance(layouts, str) else ",".join(map(str, layouts))
+    left_out: list[str] = []
     if len(counts) > 1:
         raise UsageError("ranks", ",".join(map(str, counts)), "one number with compare")
     if text == FIND:
@@ -170,10 +171,12 @@ def compare_plans(
         tokens = setting.batch.tokens
         compared = candidate_layouts(setting.architecture, counts[0], setting.machine, tokens)
     else:
-        compared = parse_layouts(text, counts[0] if counts else None)
+        number = counts[0] if counts else None
+        compared, left_out = parse_layouts(text, number, setting.architecture)
     of_gpu = None if limit is not None else memory_of_gpu(setting.machine)
     memory_bytes = of_gpu if limit is None else 1e9 * limit
     comparison = compare_layouts(setting, compared, memory_bytes, search=text == FIND)
+    comparison.left_out = left_out
     if text == FIND:
         layers = len(setting.architecture.layers)
         fitting = [row for row in comparison.rows if row.fits != TOO_LARGE]
@@ -185,9 +188,8 @@ def compare_plans(
             if row in best
         }
     if of_gpu is not None:
-        comparison.notes.append(
-            f"memory of a GPU: {of_gpu / 1e9:g} GB by its data sheet; --memory-gb for another size"
-        )
+        text = f"memory of a GPU: {of_gpu / 1e9:.1f} GB, as torch reports it"
+        comparison.notes.insert(0, f"{text}; --memory-gb says another")
     return comparison
 
 
@@ -211,7 +213,7 @@ def _setting(
     _check_texts({"batch": batch, **dtypes})
     architecture = _read(os.fspath(model))
     predictor = None if machine is None else as_machine(machine)
-    computing = _computing(predictor, mfu, step_ms)
+    computing = _computing(predictor, mfu, step_ms, architecture.experts > 0)
     if computing is not None and computing.step_ns is None and not architecture.hidden:
         computing = None  # how much a model from its code computes is unknown
     kept, computed, reduced = (find_dtype(name).name if name else "" for name in dtypes.values())
@@ -236,12 +238,16 @@ _RATES = {
 # The share of the peak at which steps compute what a causal mask leaves: value, least, most, as in
 # published runs (results/benchmarks/published-runs-2026-11-29.txt). An A100's power allows more.
 _SHARES, _SHARES_OF = (0.48, 0.36, 0.6), {"A100": (0.63, 0.54, 0.72)}
+# With experts: their matrices are small, and tokens are sorted by expert and back.
+_SHARES_OF_EXPERTS = (0.38, 0.3, 0.53)
 
 
 def _computing(
-    machine: Predictor | None, mfu: float | None, step_ms: float | None
+    machine: Predictor | None, mfu: float | None, step_ms: float | None, experts: bool = False
 ) -> Computing | None:
     """Returns how long steps compute; None where nothing says it.
+
+    - experts: whether the model has routed experts.
 
     Raises UsageError for both, and for any without a machine that they can belong to.
     """
@@ -256,7 +262,7 @@ def _computing(
     peak, shares, memory_rate = None, _SHARES, None
     if isinstance(machine, PublishedMachine):
         peak, memory_rate = _RATES.get(machine.links.gpu, (None, None))
-        shares = _SHARES_OF.get(machine.links.gpu, _SHARES)
+        shares = _SHARES_OF_EXPERTS if experts else _SHARES_OF.get(machine.links.gpu, _SHARES)
     if step_ms is not None:
         return Computing(1e6 * _positive(step_ms, "step_ms"), peak=peak)
     if mfu is None:
@@ -311,8 +317,9 @@ def _corrected(
     given_ns, peak = (computing.step_ns, computing.peak) if computing else (None, None)
     measured = measure_step(there, captured, layout, given_ns)
     if given_ns is None and measured.computing_ns is not None:
+        kind = "of computation" if captured.computing else "outside of calls, as computation,"
         note = (
-            f"{format_ns(measured.computing_ns, 3)} of computation are the capture's, taken to be "
+            f"{format_ns(measured.computing_ns, 3)} {kind} are the capture's, taken to be "
             f"of {taken}; --step-ms says another"
         )
         measured = replace(measured, notes=(*measured.notes, note))

@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 
 # The ratio of a measured step's communication to its plan where nothing was measured.
 UNCORRECTED = (
-    "real steps took 1.4 (FSDP2) and 2.0 (DDP) times the communication that was planned from calls "
-    "alone, on 4 gloo ranks of 2 cores (results/benchmarks/plan-2026-11-22.txt): copies, launch "
-    "gaps, contention, late ranks. --measured CAPTURE takes yours into the plan"
+    "real steps took 1.4 (FSDP2) and 2.0 (DDP) times the planned communication, on 4 gloo ranks of "
+    "2 cores (docs/method.md); --measured CAPTURE corrects the plan by yours"
 )
 
 
@@ -483,18 +482,6 @@ def finish(projection: Plan, machine: Predictor | None, corrected_by_step: bool)
         )
     collectives = [row.collective for row in projection.step.rows]
     projection.concurrent = machine.concurrent_work(collectives)
-    projection.notes += machine.notes()
-    every = [
-        row for step in (projection.step, *projection.weak, *projection.strong) for row in step.rows
-    ]
-    extrapolated = dict.fromkeys(row.extrapolated for row in every if row.extrapolated)
-    if extrapolated:
-        count = sum(bool(row.extrapolated) for row in every)
-        farthest = list(extrapolated)[-1]
-        projection.notes.append(
-            f"{count} of {len(every)} times are extrapolated, and their "
-            f"intervals are wider: {farthest}"
-        )
     if corrected_by_step:
         projection.notes.append(
             "each time is the machine's, corrected by the factor that the capture has for its "
@@ -504,4 +491,15 @@ def finish(projection: Plan, machine: Predictor | None, corrected_by_step: bool)
         projection.notes.append(UNCORRECTED)
     if projection.compute_ns is None:
         projection.notes.append("--step-ms MS tells how much of it is exposed, and how it scales")
+    steps = (projection.step, *projection.weak, *projection.strong)
+    projection.notes += machine.notes(max(step.ranks for step in steps))
+    every = [row for step in steps for row in step.rows]
+    extrapolated = dict.fromkeys(row.extrapolated for row in every if row.extrapolated)
+    if extrapolated:
+        count = sum(bool(row.extrapolated) for row in every)
+        farthest = list(extrapolated)[-1]
+        projection.notes.append(
+            f"{count} of {len(every)} times are extrapolated, and their "
+            f"intervals are wider: {farthest}"
+        )
     return projection

@@ -12,8 +12,10 @@ from torchcoll.parts.training.trial_show import show_trials
 from torchcoll.report.shown import Shown
 
 SHOWN = {
-    LayoutComparison: Shown(show_layouts, charts=layouts_charts, answer=layouts_answer),
-    Plan: Shown(show_training_plans, charts=plan_charts, answer=plan_answer),
+    LayoutComparison: Shown(
+        show_layouts, charts=layouts_charts, plotted=True, answer=layouts_answer
+    ),
+    Plan: Shown(show_training_plans, charts=plan_charts, plotted=True, answer=plan_answer),
     TrafficComparison: Shown(show_traffic_comparisons),
     Trial: Shown(show_trials),
 }

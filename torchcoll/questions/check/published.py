@@ -26,6 +26,7 @@ from torchcoll.core.units import counted, format_digits, format_factor, format_s
 
 # Other forms of a GPU of the same name: fewer links, or a part of one.
 _OTHERS = {"PCIE", "NVL", "MIG"}
+_ANOTHER_MACHINE = 1.2  # times the best published figure: hardly of the same kind of machine
 _ROUNDED = 0.999  # what is printed with three digits is no more exact
 _PRINTED = 0.006  # GB/s: nccl-tests rounds a bandwidth to 0.01
 _TIMED = 0.0002  # a share: it rounds the time too, from which the bandwidth of a row follows
@@ -193,9 +194,8 @@ class PublishedCase:
     published: tuple[tuple[Publication, float], ...]
     noun: str = "published run"
 
-    @property
-    def text(self) -> str:
-        """One sentence."""
+    def text(self, name: str = "this run") -> str:
+        """One sentence. name: of the run."""
         low, high = (pick(gbps for _, gbps in self.published) for pick in (min, max))
         many, busbw = len(self.published), self.row.busbw_gbps or 0.0
         below = sum(busbw < _ROUNDED * gbps for _, gbps in self.published)
@@ -211,9 +211,11 @@ class PublishedCase:
             count = "as high as the best" if many > 1 else "not below it"
         if busbw > _ABOVE * high:
             count = f"{format_factor(busbw / high)} the best" if many > 1 else "above it"
+        if busbw > _ANOTHER_MACHINE * high:
+            count = f"{format_factor(busbw / high)} the best: are these really {kind}?"
         return (
             f"{counted(many, self.noun)} on {kind} {reach} GB/s busbw in {where}; "
-            f"this run's {format_digits(busbw, 4)} is {count}"
+            f"{name}'s {format_digits(busbw, 4)} is {count}"
         )
 
 

@@ -49,12 +49,12 @@ def published_lines(run: Run, rows: Sequence[Row]) -> list[Caveat]:
     """Where the run stands, in one sentence; none where nothing is published of such a machine."""
     best = published.standings(run, rows)[:1]
     text = " (torchcoll show --published)"
-    return [Caveat(standing.text, after=text, of_runs=True) for standing in best]
+    return [Caveat(standing.text(), after=text, of_runs=True) for standing in best]
 
 
-def published_grid(run: Run) -> Grid | None:
+def published_grid(run: Run, name: str = "this run") -> Grid | None:
     """Each figure of a size that the run has too; of all sizes where it has none of them. None
-    where nothing is published of such a machine.
+    where nothing is published of such a machine. name: of the run in the sentence.
     """
     alike_runs = published.alike(run)
     if not alike_runs:
@@ -70,7 +70,7 @@ def published_grid(run: Run) -> Grid | None:
         for (collective, size), gbps in publication.figures.items()
     ]
     kind = f"{counted(len(alike_runs), 'published run')} on {alike_runs[0].kind}"
-    text = cases[0].text if cases else f"{kind}, of none of this run's cases and sizes"
+    text = cases[0].text(name) if cases else f"{kind}, of none of {name}'s cases and sizes"
     grid = make_grid(
         [
             (Head("collective", left=True), lambda i: i[0]),

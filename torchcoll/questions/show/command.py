@@ -78,16 +78,6 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         ),
     )
     add(
-        "--nccl-log",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help=(
-            "show what NCCL's tuning table expected of each case, from its log "
-            "(NCCL_DEBUG_SUBSYS=INIT,TUNING) or a folder of logs"
-        ),
-    )
-    add(
         "--explain",
         nargs="*",
         metavar="WORD",
@@ -254,8 +244,8 @@ def run_plot(options: argparse.Namespace) -> ExitCode:
     sides = {label: select_cases(runs, label) for label, runs in sides.items()}
     check_import_options([run for runs in sides.values() for run in runs], **hints)
     choices = {name: getattr(options, name) for name in ("over_ranks", "filter", "fabric")}
-    plot(sides, path, **choices)
-    print(printable(f"picture: {path}"))
+    written = plot(sides, path, **choices)
+    print("\n".join(map(printable, filter(None, (written.text, f"picture: {path}")))))
     return ExitCode.OK
 
 
@@ -366,7 +356,7 @@ COMMANDS = {
                 "--view --columns --percentiles --over-ranks --clock --metric --all "
                 "--verbose --explain"
             ),
-            "what is shown next to it": "--published --topology --nccl-log",
+            "what is shown next to it": "--published --topology",
             "output": "--format",
         },
     ),
