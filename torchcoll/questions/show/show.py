@@ -30,8 +30,9 @@ from torchcoll.questions.contention.show import (
     concurrent_answer,
     concurrent_grid,
     concurrent_records,
+    soak_grid,
+    soak_object,
 )
-from torchcoll.questions.contention.soak_show import soak_grid, soak_object
 from torchcoll.questions.contention.soaked import Soaked, soaked
 from torchcoll.questions.pairs.matches import is_pair, read_pairs
 from torchcoll.questions.pairs.show import pairs_answer, show_pairs
