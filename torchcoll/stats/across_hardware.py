@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from torchcoll.core.backends import NCCL, of_family
 from torchcoll.core.result import Run
 from torchcoll.core.summary import first_call_ns, first_result_ns, first_results
 from torchcoll.stats.matching import Pair
@@ -90,7 +91,8 @@ def _hardware(run: Run) -> dict[str, str]:
     kinds = {result.case.device for result in run.results} - {"unknown", ""}
     names = {str(m["device_name"]) for m in run.members if m.get("device_name")}
     hosts = {m["host"] for m in run.members if m.get("host")}
-    library = str((run.environment.get("libraries") or {}).get("nccl", "")).partition(" ")[0]
+    libraries = run.environment.get("libraries") or {}
+    library = str(libraries.get(of_family(NCCL)[0], "")).partition(" ")[0]
     return {
         "GPUs of": {"NCCL": "NVIDIA", "RCCL": "AMD"}.get(library, ""),
         "devices": ", ".join(sorted(kinds)),

@@ -202,10 +202,10 @@ def _rest_texts(comparison: Comparison, rest: Items, named: Items) -> list[str]:
         if item.result == "inconclusive"
         and (item.factor - 1 if item.interval is None else _possible(item.interval)) >= far
     ]
-    looks.sort(key=lambda item: (item.factor < 1 + far, item.speed > 1, -item.factor))
-    open_names = [f"{comparison.name_of(i)} {change_text(i.speed)}".strip() for i in looks]
+    named_looks = named_changes(comparison, looks)
+    named_looks.sort(key=lambda each: each[0].speed > 1 / FAR_SLOWER)  # none of those is left out
     most = max(MOST_NAMED, _most_far(looks))
-    shown = units.shorten(open_names, most, ", ...")
+    shown = units.shorten([text for _, text in named_looks], most, ", ...")
     number = f"{len(looks)} cases are " if len(looks) > most else ""
     texts = [f"{number}not decided: {shown}"] if looks else []
     near = [item for item in rest if item not in looks]
@@ -227,13 +227,8 @@ def _rest_texts(comparison: Comparison, rest: Items, named: Items) -> list[str]:
 
 def limit_text(comparison: Comparison, items: Items) -> str:
     """The whole percentage, and at least the threshold, that none of the cases exceeds."""
-    largest = max(item.factor for item in items) - 1
-    within = largest <= comparison.threshold
-    return (
-        format_percent(comparison.threshold)
-        if within
-        else f"{math.ceil(round(100 * largest, 2))} %"
-    )
+    percent = math.ceil(round(100 * (max(item.factor for item in items) - 1), 2))
+    return format_percent(max(comparison.threshold, percent / 100))
 
 
 def _the_others(items: Items) -> str:
@@ -271,7 +266,11 @@ def undecided_answer(comparison: Comparison, ratios: Items, others: bool = False
     next_step = _step_to_decide(comparison, undecided)
     possible, act_from = max(_possible(item.interval) for item in undecided), ACT_ON_CASE
     least = 1 + comparison.threshold if possible > act_from else NOTABLE
-    slower, faster = (_named(comparison, undecided, each, least) for each in CHANGED)
+    named = named_changes(comparison, [item for item in undecided if item.factor >= least])
+    slower, faster = (
+        [text for item, text in named if (item.speed < 1) == is_slower]
+        for is_slower in (True, False)
+    )
     if slower or faster:
         if slower and faster:
             details.insert(0, f"{faster[0]}, not decided either")
@@ -311,14 +310,12 @@ def undecided_answer(comparison: Comparison, ratios: Items, others: bool = False
     return answer
 
 
-def _named(comparison: Comparison, undecided: Items, direction: str, least: float) -> list[str]:
-    """``1M 3.6x slower``: the cases that look at least so much changed in a direction, the furthest
-    first.
-    """
-    changed = [item for item in undecided if (item.speed < 1) == (direction == "slower")]
-    changed = [item for item in changed if item.factor >= least]
-    changed.sort(key=lambda item: -item.factor)
-    return [f"{comparison.name_of(item)} {change_text(item.speed)}".strip() for item in changed]
+def named_changes(comparison: Comparison, items: Items) -> list[tuple[Compared, str]]:
+    """Each case with a text such as ``1M 3.6x slower``, the furthest first."""
+    return [
+        (item, f"{comparison.name_of(item)} {change_text(item.speed)}".strip())
+        for item in sorted(items, key=lambda item: -item.factor)
+    ]
 
 
 def _most_far(undecided: Items) -> int:

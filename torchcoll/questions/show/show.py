@@ -25,6 +25,15 @@ from torchcoll.core.units import shorten
 from torchcoll.questions.check.judging import Verdict, judge
 from torchcoll.questions.check.measured_show import run_answer, runs_answer
 from torchcoll.questions.check.published_show import published_lines
+from torchcoll.questions.contention.overlap import Overlap, overlaps
+from torchcoll.questions.contention.show import (
+    concurrent_answer,
+    concurrent_grid,
+    concurrent_records,
+    soak_grid,
+    soak_object,
+)
+from torchcoll.questions.contention.soaked import Soaked, soaked
 from torchcoll.questions.pairs.matches import is_pair, read_pairs
 from torchcoll.questions.pairs.show import pairs_answer, show_pairs
 from torchcoll.questions.pairs.suspects import find_suspects
@@ -435,16 +444,9 @@ def answer_with_further(run: Run, answer: Answer) -> Answer:
     """The answer of a run after that of --soak or --concurrent, for which the run was made; a
     failure comes first.
     """
-    first: Answer | None = None
-    if any(result.concurrent for result in run.results):
-        from torchcoll.questions.contention.overlap import overlaps
-        from torchcoll.questions.contention.show import concurrent_answer
-
-        first = concurrent_answer(rows) if (rows := overlaps(run)) else None
-    if run.windows:
-        from torchcoll.questions.contention.soaked import soaked
-
-        first = soak.answer if (soak := soaked(run)) else first
+    rows, over_time = _further(run)
+    first = concurrent_answer(rows) if rows else None
+    first = over_time.answer if over_time else first
     if first is None:
         return answer
     if answer.level == "bad":
@@ -458,37 +460,25 @@ def answer_with_further(run: Run, answer: Answer) -> Answer:
     )
 
 
+def _further(run: Run) -> tuple[list[Overlap], Soaked | None]:
+    """What --concurrent and --soak measured, as far as they did."""
+    rows = overlaps(run) if any(result.concurrent for result in run.results) else []
+    return rows, soaked(run) if run.windows else None
+
+
 def further_grids(run: Run) -> list[Grid]:
-    """What --concurrent and --soak measured; [] where nothing was."""
-    grids = []
-    if any(result.concurrent for result in run.results):
-        from torchcoll.questions.contention.overlap import overlaps
-        from torchcoll.questions.contention.show import concurrent_grid
-
-        rows = overlaps(run)
-        machine = [e["message"] for e in run.events if e.get("kind") == "machine"]
-        grids = [concurrent_grid(rows, machine)] if rows else []
-    if run.windows:
-        from torchcoll.questions.contention.show import soak_grid
-        from torchcoll.questions.contention.soaked import soaked
-
-        grids += [soak_grid(over_time)] if (over_time := soaked(run)) else []
-    return grids
+    """The tables of --concurrent and --soak; [] where nothing was measured."""
+    rows, over_time = _further(run)
+    machine = [e["message"] for e in run.events if e.get("kind") == "machine"]
+    grids = [concurrent_grid(rows, machine)] if rows else []
+    return [*grids, soak_grid(over_time)] if over_time else grids
 
 
 def _further_object(run: Run) -> dict[str, Any]:
-    further: dict[str, Any] = {}
-    if any(result.concurrent for result in run.results):
-        from torchcoll.questions.contention.overlap import overlaps
-        from torchcoll.questions.contention.show import concurrent_records
-
-        further["concurrent"] = concurrent_records(overlaps(run))
-    if run.windows:
-        from torchcoll.questions.contention.show import soak_object
-        from torchcoll.questions.contention.soaked import soaked
-
-        further |= {"soak": soak_object(soak)} if (soak := soaked(run)) else {}
-    return further
+    rows, over_time = _further(run)
+    concurrent = any(result.concurrent for result in run.results)
+    further: dict[str, Any] = {"concurrent": concurrent_records(rows)} if concurrent else {}
+    return {**further, "soak": soak_object(over_time)} if over_time else further
 
 
 def title_of(run: Run) -> str:
