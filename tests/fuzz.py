@@ -50,12 +50,11 @@ from torchcoll.parts.postmortem import (
     stack_evidence,
 )
 from torchcoll.parts.postmortem.diagnose import diagnose
-from torchcoll.parts.training.traces import read_jobs, read_traffic
+from torchcoll.parts.training.traces import read_traffic
 from torchcoll.parts.training.traffic_show import VIEWS, show_traffic
 from torchcoll.questions.show.show import show
 from torchcoll.reading.inputs import load
 from torchcoll.reading.registry import import_file
-from torchcoll.report.reference import load_points
 
 LIMIT_S = 1.0
 # One real-looking input a file.
@@ -141,13 +140,13 @@ def _dumps(path: Path) -> None:
         ("b-rank0.json", seed("flight_recorder.json").encode()),
     ):
         (path.parent / name).write_bytes(content)
-    _shown(*read_jobs([path.parent]))
+    _shown(read_traffic([path.parent]))
 
 
 def _arrived(path: Path) -> None:
     """As ``torchcoll trace``, with all views."""
     for format in ("table", "csv", "json"):
-        show_traffic(read_jobs([path]), format, io.StringIO(), VIEWS)
+        show_traffic([read_traffic([path])], format, io.StringIO(), VIEWS)
 
 
 def _evidence(reader: ModuleType) -> Callable[[Path], None]:
@@ -253,7 +252,6 @@ READERS = {
     "oneCCL log": Reader(_log, ("oneccl.log",)),
     "XML": Reader(_dump, ("topology.xml",)),
     "manifest": Reader(_manifest, (), "manifest.jsonl", (MANIFEST,)),
-    "points": Reader(lambda path: load_points(str(path)), ("points.json",)),
 }
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")

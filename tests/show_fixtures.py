@@ -25,7 +25,6 @@ def fixed_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         "high_ns",
         "p99_ns",
         "calls",
-        "expected_ns",
         "algorithm",
         "algbw_gbps",
         "busbw_gbps",

@@ -39,7 +39,6 @@ ONE_FOLDER = (
     "show @ --view calls",
     "show @ --view pivot:collective",
     "show @ --published",
-    "show @ --reference results/points.json",
     "show @ --explain",
     "check @",
     "convert @",

@@ -304,7 +304,7 @@ def test_each_part_of_an_issue_is_answered(tmp_path, capsys, monkeypatch):
     assert main([str(path)]) == 0
     out = capsys.readouterr().out
     assert answered_by(out) == [f"compare {path}", f"log {path}"]
-    assert "NCCL 2.30 looks slower than NCCL 2.27" in out
+    assert "NCCL 2.30 looks 2.0x slower than NCCL 2.27 at 8M; " in out
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     monkeypatch.setattr("torchcoll.core.opening._stdin", [])
     assert main(["-"]) == 0

@@ -140,7 +140,7 @@ def completion(tmp_path_factory):
         (["comp"], ["compare"]),
         (["show", "--ve"], ["--verbose"]),
         (["show", "se"], ["setup.cfg"]),
-        (["show", "--reference", "se"], ["setup.cfg"]),
+        (["show", "--topology", "se"], ["setup.cfg"]),
         (["matrix", "--output", "exam"], ["examples"]),
         (["--print"], ["--print-completion"]),
     ],
@@ -212,9 +212,9 @@ def test_version_and_help(capsys):
             "unrecognized arguments: -o x.csv. See torchcoll compare --help.",
         ),
         (
-            "check FILE --health -",
+            "check FILE --junit -",
             2,
-            error_text("health", "-", "a file. What is shown goes to stdout."),
+            error_text("junit", "-", "a file. What is shown goes to stdout."),
         ),
         (
             "compair",
@@ -233,6 +233,16 @@ def test_version_and_help(capsys):
                 "export",
                 "a command. torchcoll show FILE --format csv (or json, markdown) prints results "
                 f"as data. {LISTS} {MEASURE}",
+            ),
+        ),
+        (
+            "contention runs/",
+            2,
+            error_text(
+                "command",
+                "contention",
+                "a command. torchrun ... -m torchcoll.allreduce --concurrent copy, then torchcoll "
+                f"show FILE. {LISTS} {MEASURE}",
             ),
         ),
         (

@@ -15,7 +15,6 @@ RUN = "run.jsonl"  # a good result file
 # Arguments of each command; @ is the file that cannot be used.
 READERS = {
     "show": "show @",
-    "show --reference": f"show {RUN} --reference @",
     "check": "check @",
     "check --baseline": f"check {RUN} --baseline @",
     "show --explain": "show @ --explain",

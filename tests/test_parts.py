@@ -56,6 +56,7 @@ for path, commands in json.loads(sys.argv[1]):
     print(json.dumps(stated), flush=True)
     os._exit(0)
 """
+EXTENDED = {"check", "compare", "convert", "doctor", "show"}
 AWAY = [[], *([name] for name in OWN), OWN]
 
 
@@ -165,8 +166,8 @@ def test_what_a_part_names_is_there(table):
 def test_a_part_names_places_and_commands_of_the_kernel():
     for _, part in parts():
         assert {*part.sections} <= {*PLACES}
-        assert {*part.extends, *part.options} <= {"check", "compare", "convert", "doctor"}
-        assert {*part.answers} <= {"reads", "compares", "baseline", "cells", "recognises", "jobs"}
+        assert {*part.extends, *part.options} <= EXTENDED
+        assert {*part.answers} <= {"reads", "compares", "baseline", "cells", "recognises", "files"}
 
 
 def test_tables_are_read_in_the_order_of_the_parts():

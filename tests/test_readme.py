@@ -42,7 +42,8 @@ OTHERS = [
     for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", ".github/SECURITY.md")
 ]
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "README.md", *DOCS)}
-# These pages begin with the same slow commands. They share a copy, and each command runs once.
+# These pages begin by installing torchcoll. They share a copy, each command runs once, and .ci/run
+# has a step for them.
 TOGETHER = ("README.md", "docs/install.md", "docs/start.md")
 # This command would run the tests again.
 NOT_HERE = ("bash tests/run.sh",)
@@ -95,6 +96,14 @@ def blocks() -> list[Block]:
 
 
 BLOCKS = blocks()
+BLOCK_PARAMETERS = [
+    pytest.param(
+        block,
+        marks=[pytest.mark.install] if block.page in TOGETHER else [],
+        id=f"{block.page}: {block.name}",
+    )
+    for block in BLOCKS
+]
 
 
 def printed(shown: str, out: str) -> bool:
@@ -258,7 +267,7 @@ def readers(
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.page}: {block.name}")
+@pytest.mark.parametrize("block", BLOCK_PARAMETERS)
 def test_every_command_works(readers: Callable[[str], Reader], block: Block) -> None:
     readers(block.page).read(block)
 

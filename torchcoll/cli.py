@@ -210,7 +210,19 @@ def _parse(argv: Sequence[str], entry: Listed | None) -> argparse.Namespace:
     return options
 
 
-_OF_OTHER_PROGRAMS = {
+_CONTENTION = "torchrun ... -m torchcoll.allreduce --concurrent copy, then torchcoll show FILE."
+_NO_COMMANDS = {  # names of other programs, and of pages of the documentation
+    "baseline": "torchcoll check --learn RUNS -o FILE learns one.",
+    "concurrent": _CONTENTION,
+    "contention": _CONTENTION,
+    "explain": "torchcoll show FILE --explain explains one row.",
+    "fleet": "torchcoll nightly PATH... judges the nodes of a fleet.",
+    "limits": "torchcoll log TOPOLOGY.xml prints the limits of a topology.",
+    "measure": "torchcoll run -n 2 allreduce measures.",
+    "overlap": _CONTENTION,
+    "prove": "torchcoll doctor --prove shows what holds on this machine.",
+    "published": "torchcoll show FILE --published compares with published runs.",
+    "slow": "torchcoll show FILE --view ranks names slow ranks, torchcoll pairs slow links.",
     "export": "torchcoll show FILE --format csv (or json, markdown) prints results as data.",
     "import": "torchcoll convert LOG -o RUN.jsonl reads a log of another tool.",
 }
@@ -225,7 +237,7 @@ def _answer_without_command(argv: Sequence[str]) -> argparse.Namespace:
     if are_paths(argv):
         return argparse.Namespace(command="", run=lambda options: answer_paths(argv, main))
     check_missing(argv[0])
-    known = _OF_OTHER_PROGRAMS.get(argv[0])
+    known = _NO_COMMANDS.get(argv[0])
     nearest = known or errors.did_you_mean(argv[0], commands(), least=0.5, most=3)
     action = f"{nearest} torchcoll --help lists the commands. {_TO_MEASURE}."
     raise errors.UsageError("command", argv[0], "a command", action.lstrip())

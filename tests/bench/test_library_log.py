@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import io
 import os
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +18,6 @@ from torchcoll.bench.library_log import LibraryLog, _Tail
 from torchcoll.core.backends import BACKENDS
 from torchcoll.core.errors import TorchcollError
 from torchcoll.core.result import Choice
-from torchcoll.questions.show.show import show
 
 # NCCL 2.27: the names come upper case, and rank 0 alone tells what was chosen.
 TIMINGS = (
@@ -99,46 +96,6 @@ def test_choices_are_those_of_the_calls_of_each_case(launch):
     table = measured.stdout()
     assert "RING/LL 1ch" in table and "RING/SIMPLE 4ch" in table
     assert f"library log: NCCL writes it to {folder.name}" in table
-
-
-def estimating(estimate):
-    """gloo as NCCL, whose estimator is torch's private one of 2.8; on gloo the call really runs."""
-
-    def setup(rank: int) -> None:
-        as_library("nccl", log_as_nccl)(rank)
-
-        @contextlib.contextmanager
-        def estimator(group=None, device=None):
-            found = SimpleNamespace(estimated_time=None)
-            yield found
-            found.estimated_time = estimate()
-
-        dist.distributed_c10d._time_estimator = estimator
-
-    return setup
-
-
-def test_what_nccl_expects_stands_beside_what_it_took(launch):
-    measured = launch(
-        "all_reduce", "--sizes 256 -n 2 --library-log", setup=estimating(lambda: 56.25)
-    )
-    (result,) = measured.ended(0).run.results
-    assert result.expected_ns == 56250
-    table = io.StringIO()
-    show(str(measured.path), file=table)
-    assert "56.25 us" in table.getvalue()
-    assert "library expects: what its own cost model says" in table.getvalue()
-
-
-def test_an_estimate_that_fails_costs_itself_alone(launch):
-    def fail():
-        raise RuntimeError("NCCL Error 5: invalid usage")
-
-    measured = launch("all_reduce", "--sizes 8,256 -n 2 --library-log", setup=estimating(fail))
-    run = measured.ended(0).run
-    assert [(r.status, r.expected_ns) for r in run.results] == [("ok", None)] * 2
-    messages = [e["message"] for e in run.events if "estimate" in e["message"]]
-    assert messages == ["NCCL's estimate is not to be had here (NCCL Error 5: invalid usage)"]
 
 
 def test_a_log_without_choices_says_so(launch):

@@ -301,3 +301,23 @@ def test_every_field_survives_the_file(tmp_path):
         ours, theirs = limits_of(baseline, name), limits_of(read, name)
         assert ours.run_limit == pytest.approx(theirs.run_limit, rel=1e-4)
         assert ours.case_limits == pytest.approx(theirs.case_limits, rel=1e-4)
+
+
+def test_a_baseline_of_few_runs_says_how_many_would_do(tmp_path, capsys):
+    """A run 5 % slower is not quite found by 6 runs; it is by as many as the next step says."""
+    new = made_fleet(1, 1, noise=0.0)[0]
+    new.header["run_id"] = "new"
+    torchcoll.save(new, tmp_path / "new.jsonl")
+
+    def judged_by(count):
+        folder = tmp_path / f"good{count}"
+        folder.mkdir()
+        for run in made_fleet(1, count, noise=0.01, seed=5):
+            torchcoll.save(run, folder / f"{run.header['run_id']}.jsonl")
+        main(["check", str(tmp_path / "new.jsonl"), "--baseline", str(folder)])
+        return joined(capsys.readouterr().out)
+
+    few = judged_by(6)
+    assert few.startswith("CANNOT TELL a slowdown below 5.5 %: this run is ")
+    (number,) = re.findall(r"Next: learn from about (\d+) good runs, not 6 ", few)
+    assert judged_by(int(number)).startswith("PASS as usual")

@@ -122,6 +122,8 @@ def test_a_run_of_a_known_kind_is_told_where_it_stands():
         "run's 475 is below 1 of 2 (torchcoll show --published)"
     )
     assert "this run's 490 is as high as the best" in line_of(a_launch("NVIDIA H200", 8, 1, 490.0))
+    text = line_of(a_launch("NVIDIA H200", 8, 1, 720.0))
+    assert "this run's 720 is 1.50x the best: are these really 8 H200?" in text
 
 
 def test_one_publication_alone():
@@ -136,6 +138,7 @@ def test_one_publication_alone():
 def test_the_size_that_most_have_published_speaks():
     run = a_launch("NVIDIA H100 80GB HBM3", 16, 2, 400.0, "16G")
     few = standings(run, summarise_run(run))[0]
+    assert few.text("a.log").endswith("in all_reduce 16G; a.log's 400 is below 3 of 3")
     other = a_launch("NVIDIA H100 80GB HBM3", 16, 2, 400.0, "1G")
     run.results += other.results
     found = standings(run, summarise_run(run))
@@ -217,7 +220,44 @@ def test_a_machine_that_nobody_published(tmp_path, capsys):
     assert text.startswith("nothing is published of 8 NVIDIA GeForce RTX 5090\nNext: torchcoll ")
     save(a_launch("", 8, 1, 20.0), tmp_path / "b.jsonl")
     assert main(["show", "--published", str(tmp_path / "b.jsonl")]) == 0
-    assert "the file names no GPUs\nNext: torchcoll convert" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out.startswith("which GPUs are these? the file names no GPUs; it reaches 20 GB/s busbw ")
+    assert f"\nNext: torchcoll convert {tmp_path / 'b.jsonl'} --label gpu=" in out
+    assert "8 MI300X" in out and "8 H100" in out and "2x" not in out
+
+
+TABLE = """# NCCL version 2.21.5+cuda12.4
+# Collective test starting: all_reduce_perf
+{ranks}
+#  size   count    type redop root   time  algbw   busbw #wrong   time  algbw   busbw #wrong
+#   (B)                              (us) (GB/s)  (GB/s)          (us) (GB/s)  (GB/s)
+1048576    262144 float   sum   -1  164.3   6.38   11.17      0  187.8   5.58    9.77      0
+16777216  4194304 float   sum   -1  461.7  36.34   63.59      0  454.0  36.95   64.67      0
+134217728 33554432 float   sum   -1 {out}      0 1907.9  70.35  123.11      0
+"""
+
+
+@pytest.mark.parametrize(
+    ("out", "text"),
+    [
+        (
+            "1916.3   70.04  122.57",
+            "this is the published run cscs-alps-2 of CSCS, the only one of 2x4 GH200\n",
+        ),
+        ("1976.0   67.92  118.87", "1 published run on 2x4 GH200 reaches 123.1 GB/s busbw in all_"),
+    ],
+)
+def test_a_published_run_is_not_compared_with_itself(out, text, tmp_path, capsys):
+    """The figures of Alps in results/published/figures.csv, and the same with one that differs."""
+    ranks = [
+        f"#  Rank {rank:2} Group  0 Pid {4000 + rank} on node{rank // 4:02} device {rank % 4} "
+        "[0x01] NVIDIA GH200 120GB"
+        for rank in range(8)
+    ]
+    path = tmp_path / "log.txt"
+    path.write_text(TABLE.format(ranks="\n".join(ranks), out=out))
+    assert main(["show", str(path), "--published"]) == 0
+    assert capsys.readouterr().out.startswith(text)
 
 
 def test_the_report_says_it(tmp_path):
@@ -246,9 +286,9 @@ def imported(tmp_path, *labels):
         (["gpu=H200", "hosts=1"], "2 published runs on 8 H200 reach 473.1 to 480 GB/s busbw in "
                                   "all_reduce 8G; this run's 475 is below 1 of 2"),
         (["gpu=H200", "hosts=2"], "nothing is published of 2x4 H200\n"),
-        (["gpu=H200"], "the file names no hosts\nNext: torchcoll convert FILE --label hosts=N -o "),
-        ([], "the file names no GPUs and no hosts\nNext: torchcoll convert FILE --label gpu=NAME "
-             "--label hosts=N -o RUN\n"),
+        (["gpu=H200"], "which GPUs are these? the file names no hosts; it reaches 475 GB/s busbw "),
+        ([], "which GPUs are these? the file names no GPUs and no hosts; it reaches 475 GB/s "
+             "busbw in all_reduce 8G"),
     ],
 )  # fmt: skip
 def test_the_hosts_of_an_imported_table_are_stated_by_a_label(labels, said, tmp_path, capsys):

@@ -47,8 +47,25 @@ def test_a_copy_is_no_further_launch(tmp_path):
 def test_a_copy_on_the_other_side(tmp_path):
     base = files(tmp_path / "base", side())
     shutil.copytree(base, tmp_path / "new")
-    with pytest.raises(UsageError, match=r"new/0.jsonl, the same run as .*, expected a run"):
+    with pytest.raises(
+        UsageError, match="new: got the same 4 runs as base, expected a run that is"
+    ):
         compare(base, tmp_path / "new")
+    with pytest.raises(UsageError, match=r"new/1.jsonl, the same run as .*, expected a run"):
+        compare(base, tmp_path / "new" / "1.jsonl")
+
+
+def test_a_table_of_another_tool_on_both_sides(tmp_path):
+    """Six sizes in times of their own: nobody measures the same ones twice."""
+    table = "collective,size,time (us)\n"
+    table += "".join(f"all_reduce,{8 << n},{31.7 + n * n:.1f}\n" for n in range(6))
+    for name in ("mine.csv", "copy.csv"):
+        (tmp_path / name).write_text(table)
+    text = (
+        "new: got copy.csv, the same run as mine.csv, expected a run that is not in base. Name two"
+    )
+    with pytest.raises(UsageError, match=text):
+        compare(tmp_path / "mine.csv", tmp_path / "copy.csv")
 
 
 def test_figures_of_others_that_are_one_launch():
@@ -166,7 +183,7 @@ def test_small_ratios_keep_their_digits_and_names_tell_the_placement(capsys):
         place = next(n for n, line in enumerate(lines) if " 1K " in line and small in line)
         assert lines[place + 1].index("0.990") == lines[place].index(small)
     assert lines[0].startswith(
-        "new looks slower than base in 2 of 4 cases: 1K in place 175x slower, 1K out of place 83x"
+        "new looks 83x to 175x slower than base at 1K in and out of place; the other 2 cases "
     )
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from types import SimpleNamespace
 
 import pytest
 
-from torchcoll.bench.concurrent import BLOCKS, Work, measure_concurrent, measure_offset
+from torchcoll.bench.concurrent import BLOCKS, Work, measure_concurrent
 from torchcoll.core.case import Case
-from torchcoll.core.result import CONCURRENT_BLOCKS, LATER_BLOCKS, CaseResult, ConcurrentBlocks, Run
-from torchcoll.machine.devices import nothing
+from torchcoll.core.result import CONCURRENT_BLOCKS, CaseResult, ConcurrentBlocks, Run
 from torchcoll.questions.contention.overlap import Estimate, overlap, overlaps
 from torchcoll.questions.contention.show import concurrent_grid
 from torchcoll.report.grid import legends
@@ -31,29 +29,14 @@ class OverlappingDevice:
         self.share = share
         self.made: list[tuple[int, int]] = []
 
-    def together(self, call, calls: int, work, repeats: int) -> tuple[int, int, int, int]:
+    def together(self, call, calls: int, work, repeats: int) -> tuple[int, int, int]:
         """One after the other as far as nothing is hidden: each ends at the end of all."""
         self.made.append((calls, repeats))
         of_calls, of_work = calls * CALL_NS, repeats * WORK_NS
         whole = round(of_calls + of_work - self.share * min(of_calls, of_work))
         if calls and repeats:
-            return whole, whole, whole, 0
-        return of_calls, of_work, whole, 0
-
-
-class SharedLink:
-    """A call and the work of 20 ms each, who share one link fairly; it takes 1 ms until the work
-    begins that is to begin later.
-    """
-
-    kind = name = "cpu"
-
-    def together(self, call, calls, work, repeats, after_ns=0):
-        late = after_ns + MS if after_ns else 0
-        if not calls or work is nothing:
-            return 20 * MS * calls, 20 * MS * repeats, 20 * MS, 0
-        both = max(0, 20 * MS - late)  # that is left of the call when the work begins
-        return 20 * MS + both, 20 * MS + both, late + 20 * MS + both, late
+            return whole, whole, whole
+        return of_calls, of_work, whole
 
 
 def session_on(device):
@@ -84,90 +67,6 @@ def measured(share: float) -> CaseResult:
 def overlap_of(**blocks):
     concurrent = ConcurrentBlocks("copy:64M", None, 10, 3, **blocks)
     return overlap(CaseResult(CASE, "ok", 2, concurrent=concurrent))
-
-
-@pytest.mark.parametrize(
-    ("offset", "slowdown", "begins"),
-    [("9ms", 1.5, "+10.00 ms"), ("18999us", 1.0, "+20.00 ms"), ("4ms", 1.75, "+5.000 ms")],
-)
-def test_an_offset_on_a_shared_link(offset, slowdown, begins, monkeypatch):
-    """Of 20 ms the call has 10 behind it when the work begins after 9 + 1: it shares the rest and
-    ends at 30, and so does the work 30 after its own begin. At once both take 40 ms.
-    """
-    monkeypatch.setattr(time, "sleep", float)
-    work = Work("all_reduce:div:2:1M", list, bus_bytes=1 << 20)
-    found = measure_offset(session_on(SharedLink()), None, work, list, list, "case", offset)
-    pairs, calls = 1, found.pop("all_calls")  # one call and one of the work fill a block
-    assert calls == 2 * 2 + 3 * BLOCKS * pairs
-    run = Run({}, results=[made(found)])
-    once, later = overlaps(run)
-    assert (once.slowdown.value, once.work_slowdown.value) == (2, 2)
-    assert once.offset_ns == 0
-    assert later.slowdown.value == pytest.approx(slowdown, rel=1e-3)
-    assert later.work_slowdown.value == pytest.approx(slowdown, rel=1e-3)
-    assert once.covered and later.covered
-    grid = concurrent_grid([once, later])
-    assert [row[2] for row in grid.rows] == ["at once", begins]
-    # What could be hidden is known of the one alone.
-    overlaps_told = [row[[head.first for head in grid.heads].index("overlap")] for row in grid.rows]
-    assert overlaps_told == ["0.00 [0.00, 0.00]", "-"]
-
-
-def test_single_calls_are_told_one_by_one():
-    """20 pairs fill a block: a call of 1 ms, and one of the work, of 3 ms."""
-    blocks = dict(alone_ns=[[20 * MS]], work_ns=[[60 * MS]], both_calls_ns=[[40 * MS]])
-    blocks |= dict(both_work_ns=[[80 * MS]], both_ns=[[80 * MS]], offset_ns=500_000)
-    blocks |= dict(later_calls_ns=[[30 * MS]], later_work_ns=[[70 * MS]], later_ns=[[80 * MS]])
-    concurrent = ConcurrentBlocks(
-        "all_reduce:div:2:1M", None, 20, 20, later_begins_ns=[[510_000]], **blocks
-    )
-    found = overlaps(Run({}, results=[CaseResult(CASE, "ok", 2, concurrent=concurrent)]))
-    assert [(one.calls_ns, one.work_ns) for one in found] == [(MS, 3 * MS)] * 2
-    assert [one.offset_ns for one in found] == [0, 510_000]
-
-
-@pytest.mark.parametrize(("offset", "pairs"), [("1ms", 20), ("50ms", 2), ("500ms", 1), ("30s", 1)])
-def test_a_block_waits_a_tenth_of_a_second_for_its_offsets(offset, pairs, monkeypatch):
-    """Calls of 1 ms: 20 fill a block of 20 ms, and the watchdog takes 2000 waits of 1 s for a
-    hang.
-    """
-
-    class Short(SharedLink):
-        def together(self, call, calls, work, repeats, after_ns=0):
-            return MS * calls, MS * repeats, MS, after_ns
-
-    work = Work("all_reduce:div:2:1M", list, bus_bytes=1 << 20)
-    monkeypatch.setattr(time, "sleep", float)
-    found = measure_offset(session_on(Short()), None, work, list, list, "case", offset)
-    assert (found["calls"], found["repeats"]) == (pairs, pairs)
-
-
-def test_calls_of_all_blocks_follow_a_pause_as_long(monkeypatch):
-    """A call takes 1 ms, and 2 ms where the pair before began 2 ms ago or more: that is no doing of
-    the work, which shares nothing with it, but of the pause.
-    """
-    now = [0]
-
-    def sleep(seconds):
-        now[0] += round(seconds * 1e9)
-
-    class Cooling:
-        kind = name = "cpu"
-        before = 0
-
-        def together(self, call, calls, work, repeats, after_ns=0):
-            took = 2 * MS if now[0] - self.before >= 2 * MS else MS
-            self.before = now[0]
-            now[0] += max(took, after_ns)
-            return took * calls, took * repeats, took + after_ns, after_ns
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    work = Work("all_reduce:div:2:1M", list, bus_bytes=1 << 20)
-    found = measure_offset(session_on(Cooling()), None, work, list, list, "case", "2ms")
-    found.pop("all_calls")
-    for one in overlaps(Run({}, results=[made(found)])):
-        assert one.slowdown.value == pytest.approx(1, rel=0.02)  # of the very first pair
-        assert one.work_slowdown.value == pytest.approx(1, rel=0.02)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
@@ -261,7 +160,7 @@ def test_cases_without_work_are_not_there():
     ],
 )
 def test_a_broken_record_is_refused(change):
-    good = {name: [[1]] for name in CONCURRENT_BLOCKS + LATER_BLOCKS} | {"offset_ns": 1}
+    good = {name: [[1]] for name in CONCURRENT_BLOCKS}
     good |= {"work": "copy:1M", "threads": None, "calls": 1, "repeats": 1}
     assert ConcurrentBlocks.from_json(good).blocks == 1
     with pytest.raises((TypeError, ValueError)):

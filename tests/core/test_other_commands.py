@@ -15,6 +15,16 @@ TOPOLOGY = '<?xml version="1.0"?>\n<system version="1">\n <cpu numaid="0"/>\n</s
 DUMP = json.dumps({"version": "2.10", "pg_config": {}, "entries": []})
 TABLE = "# nThread 1 nGpus 8 minBytes 8 maxBytes 8\n# Avg bus bandwidth    : 21.6\n"
 IMB = "#---\n#    Intel(R) MPI Benchmarks 2021.3, MPI-1 part\n#---\n"
+# A launcher's report, as torchrun of torch 2.9 prints it.
+DEAD = """
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+train.py FAILED
+Root Cause (first observed failure):
+[0]:
+  host      : node3
+  rank      : 5 (local_rank: 1)
+  exitcode  : 2 (pid: 41513)
+"""
 
 READERS = {
     "show": lambda path: import_file(path),
@@ -35,6 +45,8 @@ READERS = {
         ("log", "dump.json", DUMP, "trace"),
         ("log", "table.txt", TABLE, "show"),
         ("log", "imb.txt", IMB, "show"),
+        ("log", "job.out", DEAD, "postmortem"),
+        ("show", "job.out", DEAD, "postmortem"),
         ("log", "ucc.txt", "       Count        Size                Time, us\n", "show"),
         ("log", "hccl.txt", "data_size(Bytes): | aveg_time(us):\n", "show"),
     ],

@@ -101,17 +101,6 @@ def test_round_trip(tmp_path):
     assert (tmp_path / "again.jsonl").read_bytes() == path.read_bytes()
 
 
-def test_keys_of_earlier_versions_are_read_by_their_present_names(tmp_path):
-    run = a_run()
-    run.header["spec"]["labels"] = {"launch": "3"}
-    run.results[0].ramp_up_ns = [[9], [9]]
-    text = text_of(run).replace('"steady_after"', '"settled"').replace('"ramp_up', '"lead')
-    (tmp_path / "old.jsonl").write_text(text)
-    read = load(tmp_path / "old.jsonl")
-    assert [r.to_json() for r in read.results] == [r.to_json() for r in run.results]
-    assert (read.labels, read.problems) == ({"run": "3"}, [])
-
-
 def test_files_of_before_have_no_stamps_and_no_ramp_up_calls(tmp_path):
     """They are read, as unknown."""
     new = "start_ns start_wall_us cold_start_ns batch_start_ns batch_start_wall_us "

@@ -189,7 +189,6 @@ def test_row_by_hand():
         steady_ns=1234,
         algorithm="RING/LL",
         channels=2,
-        expected_ns=None,
         algbw_gbps=pytest.approx(1000 / 210),
         busbw_gbps=pytest.approx(1000 / 210),
         verified="correct",

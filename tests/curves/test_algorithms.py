@@ -8,7 +8,7 @@ import random
 from functools import partial
 
 import pytest
-from error_form import error_tail, error_text, expecting, got
+from error_form import error_tail, error_text, got
 from made_runs import measured as measured_on
 from made_runs import run
 
@@ -334,11 +334,13 @@ def test_what_was_not_verified_is_said():
 
 
 def test_nothing_forced():
-    with pytest.raises(
-        UsageError,
-        match=r"none that forces an algorithm.*auto=PATH Ring=PATH.*torchcoll matrix --preset",
-    ):
+    """Only for logs, which record no variables, can names of files say what was forced."""
+    step = r"reads them\. torchcoll matrix --preset nccl-algorithms makes such runs"
+    with pytest.raises(UsageError, match=f"none that forces an algorithm on nccl.*{step}"):
         algorithms(cell("auto", {K: 100}))
+    logs = [run(measured(100, backend="ccl"), source={"tool": "other"}) for _ in "ab"]
+    with pytest.raises(UsageError, match=r"auto=PATH Ring=PATH.* --preset oneccl-algorithms"):
+        algorithms(logs)
 
 
 def test_a_collective_that_no_cell_forces_is_left_out():
@@ -472,13 +474,9 @@ def test_machines_read_it(folder, capsys):
             ["--export-env", "--export-oneccl"],
             got(error_tail("--export-env and --export-oneccl", "one")),
         ),
-        (["--channels", "4"], error_text("channels", "4", "--export-tuner with it")),
-        (["--export-tuner", "t.csv", "--channels", "99"], error_text("channels", "99", "1 to 64")),
-        (["--export-tuner", "no/t.csv"], expecting("a file that can be written")),
-        (["--export-tuner", "dir/auto-1.jsonl"], expecting("a file that does not exist")),
         (
             ["--export-env"],
-            got(error_tail("tree at 1K, ring at 1M", "one winner at all sizes. By size")),
+            got(error_tail("tree at 1K, ring at 1M", "one winner at all sizes. Narrow it")),
         ),
         (["--export-oneccl"], error_text("export-oneccl", "tree", "cells that set CCL_ALLREDUCE")),
         (["--format", "xml"], error_text("format", "xml")),
@@ -560,45 +558,15 @@ def test_a_size_that_oneccl_does_not_document_is_not_exported(in_tmp_path, capsy
     assert "Which size oneCCL goes by there is not documented." in capsys.readouterr().err
 
 
-def test_export_tuner(folder, capsys):
-    assert main(["algorithms", "dir", "--export-tuner", "t.csv"]) == 0
-    lines = (folder / "t.csv").read_text().splitlines()
-    rules = [line for line in lines if not line.startswith("#")]
-    # sqrt(1024 * 1048576) = 32768; channels from the log; one host, two ranks
-    assert rules[:2] == [
-        "allreduce,0,32768,tree,ll,8,1,2",
-        "allreduce,32769,9223372036854775807,ring,ll,4,1,2",
-    ]
-    assert len(rules) == 7
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == f"torchcoll: wrote {folder}/t.csv\n"
-
-
-def test_a_tuner_file_needs_protocol_and_channels(in_tmp_path, capsys):
-    saved(in_tmp_path, *cell("ring", {K: 100_000}, RING))
-    assert main(["algorithms", ".", "--export-tuner", "t.csv"]) == 2
-    assert error_text("ring at 1K", "no known protocol", "both") in capsys.readouterr().err
-    saved(in_tmp_path / "b", *cell("ring", {K: 100_000}, protocol("ring", "simple")))
-    assert main(["algorithms", "b", "--export-tuner", "t.csv"]) == 2
-    assert got("no known number of channels") in capsys.readouterr().err
-    assert main(["algorithms", "b", "--export-tuner", "t.csv", "--channels", "16"]) == 0
-    assert (
-        "allreduce,0,9223372036854775807,ring,simple,16,1,2\n"
-        in (in_tmp_path / "t.csv").read_text()
-    )
-
-
 def test_an_export_says_what_was_not_verified_and_not_obeyed(in_tmp_path, capsys):
     runs = cell("tree", {K: 100_000}, protocol("tree", "ll"), choice=Choice("RING", "LL", 4))
     for each in runs:
         each.results[0].verification = None
     saved(in_tmp_path, *runs)
-    assert main(["algorithms", ".", "--export-tuner", "t.csv"]) == 0
-    text = (in_tmp_path / "t.csv").read_text()
+    assert main(["algorithms", ".", "--export-env"]) == 0
+    text = capsys.readouterr().out
     assert "# NOT VERIFIED: tree\n" in text
     assert "# NOT AS ASKED: tree ran RING/LL\n" in text
-    assert "allreduce,0,9223372036854775807,ring,ll,4,1,2\n" in text  # what was timed
 
 
 def test_two_dtypes_are_too_many_for_one_setting(in_tmp_path, capsys):
@@ -637,8 +605,8 @@ def test_of_one_run_of_each_the_fastest_is_named_and_none_is_called_the_best(cap
     out = capsys.readouterr().out
     assert out.replace("\n  ", " ").startswith(
         "Cannot tell which is fastest: one run of each, and at least 3 are needed; Tree looks "
-        "fastest at 1K, Ring at 1M (1.50x at 1M)\nNext: make 3 runs of each, as torchcoll "
-        "matrix --preset nccl-algorithms --runs 3 does\n"
+        "fastest at 1K, Ring at 1M; at 1M Ring is 1.50x as fast as Tree\nNext: make 3 runs of "
+        "each, as torchcoll matrix --preset nccl-algorithms --runs 3 does\n"
     )
     assert "best" not in out
     assert "1K 99.00 us 89.10 us" in " ".join(out.split())
@@ -652,7 +620,7 @@ def test_a_winner_that_changes_often_is_counted(capsys):
     ]
     show_algorithms([algorithms(runs)])
     out = " ".join(capsys.readouterr().out.split())
-    assert "needed; Ring looks fastest at 3 of 6 sizes, Tree at 3 (1.05x at 32K) Next:" in out
+    assert "; Ring looks fastest at 3 of 6 sizes, Tree at 3; at 32K Tree is 1.05x as fast" in out
 
 
 def test_sides_without_a_common_case_are_not_compared(capsys):
@@ -683,11 +651,26 @@ def test_titles_of_pasted_tables_say_what_was_forced(tmp_path, capsys):
     assert main(["algorithms", str(path)]) == 0
     assert capsys.readouterr().out.startswith(
         "Cannot tell which is fastest: one run of each, and at least 3 are needed; tree looks "
-        "fastest at 1M, ring from 4M on (1.50x at 16M)\n"
+        "fastest at 1M, ring from 4M on; at 16M ring is 1.50x as fast as tree\n"
     )
     assert main(["show", str(path)]) == 0
     out = capsys.readouterr().out
     assert "FAIL" not in out and "the last table may be cut off" in out
+
+
+def test_the_side_auto_of_logs_is_a_column_beside_forced_protocols(tmp_path, capsys):
+    """Its label is of another variable (NCCL_ALGO) than those of the forced ones (NCCL_PROTO)."""
+    words = []
+    for name, times_us in (("auto", (20, 80)), ("Simple", (30, 90)), ("LL", (25, 120))):
+        path = tmp_path / f"{name}.csv"
+        rows = [f"broadcast,2,nccl,{n},{us}" for n, us in zip((K, M), times_us, strict=True)]
+        path.write_text("\n".join(["collective,ranks,backend,size,time_us", *rows, ""]))
+        words.append(f"{name}={path}")
+    assert main(["algorithms", *words]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "AUTO looks fastest from 1K on; at 1M AUTO is 1.12x as fast as Simple" in out
+    assert "size AUTO Simple LL 1K 20.00 us 30.00 us 25.00 us 1M 80.00 us" in out
+    assert "left out" not in out and "hidden" not in out
 
 
 def test_three_runs_of_each_are_judged(capsys):

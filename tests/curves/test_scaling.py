@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,9 +82,6 @@ def test_rows_are_whole_in_80_columns(monkeypatch):
     (row,) = (line for line in lines if line.split()[:3] == ["1K", "time", "12"])
     # log2 12 is 3.585 and log2 768 is 9.585: 4.8755 s are 1.585 times 3.0755 s.
     assert row.split()[3:7] == ["to", "768", "grows", "1.585"]
-    assert (
-        "not shown in 80 columns: why, best law of growth (95 % of b), maximum error" in out.text()
-    )
 
 
 def test_the_start_of_the_launch_is_a_curve_of_its_own():
@@ -181,17 +179,18 @@ def test_what_growth_would_have_been_found():
     assert answer.headline.startswith("Cannot tell whether time grows from 2 to 16 ranks (")
     assert (answer.level, answer.next_step) == (
         "doubt",
-        "make four times as many runs on each number of ranks",
+        "make 8 runs on each number of ranks instead of 2",
     )
+    assert answer.details[0] == "measured: 1.000x the time on 16 ranks as on 2"
 
 
 def test_two_numbers_of_ranks_cannot_tell():
     answer = found(grown(lambda n: 1000, ranks=(2, 4))).answer
     assert answer.headline == (
-        "Cannot tell whether the time grows with the ranks (measured on 2, 4 ranks, and 3 numbers "
-        "are needed)"
+        "Cannot tell whether the time grows with the ranks (measured on 2 and 4 ranks, and 3 "
+        "numbers are needed)"
     )
-    assert "--preset scaling" in answer.next_step
+    assert "--axis ranks=2,4,8" in answer.next_step
 
 
 def test_figures_of_others_have_times_but_no_starts():
@@ -250,11 +249,45 @@ def test_first_calls_of_a_job_are_those_of_its_first_launch():
         [200 * MS, 400 * MS, 800 * MS],
         [MS] * 3,
     ]
-    assert [curve.fits[0].subset for curve in result.starts] == ["1 in job", "2 in job"]
+    assert [curve.fits[0].subset for curve in result.starts] == [
+        "run 1 of each job",
+        "run 2 of each job",
+    ]
+    # One table, with the two runs of a job beside each other.
+    assert scaling_grids(result)[1].rows == [
+        ["2", "200.0 ms", "1.000 ms"],
+        ["4", "400.0 ms", "1.000 ms"],
+        ["8", "800.0 ms", "1.000 ms"],
+    ]
     assert result.notes == [
         "3 of 6 runs came later in a job: their first calls are not in this table; `torchcoll "
         "cold` shows them"
     ]
+
+
+def test_the_answer_says_what_its_curves_differ_in():
+    """The second run of each job takes half as long, and grows alike; the sizes do too."""
+    runs = [
+        start([first * f, 1, 1], ranks, 1000, job=f"{ranks} {f}", utc=f"0{place}")
+        for ranks in (2, 4, 8)
+        for f in NOISE
+        for place, first in enumerate((100 * ranks, 50 * ranks))
+    ]
+    started = replace(found(runs), curves=[])
+    assert started.answer.headline.endswith(", like n in runs 1 and 2 of each job")
+    sizes = [launch(n, {1024: 1000 * n * f, 2048: 2000 * n * f}) for n in (2, 4, 8) for f in NOISE]
+    assert found(sizes).answer.headline.endswith(" on 8 ranks, like n at both sizes")
+
+
+def test_growth_in_one_step_is_as_measured_with_its_step():
+    """A law through a step would grow otherwise than its times: 434 us are 6.68 times 65 us."""
+    times = {2: 65, 4: 95, 8: 115, 16: 358, 32: 393, 64: 434}
+    result = found([launch(n, {1024: 1000 * us}) for n, us in times.items()])
+    assert result.answer.headline == (
+        "time grows 6.7x from 65.0 us on 2 to 434 us on 64 ranks, of which 3.1x from 8 to 16"
+    )
+    (row, *_) = scaling_grids(result)[-2].rows
+    assert "6.677 (measured)" in row
 
 
 def test_unlike_machines_are_in_no_common_curve():
@@ -313,7 +346,7 @@ def test_one_number_of_ranks_has_no_table(capsys):
     assert main(["scaling", str(RESULTS / "h200-8gpu-kernels")]) == 0
     answer, step = capsys.readouterr().out.splitlines()[:2]
     assert answer.startswith("Cannot tell whether the time grows with the ranks (measured on 8")
-    assert step.startswith("Next: torchcoll matrix --preset scaling")
+    assert step.startswith("Next: torchcoll matrix --axis ranks=2,4,8")
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ def test_settings_that_torchcoll_does_not_have_are_refused(cases, actual, expect
         {"buffer_reuse": "flush", "warmup": 3, "cold": 5, "check": False, "rehearse": True},
         {"implementation": "own,functional", "precision": 0.01},
         {"coalesce": 4, "groups": "mod:2", "max_time_s": 0.25, "fresh_group": True},
-        {"concurrent": "same:div:2", "offset": "2ms"},
+        {"concurrent": "same:div:2"},
         {"collectives": "broadcast,reduce", "roots": (0, 2), "in_place": "both", "seed": 3},
         {"collectives": "all_reduce,all_gather", "in_place": False},
         {"collectives": "all_reduce,all_gather"},  # each in its own default placement
@@ -481,7 +481,9 @@ def test_a_run_is_found_by_its_hash(tmp_path, monkeypatch, capsys):
     (tmp_path / "torchcoll-runs").mkdir()
     save(source, tmp_path / "torchcoll-runs/x.jsonl.gz")
     assert main(["again", "80f257f7", "--dry-run"]) == 0
-    assert "-m torchcoll.allreduce --sizes 1K" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "-m torchcoll.allreduce --sizes 1K" in shown.out
+    assert "6 runs into again-x; nothing was started; each of them:\n" in shown.err
     assert main(["again", "80f257f7d1a9", "--dry-run"]) == 3
     assert capsys.readouterr().err.strip() == error_line(
         "hash of a run",
@@ -495,6 +497,17 @@ def test_a_run_is_found_by_its_hash(tmp_path, monkeypatch, capsys):
     assert main(["again", "80f257f7d1a8", "a", "torchcoll-runs", "--dry-run"]) == 3
     two = "Name one of a/b/y.jsonl, torchcoll-runs/x.jsonl.gz.\n"
     assert capsys.readouterr().err.endswith(two)
+
+
+def test_ranks_of_several_hosts_are_not_put_on_one_in_silence(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = "1048576 262144 float sum -1 99.06 10.585 19.847 0\n"
+    heading = "# size count type redop root time algbw busbw #wrong\n"
+    (tmp_path / "t.txt").write_text(f"{heading}{rows}# Out of bounds values : 0 OK\n")
+    assert main(["again", "t.txt", "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("torchrun --nproc-per-node 16 ")
+    assert "16 ranks on one host, as the file names no hosts; on 2 hosts: --launcher" in shown.err
 
 
 def test_a_busy_machine_is_named_in_the_next_step():

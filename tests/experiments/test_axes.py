@@ -160,11 +160,15 @@ def test_dry_run_needs_no_launcher(in_tmp_path, capsys):
     """The commands of a cluster can be printed on a laptop without Slurm."""
     words = ["nosuchrun", "python", "-m", "torchcoll.allreduce", "--sizes", "8"]
     assert main(["matrix", "--runs", "1", "-o", "D", "--dry-run", "--", *words]) == 0
-    assert capsys.readouterr().out.startswith("nosuchrun python -m torchcoll.allreduce --sizes 8")
+    out, err = capsys.readouterr()
+    assert out.startswith("nosuchrun python -m torchcoll.allreduce --sizes 8")
+    assert err.endswith("\ntorchcoll: note: this machine does not have nosuchrun\n")
 
 
 def test_a_dry_run_names_the_ends_of_many_numbers(in_tmp_path, capsys):
-    line = "matrix --preset scaling --up-to 64 -o D --dry-run -- torchrun --nproc-per-node {ranks}"
+    line = (
+        "matrix --axis ranks=1,2,4,8,16,32,64 -o D --dry-run -- torchrun --nproc-per-node {ranks}"
+    )
     assert main([*line.split(), "-m", "torchcoll.allreduce", "-n", "20"]) == 0
     # 1, 2, 4, 8, 16, 32 and 64 ranks, 6 runs each.
     assert capsys.readouterr().err.startswith("42 runs: 7 cells (ranks 1..64) x 6\n")

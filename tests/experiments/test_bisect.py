@@ -282,10 +282,27 @@ def test_a_dry_run_starts_nothing(bisect, capsys):
     assert code == 0 and not Path("D").exists()
     assert printed.err == (
         "at most 180 runs of 3 versions, until the version is found; nothing was started; the "
-        "first 3 runs:\n"
+        "first 3 runs:\ntorchcoll: note: this machine does not have venvs/2.11/bin/torchrun, "
+        "venvs/2.12/bin/torchrun, venvs/2.13/bin/torchrun\n"
     )
     starts = [line.split("/bin/")[0] for line in printed.out.splitlines()]
     assert starts == ["venvs/2.11", "venvs/2.12", "venvs/2.13"]
+
+
+def test_a_dry_run_needs_neither_a_folder_nor_the_environments(bisect, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    words = ["bisect", "--axis", "venv=/no/v1,/no/v2,/no/v3"]
+    command = ["--", sys.executable, "-m", "torchcoll.allreduce"]
+    assert main([*words, "--dry-run", *command]) == 0
+    out, err = capsys.readouterr()
+    start = "env -u PYTHONHOME VIRTUAL_ENV=/no/v1 PATH=/no/v1/bin:$PATH "
+    assert out.startswith(start) and " --output DIR/v1-1.jsonl " in out
+    assert err.endswith(
+        "note: this machine does not have /no/v1/bin/python, /no/v2/bin/python, /no/v3/bin/python\n"
+    )
+    assert main([*words, "-o", "D", *command]) == 2
+    expected = error_text("axis venv", "/no/v1", "the path of a folder with bin/python")
+    assert expected in capsys.readouterr().err and not Path("D").exists()
 
 
 @pytest.mark.parametrize(

@@ -121,45 +121,6 @@ def test_oneccl_on_a_gpu():
     }
 
 
-def test_cold():
-    found, _ = cells("-m torchcoll.allreduce", "cold")
-    assert [(c.name, c.arguments) for c in found.values()] == [("cold", ("--iters", "0"))]
-
-
-@pytest.mark.parametrize(("up_to", "expected"), [(1, "1"), (8, "1 2 4 8"), (12, "1 2 4 8 12")])
-def test_scaling(up_to, expected):
-    found, _ = cells("{nnodes} -m torchcoll.allreduce", "scaling", up_to=up_to)
-    assert [cell.axes["nnodes"] for cell in found.values()] == expected.split()
-    assert next(iter(found)) == "nnodes1"
-
-
-def test_scaling_of_one_of_two():
-    words = "{nnodes} {nproc} -m torchcoll.allreduce"
-    found, _ = cells(words, "scaling", up_to=2, axes=["nproc=8"])
-    assert [dict(cell.axes) for cell in found.values()] == [
-        {"nproc": "8", "nnodes": "1"},
-        {"nproc": "8", "nnodes": "2"},
-    ]
-
-
-def test_network_is_one_factor_at_a_time():
-    found, _ = cells("-m torchcoll.allreduce", "network")
-    assert len({tuple(cell.variables) for cell in found.values()}) == 1
-    reported = {n: {k: v for k, v in c.variables.items() if v} for n, c in found.items()}
-    assert reported["auto"] == {}
-    assert reported["channels8"] == {"NCCL_MIN_CTAS": "8", "NCCL_MAX_CTAS": "8"}
-    assert reported["buffers8M"] == {"NCCL_BUFFSIZE": "8388608"}
-    factors = {tuple(sorted(settings)) for settings in reported.values()} - {()}
-    assert factors == {
-        ("NCCL_MAX_CTAS", "NCCL_MIN_CTAS"),
-        ("NCCL_BUFFSIZE",),
-        ("NCCL_IB_QPS_PER_CONNECTION",),
-        ("NCCL_PXN_DISABLE",),
-        ("NCCL_NET_GDR_LEVEL",),
-        ("NCCL_NVLS_ENABLE",),
-    }
-
-
 @pytest.mark.parametrize(
     ("words", "preset", "options", "line"),
     [
@@ -170,7 +131,7 @@ def test_network_is_one_factor_at_a_time():
             error_text(
                 "preset",
                 "nccl",
-                "one of nccl-algorithms, oneccl-algorithms, cold, scaling, network",
+                "one of nccl-algorithms, oneccl-algorithms",
             ),
         ),
         (
@@ -199,33 +160,6 @@ def test_network_is_one_factor_at_a_time():
                 "no --device in the command",
                 "--device cpu or --device xpu. oneCCL chooses among other algorithms on each.",
             ),
-        ),
-        (
-            "-m torchcoll.allreduce",
-            "scaling",
-            {"up_to": 4},
-            error_text(
-                "preset scaling",
-                "no {nproc} or {nnodes}",
-                "one placeholder to scale in the command, {nproc} or {nnodes}",
-            ),
-        ),
-        (
-            "{nproc} {nnodes} -m torchcoll.allreduce",
-            "scaling",
-            {"up_to": 4},
-            error_text(
-                "preset scaling",
-                "{nproc} and {nnodes}",
-                "one placeholder to scale in the command, {nproc} or {nnodes}. Give the other "
-                "with --axis.",
-            ),
-        ),
-        (
-            "{nproc} -m torchcoll.allreduce",
-            "scaling",
-            {},
-            error_text("preset scaling", "no --up-to", "the largest number, such as --up-to 8"),
         ),
     ],
 )

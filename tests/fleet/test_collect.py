@@ -47,6 +47,24 @@ def test_the_answer(store, tmp_path, capsys):
         assert capsys.readouterr().out == expected.format(store)
 
 
+def test_a_folder_for_each_night_is_read_as_one_folder(in_tmp_path, capsys):
+    """Also by nightly, which reads the files itself. Of a folder without any file no store is
+    made, and nothing is said to be collected.
+    """
+    for number in range(2):
+        folder = Path(f"nights/2026-01-0{number}")
+        folder.mkdir(parents=True)
+        torchcoll.save(made_run(number), folder / "run.jsonl")
+    assert main(["collect", "nights", "--into", "s.sqlite"]) == 0
+    assert capsys.readouterr().out.startswith("collected 2 runs (6 cases) from 2 files into ")
+    assert len(summaries_of(["nights"])) == len(summaries_of(["s.sqlite"]))
+    Path("empty").mkdir()
+    assert main(["collect", "empty", "--into", "e.sqlite"]) == ExitCode.UNREADABLE
+    out, err = capsys.readouterr()
+    assert out == "" and "expected a folder with result files" in err
+    assert not Path("e.sqlite").exists()
+
+
 def test_the_default_store(in_tmp_path, capsys):
     made_files(Path("runs"), 1)
     assert main(["collect", "runs"]) == 0

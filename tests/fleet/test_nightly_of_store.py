@@ -48,7 +48,7 @@ def test_the_same_answers_from_files_and_from_a_store(tmp_path, store):
     (strip,) = page.sections[0].charts[0].charts[0].traces
     # Slow in the last 6 of 14 nights: the nights before have no colour.
     assert (strip["y"], [value is not None for value in strip["z"][0]][-7:]) == (
-        ["node004, since 2026-10-09"],
+        ["node004<br>8.1 % slower since 2026-10-09"],
         [False] + [True] * 6,
     )
 

@@ -183,7 +183,7 @@ def test_with_a_log_and_with_files_that_are_refused(folder, capsys):
     assert out.err == f"torchcoll: skipped: {expected}\n"
     lines = out.out.splitlines()
     assert (lines[0], lines[1], lines[3]) == (
-        "NCCL 2.27.5 with 1 process on 1 host",
+        "NCCL 2.27.5 logged by 1 process on 1 host",
         "Next: log the choices too: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING",
         "topo.xml",
     )

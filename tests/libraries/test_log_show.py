@@ -112,7 +112,8 @@ def test_json_has_numbers_and_all_of_it(log, capsys):
     assert document["schema"] == "torchcoll-log/1"
     (job,) = document["jobs"]
     assert job["communicators"][0]["largest_part_s"] == 0.25
-    assert job["rings"] == [{"communicator": 0, "channels": "0-1", "order": [0, 1], "whole": True}]
+    ring = {"channels": "0-1", "of_channels": 2, "order": [0, 1], "whole": True}
+    assert job["rings"] == [{"communicator": 0, **ring}]
     assert job["choices"][0] == {
         "function": "AllGather",
         "low": 1024,
@@ -145,14 +146,15 @@ def test_csv_names_the_table_of_each_row(log, capsys):
     [
         (  # NVIDIA/nccl#514
             ["Channel 00/02 :    0   7   6   5   4   3   2   1   8  15"],
-            "NCCL built 1 ring of at least 10 ranks, with 1 process on 1 host\n",
+            "NCCL built 2 rings over at least 16 ranks (the log shows 1 of them, cut off after 10 "
+            "ranks), logged by 1 process on 1",
         ),
         (  # NVIDIA/nccl-tests#89, NCCL 2.8.3 on T4
             [
                 "Latency/AlgBw | Tree/ LL | Tree/Simple | Ring/ LL | Ring/Simple |",
                 "Broadcast | 0.0/ 0.0 | 0.0/ 0.0 | 6.3/ 0.0 | 18.0/ 9.0 |",
             ],
-            "NCCL expects 9.000 GB/s of algbw for Broadcast by RING/SIMPLE, with 1 process on 1",
+            "NCCL expects 9.000 GB/s of algbw for Broadcast by RING/SIMPLE, logged by 1",
         ),
     ],
 )

@@ -97,10 +97,10 @@ def graph(device):
 def together(device):
     call, work = queued(device), queued(device, 3 * CALL_NS // 2)
     try:
-        calls, none, alone, _ = device.together(call, 2, work, 0)
-        nothing, working, alone_too, _ = device.together(call, 0, work, 2)
+        calls, none, alone = device.together(call, 2, work, 0)
+        nothing, working, alone_too = device.together(call, 0, work, 2)
         queued(device, LONG_NS)()  # what is still there from before
-        of_calls, of_work, whole, _ = device.together(call, 2, work, 2)
+        of_calls, of_work, whole = device.together(call, 2, work, 2)
     except RuntimeError as error:
         return str(error)
     if (none, nothing) != (0, 0) or alone != calls or alone_too != working:
@@ -111,11 +111,7 @@ def together(device):
         return "the whole is less than a part"
     if whole >= of_calls + of_work:
         return "the work waited for the calls"
-    queued(device, LONG_NS)()
-    of_call, of_work, whole, late = device.together(call, 1, call, 1, LONG_NS)
-    if late < LONG_NS or min(of_call, of_work) < CALL_NS or whole < late + of_work:
-        return "what begins later did not"
-    return "" if abs(whole - late - of_work) < 10_000 else "it is not timed from its begin"
+    return ""
 
 
 MODES = {mode.__name__: mode for mode in (synchronized, stream, blocking, graph, together)}
@@ -144,11 +140,9 @@ IN_TURN = "call()\n        event.record()"
         ("stream", "event.record()", 2, "pass", REFUSED),
         ("stream", IN_TURN, 1, "event.record()\n        call()", "an event does not stand"),
         ("graph", CAPTURE, 1, "if True:", "the replay does nothing"),
-        # On a busy machine what was queued before has ended by then, and the next step shows it.
-        ("together", "self.synchronize()", 1, "pass", "the work waited|what begins later did not"),
+        ("together", "self.synchronize()", 1, "pass", "the work waited"),
         ("together", "self.synchronize()", 2, "pass", REFUSED),
         ("together", "with self._module.stream(self._side):", 1, "if True:", "the work waited"),
-        ("together", "time.sleep(after_ns / 1e9)", 1, "pass", "what begins later did not"),
         ("together", "begun.record()", 1, "pass", REFUSED),
         ("together", "worked.record()", 1, "pass", REFUSED),
         ("together", "calling.record()", 1, "pass", REFUSED),

@@ -56,6 +56,29 @@ TABLE = {
         "rank 3 waits in all_reduce number 512",
         "collect the logs",
     ),
+    "ranks that are at the call without a timeout of their own, and one that is not": (
+        watchdog(0)
+        + watchdog(4)
+        + "".join(
+            f"[rank{rank}]:[E ProcessGroupNCCL.cpp:1664] [PG 1 Rank {rank}] Exception (either an "
+            "error or timeout) detected by watchdog at work: 512, last enqueued NCCL work: 514, "
+            "last completed NCCL work: 511.\n"
+            for rank in (2, 3)
+        ),
+        "for a rank that is not in this log; ranks 2-3 completed number 511 last, and wait there "
+        "too; rank 1 did not report",
+        "collect the logs of all ranks: look at rank 1 first",
+    ),
+    "a rank that tokenizes": (
+        "Tokenizing train set:  12%|##   | 8/64 [09:51<68:30, 74.02s/it]\r\n" + watchdog(1),
+        "Probably rank 0 still prepared data (8 of 64 after 09:51) while rank 1 waited in",
+        "prepare the data before the first collective, or raise timeout= of init_process_group",
+    ),
+    "a rank that trains is not preparing": (
+        "Epoch 1:  12%|##   | 8/64 [09:51<68:30, 74.02s/it]\r\n" + watchdog(1),
+        "rank 0 did not report; the last progress bar stands at 8 of 64 after 09:51",
+        "collect the logs of all ranks",
+    ),
     "another call": (
         watchdog(0, 91, "_ALLGATHER_BASE")
         + watchdog(1, 89, "BROADCAST")
@@ -98,7 +121,7 @@ TABLE = {
     "shared memory of NCCL": (
         "pod-a:77:91 [2] misc/shmutils.cc:71 NCCL WARN Error: failed to extend "
         "/dev/shm/nccl-Ab12Cd to 9637892 bytes\n",
-        "/dev/shm is full",
+        "/dev/shm is full on pod-a",
         "--shm-size",
     ),
     "shared memory of a data loader": (

@@ -31,7 +31,7 @@ def test_who_died_when_and_how_long_the_others_waited():
     # The wait lasts from 4.1 s to 64.1 s; a quarter of that is shown before it.
     assert lengths == {
         "took part": [pytest.approx(20.9), pytest.approx(15)],
-        "the cause (certain)": [pytest.approx(54.1), 0],
+        "the cause": [pytest.approx(54.1), 0],
         "waited": [0, pytest.approx(60)],
         "died": [pytest.approx(20.9)],
     }
@@ -42,7 +42,7 @@ def test_a_rank_that_is_alive_elsewhere_did_not_die():
     stack = event("stack", 1, "in user code: train.py:38 tokenize", seconds=60)
     rows, lengths, _ = drawn(job(hung(0, 2, 3), calls_to(1, 40), stack))
     assert rows[0] == "rank 1<br>stayed in user code:<br>train.py:38 tokenize"
-    assert "died" not in lengths and lengths["the cause (certain)"][0] > 60
+    assert "died" not in lengths and lengths["the cause"][0] > 60
 
 
 def test_how_long_a_rank_waited_is_in_its_complaint():
@@ -89,7 +89,7 @@ def test_without_times_the_order_alone_is_drawn():
     lost = [event("peer_lost", r, "Connection closed by peer") for r in (0, 1)]
     rows, lengths, chart = drawn(job(killed, lost, ranks=3))
     assert rows == ["rank 2<br>was killed by SIGKILL", "ranks 0-1<br>waited"]
-    assert lengths["the cause (certain)"] == [1, 0] and lengths["waited"] == [0, 1]
+    assert lengths["the cause"] == [1, 0] and lengths["waited"] == [0, 1]
     assert chart.layout["xaxis"]["tickvals"] == [] and "do not say how long" in chart.caption[0]
 
 

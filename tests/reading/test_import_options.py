@@ -58,9 +58,13 @@ def test_what_only_import_can_fill_in(tmp_path, capsys):
     path.write_text("size,time (us)\n1K,2.5\n")
     assert main(["show", str(path)]) == 3
     assert capsys.readouterr().err == (
-        f"torchcoll: error: {path}:2: the table does not name the collective: give --collective. "
-        f"torchcoll convert {path} ... -o RUN.jsonl takes it.\n"
+        f"torchcoll: error: {path}:2: the table names no collective and no ranks: give "
+        f"--collective and --ranks. Such as: torchcoll convert {path} --collective "
+        "all_reduce --ranks 8 -o RUN.jsonl.\n"
     )
+    out = str(tmp_path / "mine.jsonl")
+    assert main(["convert", str(path), "--ranks", "4", "-o", out]) == 3
+    assert f"{path} --collective all_reduce -o {out}.\n" in capsys.readouterr().err
 
 
 def test_another_tools_run_is_not_resumed(tmp_path, capsys):

@@ -54,6 +54,21 @@ def test_before_and_after_with_a_heading_each(read):
     assert (labels[1], sizes) == ("After", [SIZES, SIZES])
 
 
+@pytest.mark.parametrize(
+    ("line", "title"),
+    [
+        ("**Before** (torch 2.4.1)", "Before (torch 2.4.1)"),
+        ("### `NCCL_NVLS_ENABLE=0`, _driver 535_:", "NCCL_NVLS_ENABLE=0, driver 535"),
+        ("<summary><b>old_kernel</b> vs. none</summary>", "old_kernel vs. none"),
+        ("- ***good*** node [gpu-17](https://wiki.example.org/gpu_17)", "good node gpu-17"),
+    ],
+)
+def test_the_name_of_a_table_is_without_its_markdown(read, line, title):
+    text = f"Good:\n\n```\n{START}{HEADING}{rows()}```\n\n{line}\n\n```\n{HEADING}{rows(1.6)}```\n"
+    labels, _, _ = read(text)
+    assert labels[1] == title
+
+
 def test_a_footer_ends_a_table(read):
     footer = "# Avg bus bandwidth    : 339\n"
     _, sizes, _ = read(START + HEADING + rows() + footer + rows(1.2) + footer)

@@ -136,12 +136,8 @@ NCCL version 2.4.7ms0+cuda10.0
 # Rank 1 on b device 0 [0x00] Tesla V100-SXM2-16GB
 1048576 262144 float sum 2.059 0.51 0.51 N/A 3.314 0.32 0.32 N/A
 """
-    assert imported(old).refused[0].reason == (
-        "the file does not name the collective, and its figures fit all_reduce and sendrecv: "
-        "give --collective"
-    )
-    result = imported(old, collective="allreduce")
-    assert result.warnings == []
+    result = imported(old)
+    assert result.warnings == ["taken for all_reduce: busbw / algbw is 1"]
     row = summarise(cases(result)[0])
     # 1048576 B in 2.059 ms.
     assert (row.median_ns, row.ranks) == (pytest.approx(2_059_000), 2)

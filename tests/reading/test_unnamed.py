@@ -64,6 +64,18 @@ def test_what_they_leave_open_is_refused_with_the_choice(imported, count, op, ro
     ]
 
 
+@pytest.mark.parametrize(
+    ("above", "op"),
+    [("NCCL version 2.4.7ms0+cuda10.0\n", "sum"), ("NCCL version 2.19.3+cuda12.3\n", "max")],
+)
+def test_no_sendrecv_before_nccl_2_7_nor_with_an_operation_of_choice(imported, above, op):
+    """NCCL 2.7 brought ncclSend; sendrecv_perf prints `sum`, and nobody asks it for max."""
+    table = above + NAMES + row(S, S // 4, op, -1, US, GBPS, 1)
+    assert [r.case.collective for r in imported(table).runs[0].results] == ["all_reduce"] * 2
+    with_send = imported(table.replace("2.4.7", "2.10.3").replace(" max ", " sum "))
+    assert "all_reduce and sendrecv" in with_send.refused[0].reason
+
+
 def test_all_gather_until_june_2020_printed_what_hypercube_does(imported):
     """Both (n - 1) S / n / t as algbw and as busbw: all_gather.cu of nccl-tests before ec1b5e2."""
     line = row(S, S // 8, "", -1, US, GBPS / 2, 1)  # of 2 ranks

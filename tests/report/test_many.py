@@ -233,6 +233,12 @@ def test_the_reason_is_that_of_the_word_and_which_runs_have_it():
     assert over_all(named).text == (
         "3 runs: 3 WARN: 0.jsonl and 1 more: NVLS not in use; 1.jsonl: throttled"
     )
+    # Runs with the same cases and settings and one remedy: the figures of the first stand for all.
+    few = [Verdict((Phrase("WARN", f"{n} GB/s", next_step="log"),)) for n in (65, 64, 60)]
+    named = [(f"{n}.jsonl", verdict) for n, verdict in enumerate([*few, late])]
+    assert over_all(named, groups=[[0, 1], [2], [3]]).text.startswith(
+        "4 runs: 4 WARN: 0.jsonl and 1 more: 65 GB/s; 2.jsonl: 60 GB/s; 3.jsonl: throttled"
+    )
     failed = [Verdict((Phrase("FAIL", str(n)),)) for n in range(5)]
     named = [(f"{n}.jsonl", verdict) for n, verdict in enumerate(failed)]
     assert over_all(named).text == (

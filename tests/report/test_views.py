@@ -51,7 +51,6 @@ VALUES = {
     "steady_ns": None,
     "algorithm": None,
     "channels": None,
-    "expected_ns": None,
     "algbw_gbps": 67.108864,
     "busbw_gbps": 117.440512,
     "verified": "correct",

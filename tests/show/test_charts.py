@@ -1,5 +1,6 @@
 """What the interactive charts draw where, and what they reduce."""
 
+import numpy as np
 import pytest
 from handmade import MIB, case, result, run
 from made_pairs import pairs_run
@@ -18,8 +19,9 @@ from torchcoll.questions.page.charts import (
 )
 from torchcoll.questions.pairs.matches import read_pairs
 from torchcoll.questions.pairs.pairs_charts import pairs_charts
-from torchcoll.questions.show.size_charts import curves_charts, picture_of
-from torchcoll.report.chart import PALETTE, reduced
+from torchcoll.questions.show.size_charts import curves_charts, line_names, picture_of
+from torchcoll.reading.inputs import load_all
+from torchcoll.report.chart import PALETTE, heat_map, reduced
 from torchcoll.stats.sides import Side
 
 
@@ -189,6 +191,67 @@ def test_pairs_are_symmetric_and_blank_on_the_diagonal():
         assert len(z) == 5
     first = pairs_charts(pairs)[0].traces[0]["z"]
     assert first[0][1] == first[1][0] is not None
+
+
+def test_a_slow_rank_of_pairs_has_a_frame_around_its_row_and_its_column():
+    chart = pairs_charts(read_pairs(pairs_run(5, slow=3)))[0]
+    frames = [[shape[end] for end in ("x0", "x1", "y0", "y1")] for shape in chart.layout["shapes"]]
+    assert sorted(frames) == [[-0.5, 4.5, 2.5, 3.5], [2.5, 3.5, -0.5, 4.5]]
+    assert [name for name in chart.traces[0]["y"] if "slow" in name] == ["3 (n3), slow"]
+    assert "rank 3 (n3)" in chart.caption[0]
+    # 1 MiB in 0.1 ms.
+    assert chart.traces[0]["text"][0][1] == "10.5"
+
+
+def test_a_slow_link_has_a_frame_around_its_two_cells():
+    one = pairs_run(8, slow=None)
+    for each in one.results:
+        if each.members == [1, 4]:
+            each.time_ns = {"host": [[4 * ns for ns in times] for times in each.time_ns["host"]]}
+    chart = next(c for c in pairs_charts(read_pairs(one)) if "both ways" in c.title)
+    frames = [[shape[end] for end in ("x0", "x1", "y0", "y1")] for shape in chart.layout["shapes"]]
+    assert sorted(frames) == [[0.5, 1.5, 3.5, 4.5], [3.5, 4.5, 0.5, 1.5]]
+    assert "link of rank 1 (n1) and rank 4 (n4)" in chart.caption[0]
+    (healthy, *_) = pairs_charts(read_pairs(pairs_run(8, slow=None)))
+    assert healthy.layout["shapes"] == [] and "would be" in healthy.caption[0]
+
+
+def test_heat_maps_can_be_read_on_both_backgrounds():
+    """Black figures have a contrast of 4.5 on each colour, and each colour 3 on dark paper."""
+    chart = heat_map("", np.ones((2, 2)), [0, 1], [0, 1], "", "")
+    for _, colour in chart.traces[0]["colorscale"]:
+        assert (luminance(colour) + 0.05) / 0.05 >= 4.5
+        assert (luminance(colour) + 0.05) / (luminance("#14171a") + 0.05) >= 3
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_files_that_name_no_device_are_not_pooled(tmp_path, named):
+    """Two tables of nccl-tests of the same cases, without their lines of devices."""
+    for name, time_us in (("a.txt", 100), ("b.txt", 300)):
+        rows = [f"{n} {n // 4} float sum -1 {time_us} 1 1 0 {time_us} 1 1 0" for n in (1024, 4096)]
+        head = "# nccl-tests version 2.17.6\n# Collective test starting: all_reduce_perf\n"
+        columns = "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong\n"
+        (tmp_path / name).write_text(head + columns + "\n".join(rows) + "\n")
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    runs = load_all(map(str, files), ranks=8)
+    picture = picture_of([Side("mine" if named else "", runs)])
+    panel = picture.panels["all_reduce"]
+    lines = {
+        name: [point.time_ns for point in line.points]
+        for line, name in zip(panel, line_names(panel), strict=True)
+    }
+    note = "mine: 2 files name no device and may be of several machines"
+    if named:  # the reader says that they belong together
+        assert note in picture.notes and len(lines) == 2
+    else:
+        assert picture.notes == [] and len(lines) == 4
+        assert lines["in place, file b.txt"] == [300_000, 300_000]
+
+
+def test_lines_are_in_the_order_of_their_ranks():
+    runs = [run(result(n, case=case(size_bytes=MIB)), ranks=n) for n in (8, 128, 16)]
+    (lines,) = picture_of([Side("", runs)]).panels.values()
+    assert [line.values["ranks"] for line in lines] == [8, 16, 128]
 
 
 def luminance(colour):

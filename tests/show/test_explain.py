@@ -54,7 +54,32 @@ def test_figures_of_a_source_and_figures_from_its_time(in_tmp_path, capsys):
 
 def test_the_largest_case_unless_one_is_named(folder, capsys):
     assert main(["show", "a.jsonl", "--explain"]) == 0
-    assert lines(capsys)[3] == "(one of 2 rows: name a collective or a size for another)"
+    out = lines(capsys)
+    assert "(1 further row: name a collective or a size for another)" in out
+    assert out[-1] == "busbw 117.441 GB/s = 67108864 B / 1.000 ms x 1.75"
+
+
+def test_both_placements_of_one_size_are_explained(in_tmp_path, capsys):
+    """1 MiB in 100 us and in 200 us on 8 ranks: 10.48576 and 5.24288, x 1.75."""
+    rows = [(False, 1e5), (True, 2e5)]
+    results = [
+        result(
+            case=case(size_bytes=MIB, in_place=in_place),
+            time_ns={},
+            cold_ns=[],
+            reported=Reported(ns, "mean", "max", "host"),
+        )
+        for in_place, ns in rows
+    ]
+    save(run(*results), "both.jsonl")
+    assert main(["show", "both.jsonl", "--explain", "1M"]) == 0
+    out = "\n".join(lines(capsys)).replace("\n  ", " ")
+    assert out.startswith(
+        "out of place: busbw 18.350 GB/s = 1048576 B / 100.0 us x 1.75; "
+        "in place: busbw 9.175 GB/s = 1048576 B / 200.0 us x 1.75\n"
+    )
+    assert "float32 sum on gloo, out of place, 8 ranks" in out
+    assert "float32 sum on gloo, in place, 8 ranks" in out
 
 
 @pytest.mark.parametrize(

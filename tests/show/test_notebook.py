@@ -36,10 +36,10 @@ def test_what_a_file_holds_is_no_markup():
 
 def test_comparisons_and_cold_starts_show_their_answer():
     compared = torchcoll.compare(run(result()), run(result()))
-    start = "<p><b>not judged (only 1 run of each side; at least 3 are needed): the case does not "
+    start = "<p><b>new is within 2 % of base at 64M</b>; not judged: only 1 run of each side; "
     assert compared._repr_html_().startswith(start)
     cold = torchcoll.cold([run(result(), header={"start_utc": "2026-01-01T00:00:00Z"})])
-    assert compared._repr_html_().count("not judged (only 1 run of each side; ") == 1
+    assert compared._repr_html_().count("not judged: only 1 run of each side; ") == 1
     # 5 ms against a median of 1 ms.
     assert cold._repr_html_().startswith(
         "<p><b>on 8 ranks the first call takes 5.00 ms, 5 times a steady call (1.00 ms)"
@@ -53,7 +53,7 @@ def test_a_plan_shows_its_step_and_its_memory():
     seconds = sum(trace["x"][0] for trace in step.traces)
     assert seconds == pytest.approx(plan.step.step_ns[0] * 1e-9, rel=0.01)
     gigabytes = sum(trace["x"][0] for trace in memory.traces)
-    assert gigabytes == pytest.approx(plan.step.memory.total / 1e9, rel=0.001)
+    assert gigabytes == pytest.approx(plan.step.memory.most / 1e9, rel=0.001)
 
 
 def test_pictures_show_themselves(tmp_path):

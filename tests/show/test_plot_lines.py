@@ -52,7 +52,7 @@ def test_machines_and_libraries_are_never_pooled():
         ("H100", 100),
         ("A100", 400),
     ]
-    assert line_names(lines) == ["device_name H100", "device_name A100"]
+    assert line_names(lines) == ["H100", "A100"]
     libraries = [
         run(measured(ns), environment={"libraries": {"gloo": name}})
         for ns, name in ((100, "gloo 1"), (400, "gloo 2"))
@@ -75,7 +75,7 @@ def test_the_map_has_a_row_for_each_machine_and_no_text_where_none_fits():
                for of, name in zip(machines, ("H100", "A100"), strict=True)]  # fmt: skip
         drawn = bandwidth_map(picture_of([side("", few)]), {})
         (trace,) = drawn.traces
-        assert trace["y"] == ["all_reduce, device_name H100", "all_reduce, device_name A100"]
+        assert trace["y"] == ["all_reduce, H100", "all_reduce, A100"]
         assert [row[-1] for row in trace["text"]] == ["400", "100"]
         assert ("texttemplate" in trace) == fits
 
@@ -88,7 +88,7 @@ def test_colours_of_the_map_are_shares_of_the_limit_where_it_is_known():
     ring = "x", Limit("ring", ("all_reduce", "broadcast"), 1024.0, "")
     nvls = "x", Limit("NVLS", ("all_reduce",), 2048.0, "")
     (trace,) = bandwidth_map(picture, {}, [ring, nvls]).traces
-    assert trace["y"] == ["all_reduce", "broadcast"]
+    assert trace["y"] == ["all_reduce, of 2048", "broadcast, of 1024"]
     assert [row[-1] for row in trace["z"]] == [0.5, 0.25]
     assert "no row: hypercube" in bandwidth_map(picture, {}, [ring]).caption[1]
     (trace,) = bandwidth_map(picture, {}).traces

@@ -228,8 +228,8 @@ def test_status_reason_warnings_and_problems_are_footnotes(shown):
         "[3] values within 8 ulp count as correct\n"
         "warning: turbo is on\n"
         "1 more note: --verbose\n"
-        "FAIL truncated: the file has no end record; FAIL 1 of 5 cases wrong: all_reduce 64M; "
-        "FAIL 1 of 5 cases failed: all_reduce 8; time to first result 1.00 ms\n"
+        "FAIL truncated: the file has no end record; 1 of 5 cases wrong: all_reduce 64M "
+        "(3 of 64 elements); 1 of 5 cases failed: all_reduce 8; time to first result 1.00 ms\n"
         "Next: use neither these results nor this setting: torchcoll doctor names known faults\n"
     )
 
@@ -738,3 +738,7 @@ def test_several_runs_stand_below_their_paths(shown, tmp_path):
     cases = "2 cases of all_reduce on 8 gloo ranks reach 117 GB/s of busbw "
     assert text.startswith(f"{one.path}\n{HEADER}\nsize  ") and f"\n{two.path}\n" in text
     assert text.endswith(answer(f"2 runs: {cases}in all_reduce at 64M", "2 of 2 results correct"))
+    two = run(result(), header={"spec": {"labels": {"kernel": "new"}}})
+    two.path = tmp_path / "b.jsonl"
+    next_step = f"Next: torchcoll compare {one.path} {two.path} says how they differ"
+    assert next_step in " ".join(shown(one, two).split())

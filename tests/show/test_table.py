@@ -57,7 +57,7 @@ def test_without_rows_the_columns_are_there():
     frame = torchcoll.table(Run())
     assert len(frame) == 0
     assert list(frame.columns)[:3] == ["collective", "backend", "library"]
-    assert len(frame.columns) == 44 + 5  # of where the rows are from
+    assert len(frame.columns) == 43 + 5  # of where the rows are from
 
 
 def night(number, **labels):

@@ -59,16 +59,17 @@ def test_the_statements_of_the_scaling_study(seven_jobs, capsys):
     (calls,) = (line for line in shown if line.startswith("1st, 2nd, 3rd: "))
     assert calls.startswith("1st, 2nd, 3rd: the first rows of the benchmark, each one call of")
     assert "(4, 8, 16, ... bytes); t_max" in calls
-    assert "pbs-script.o8987480 #1 1 12 1.020 s 1.173 s 40.45 us 1.150 29000" in shown
-    assert "pbs-script.o8987480 #2 2 12 1.000 s 1.150 s 39.66 us 1.150 29000" in shown
+    assert "pbs-script.o8987480 #1 1 12 1.020 s 1.173 s 40.45 us" in shown
+    assert "pbs-script.o8987480 #2 2 12 1.000 s 1.150 s 39.66 us" in shown
     # By number of ranks: two runs, their geometric mean.
     scales = [line for line in shown if line.endswith("inconclusive (1 job)")]
     assert len(scales) == 7
     assert scales[0].startswith("12 2 1.010 s 1.00 s to 1.02 s 1.161 s")
-    assert scales[-1].endswith("1.150 8000 0.980 inconclusive (1 job)")
-    assert "2nd / 1st call: 1.150 on 12 ranks to 1.150 on 768 ranks" in shown
-    assert "2nd / 3rd call: 29000 on 12 ranks to 8000 on 768 ranks" in shown
-    (whole,) = (line for line in shown if line.startswith("2nd run / 1st, 7 jobs of 12 to 768"))
+    assert scales[-1].endswith("580.7 us 0.980 inconclusive (1 job)")
+    assert "the 2nd call takes 1.15 times the 1st" in shown
+    assert "the 2nd call takes 29,000 (12 ranks) to 8,000 (768 ranks) times the 3rd" in shown
+    (whole,) = (line for line in shown if line.startswith("the 2nd run of a job takes 0.9"))
+    assert "(1st call, 7 jobs of 12 to 768 ranks)" in whole
     assert whole.endswith("same (90 % within 10 %)")
     assert "14 of 14 runs: import: the output of 2 runs, one after the other" in shown
 
@@ -83,7 +84,6 @@ def test_their_growth_is_told_by_scaling(seven_jobs, capsys):
     assert [row["launch_first_call_ns"] for row in found["rows"][:1]] == [
         pytest.approx(1.01e9, rel=1e-3)
     ]
-    assert "rows measured with -i 1 -w 0 are first calls, and count into no time" in found["notes"]
 
 
 def saved(tmp_path):
@@ -108,7 +108,7 @@ def test_a_folder_of_launches(tmp_path, capsys):
     assert main(["cold", str(saved(tmp_path))]) == 0
     shown = lines(capsys)
     # 40 ms on rank 1, 20 ms on the other; the connect took 30 ms at most.
-    row = "auto-71-1.jsonl 71 1 auto 2 1 40.00 ms 4.000 ms 2.000 ms 1.000 us 0.100 2.000 40000"
+    row = "auto-71-1.jsonl 71 1 auto 2 1 40.00 ms 4.000 ms 2.000 ms 1.000 us 40000"
     # Connected beside a steady call of 1 us: 70 ms less that.
     assert f"{row} 70.00 ms 70.00 ms 1 20.00 ms" in shown
     # By number of ranks and place in job; hosts, runs, and the geometric mean of 42 and 43.
@@ -120,6 +120,12 @@ def test_a_folder_of_launches(tmp_path, capsys):
     assert "import torch 900 ms 900 ms 1 (+100 ms) auto-71-1.jsonl" in shown
     assert "communicator 30.0 ms 30.0 ms 1 (+20.0 ms) auto-71-1.jsonl" in shown
     assert f"{tmp_path}/four.jsonl: truncated: the file has no end record" in shown
+    assert "; import torch takes most of the start: 900 ms" in shown[0]
+    header, note = (
+        next(n for n, line in enumerate(shown) if line.startswith(begin))
+        for begin in ("set-up phase", "(+): longer than")
+    )
+    assert header < note
     late = "2 4K 20 TREE/LL 60.00 us 1.000 us 60.000 59.00 us 4 of 4 first of TREE/LL"
     assert late in shown
 
@@ -180,8 +186,7 @@ def test_a_scaling_table(tmp_path, capsys):
     assert "1K 8 1 2 80.00 us 79.9 us to 80.1 us 0.022 8.000 ms" in shown
     assert "start of the run: all_reduce, 1K, float32, sum, gloo" in shown
     (time,) = (line for line in shown if line.startswith("1K time 2"))
-    assert time.startswith("1K time 2 to 8 n log2 n and (n-1)/n do not fit; p < 0.0001 4.000 (3.9")
-    assert " 0 ns + 10.0 us (9." in time
+    assert time.startswith("1K time 2 to 8 n 4.000 (3.9")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +227,12 @@ def test_the_second_call_is_said_and_each_run_is_listed_once(capsys):
         "takes 385 us"
     )
     assert sum(" 768 2.680 s 3.082 s" in line for line in shown) == 1
-    assert any(line.startswith("2nd run / 1st, 7 jobs of 12 to 768 ranks: ") for line in shown)
+    # Without a spread there is nothing to add: the three ratios are three lines.
+    assert [line for line in shown if line.startswith("the 2nd ")] == [
+        "the 2nd call takes 1.15 times the 1st",
+        "the 2nd call takes 29,000 (12 ranks) to 8,000 (768 ranks) times the 3rd",
+        "the 2nd run of a job takes 1.010 times the 1st (1st call, 7 jobs of 12 to 768 ranks)",
+    ]
 
 
 def test_both_tables_leave_out_the_same_columns(tmp_path):
@@ -236,4 +246,14 @@ def test_both_tables_leave_out_the_same_columns(tmp_path):
     hidden = re.findall(r"not shown in 80 columns: (.*?) \(use", " ".join(out.getvalue().split()))
     only_here = {"slowest rank", "excess over other ranks", "range over runs"}
     runs, means = ({*names.split(", ")} - only_here for names in hidden)
-    assert runs == means == {"hosts", "2nd / 1st", "2nd / 3rd", "library setup"}
+    assert runs == means == {"hosts", "library setup"}
+
+
+def test_three_slow_calls_are_three_in_the_sentence(tmp_path, capsys):
+    """4.4, 5.1 and 4.5 ms, then 0.25 ms: the middle one of three is 18 times a steady call."""
+    save(start([4.4, 5.1, 4.5], 2, 250_000), tmp_path / "three.jsonl")
+    assert main(["cold", str(tmp_path)]) == 0
+    expected = (
+        "on 2 ranks the first 3 calls take 4.40 ms to 5.10 ms, 18 times a steady call (250 us)"
+    )
+    assert lines(capsys)[0].startswith(expected)

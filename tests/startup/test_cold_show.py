@@ -35,7 +35,7 @@ def test_nothing_is_cut(what, columns, monkeypatch):
     terminal = Terminal()
     if what == "cold":
         show_cold([cold(recorded_runs())], file=terminal)
-        words = ["run-8-2", "90.00 ms", "2 of 2", "2nd run", "inconclusive", "import torch"]
+        words = ["run-8-2", "90.00 ms", "2 of 2", "2nd run", "import torch"]
         words += ["library", "excess over"] if columns == 200 else []
     else:
         show_scaling([scaling(recorded_runs())], file=terminal)

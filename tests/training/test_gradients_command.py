@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import sys
 
 import pytest
@@ -89,6 +90,18 @@ def test_what_it_prints_by_itself_is_not_in_the_csv(gradients):
 def test_a_model_in_place_of_a_factory(gradients):
     _, out, _ = gradients("made_here.train:instance --parallel dp --format json")
     assert rows_of(out) == {("all_reduce", 16): 1}
+
+
+@pytest.mark.parametrize("options", ["", "--parallel dp@1", "--parallel fsdp"])
+def test_what_it_costs_on_a_machine(gradients, options):
+    code, out, _ = gradients(f"made_here.train:make_model --machine 8xH100 --ranks 8 {options}")
+    assert code == 0
+    first = " ".join(out.split("\n\n")[0].split())
+    assert re.search(r" takes \S+ [um]s \(.*\) on 8xH100", first)
+    # The GPUs of one host have no network between them.
+    assert "of network" not in out
+    _, out, _ = gradients(f"made_here.train:make_model --machine 8xH100 --ranks 16 {options}")
+    assert "of network per host" in out
 
 
 M = "made_here.train"

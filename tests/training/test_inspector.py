@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from torchcoll.cli import main
-from torchcoll.parts.training.traces import read_jobs
+from torchcoll.parts.training.traces import read_traffic
 
 MIB = 1 << 20
 HOUR_US = 3_600_000_000
@@ -51,7 +51,7 @@ def test_communicators_of_one_job_are_groups_of_its_traffic(tmp_path):
         part = record(rank, 0, 20 + rank, comm="0xa" if rank % 2 == 0 else "0xb")
         part["header"]["rank"] = rank // 2
         records.append(part)
-    (traffic,) = read_jobs([save(tmp_path / "d", *records)])
+    traffic = read_traffic([save(tmp_path / "d", *records)])
     assert traffic.ranks == 4
     assert {name: group.ranks for name, group in traffic.groups.items()} == {
         "0x7f": (0, 1, 2, 3),
@@ -65,25 +65,23 @@ def test_of_a_restart_with_the_same_communicator_the_later_calls_are_read(tmp_pa
     """NCCL_COMM_ID gives the communicator the same identity."""
     first = [record(r, n, 10 + r) for r in (0, 1) for n in (0, 1)]
     second = [record(r, n, 20 + r, pid=600 + r, at=HOUR_US) for r in (0, 1) for n in (0, 1)]
-    (traffic,) = read_jobs([save(tmp_path / "d", *second, *first)])
+    traffic = read_traffic([save(tmp_path / "d", *second, *first)])
     assert times(traffic) == {0: [20_000] * 2, 1: [21_000] * 2}
     assert any("4 calls are recorded twice" in note for note in traffic.notes)
 
 
-def test_jobs_without_a_common_communicator_are_told_apart(tmp_path):
-    records = [record(r, 0, 10) for r in (0, 1)]
-    records += [record(r, 0, 20, comm="0x80", pid=300 + r, at=7) for r in (0, 1)]
-    jobs = read_jobs([save(tmp_path / "d", *records)])
-    assert [job.environment["written"] for job in jobs] == [
-        "0x7f of 2 ranks from 2025-11-13 02:13:20Z",
-        "0x80 of 2 ranks from 2025-11-13 02:13:20Z",
-    ]
+def test_of_jobs_without_a_common_communicator_the_latest_is_read(tmp_path):
+    records = [record(r, 0, 20, comm="0x70", pid=300 + r, at=7) for r in (0, 1)]
+    records += [record(r, 0, 10) for r in (0, 1)]
+    traffic = read_traffic([save(tmp_path / "d", *records)])
+    assert times(traffic) == {0: [20_000], 1: [20_000]}
+    assert any("2 jobs" in note and "left out 0x7f of 2 ranks" in note for note in traffic.notes)
 
 
 def test_a_file_that_is_there_twice_counts_once(tmp_path):
     folder = save(tmp_path / "d", *(record(r, 0, 10 + r) for r in (0, 1)))
     (folder / "copy.log").write_text((folder / "n0-pid100.log").read_text())
-    (traffic,) = read_jobs([folder])
+    traffic = read_traffic([folder])
     assert times(traffic) == {0: [10_000], 1: [11_000]}
     assert "1 records are there twice: each counts once" in traffic.notes
 
@@ -92,7 +90,7 @@ def test_records_without_a_collective_or_a_time_are_left_out(tmp_path):
     """NCCL 2.28.9 has records of collective_cpu without a time."""
     records = [record(0, 0, 0, coll_timing_source="collective_cpu"), record(0, 1, 10)]
     folder = save(tmp_path / "d", *records, record(0, 2, 5, coll="AllSums"))
-    (traffic,) = read_jobs([folder])
+    traffic = read_traffic([folder])
     assert times(traffic) == {0: [10_000]}
     assert "2 lines of Inspector's were not read" in traffic.notes
 
@@ -110,7 +108,7 @@ def test_records_take_the_header_of_their_batch(tmp_path):
     text = batch(0, (1, 10), (2, 20)) + batch(1, (1, 11))
     lost = batch(1, (2, 22))[40:]  # its header is cut
     (tmp_path / "n0-pid1.log").write_text(text + lost)
-    (traffic,) = read_jobs([tmp_path / "n0-pid1.log"])
+    traffic = read_traffic([tmp_path / "n0-pid1.log"])
     assert times(traffic) == {0: [10_000, 20_000], 1: [11_000]}
     assert any(note.startswith("14 collectives were overwritten") for note in traffic.notes)
     assert "2 lines of Inspector's were not read" in traffic.notes
@@ -129,7 +127,7 @@ def test_traffic_numbers_the_calls_of_all_collectives_together(tmp_path):
         for at, (coll, number) in enumerate((("AllReduce", 0), ("AllGather", 0), ("AllReduce", 1)))
         for r in (0, 1)
     ]
-    (traffic,) = read_jobs([save(tmp_path / "d", *records)])
+    traffic = read_traffic([save(tmp_path / "d", *records)])
     for rank in (0, 1):
         calls = traffic.calls[rank]
         assert [(c.collective, c.sequence) for c in calls] == [
@@ -159,7 +157,7 @@ def test_messages_are_traffic(tmp_path):
     }
     del message["coll_perf"]
     folder = save(tmp_path / "d", message, *(record(r, 0, 10) for r in (0, 1)))
-    (traffic,) = read_jobs([folder])
+    traffic = read_traffic([folder])
     send = next(call for call in traffic.calls[0] if call.collective == "send")
     assert (send.peer, send.bytes_in, send.bytes_out, send.time_ns) == (1, 512, 0, 7000)
 
@@ -172,7 +170,7 @@ def test_processes_without_a_common_communicator_are_numbered_by_host(tmp_path):
             each = record(process, 0, 10, comm=comm)
             each["header"]["rank"] = place
             records.append(each)
-    (traffic,) = read_jobs([save(tmp_path / "d", *records)])
+    traffic = read_traffic([save(tmp_path / "d", *records)])
     assert {name: group.ranks for name, group in traffic.groups.items()} == {
         "0xa": (0, 1),
         "0xb": (1, 2),

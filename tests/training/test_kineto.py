@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from ranks import Job
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.parts.training.traces import read_traffic
+from torchcoll.parts.training.traffic_show import show_traffic
 
 US = 1000  # ns
 SHORT = "the trace does not tell which of the 2 groups calls on gloo are of"
@@ -459,27 +461,37 @@ def test_calls_without_sizes_are_dropped_but_counted(read):
     assert traffic.notes[0] == "left out: 1 call of scatter: dtype not known"
 
 
-@pytest.mark.parametrize(
-    ("events", "info", "value", "expected"),
-    [
-        (
-            [event("c10d::allreduce_", 0, 10), work("gloo:all_reduce", 5, 10)],
-            GLOO,
-            "all_reduce: dtype not known",
-            "sizes of its calls. Profile with record_shapes=True.",
-        ),
-        (
-            [event("aten::mm", 0, 10), param("wait", 50, 3, 0, 0)],
-            None,
-            "no communication",
-            "record_param_comms or c10d:: events. Profile a step that has some.",
-        ),
-    ],
-)
-def test_a_trace_without_shapes_or_communication(read, events, info, value, expected):
+def test_a_trace_without_shapes_has_times_and_no_bytes(read):
+    """As torch.profiler writes it by default: how often and how long is known."""
+    traffic = read(
+        event("c10d::allreduce_", 0, 10),
+        work("gloo:all_reduce", 5, 10),
+        event("c10d::barrier", 50, 10),
+        info=GLOO,
+    )
+    ((call, _),) = traffic.calls.values()
+    assert fields(call, "collective", "dtype", "time_ns") == ("all_reduce", None, 15_000)
+    assert traffic.notes[0] == "the trace has no sizes: profile again with record_shapes=True"
+    assert traffic.left_out == 0
+    shown = io.StringIO()
+    show_traffic([traffic], file=shown)
+    assert shown.getvalue().startswith("each rank makes 1 all_reduce, 1 barrier in all (no steps")
+    assert "15.00 us" in shown.getvalue()
+    assert "bytes" not in shown.getvalue() and " B" not in shown.getvalue()
+    shown = io.StringIO()
+    show_traffic([traffic], "json", shown)
+    rows = json.loads(shown.getvalue())["rows"]
+    assert [(row["collective"], row["bytes_in"]) for row in rows] == [
+        ("all_reduce", None),
+        ("barrier", None),
+    ]
+
+
+def test_a_trace_without_communication(read):
     with pytest.raises(UnreadableError) as caught:
-        read(*events, info=info)
-    assert str(caught.value).endswith(error_text("t.json", value, expected))
+        read(event("aten::mm", 0, 10), param("wait", 50, 3, 0, 0), info=None)
+    expected = "record_param_comms or c10d:: events. Profile a step that has some."
+    assert str(caught.value).endswith(error_text("t.json", "no communication", expected))
 
 
 def test_the_rank_is_recorded_or_in_the_name(read):

@@ -82,6 +82,9 @@ def test_gaps_and_what_had_ended_before():
     # A kernel's time says nothing of when its call had ended.
     assert [play.after for play in playback.plays] == [(), (), (0,), (1,), (), (), ()]
     assert playback.span_ns == 40 * MS
+    assert playback.in_flight_ns is None
+    timed = world([call for call in calls if call.clock == "host"])
+    assert rank_playback(timed, 0, 0).in_flight_ns == (14 + 6 + 1) * MS
 
 
 def test_messages_that_torch_tells_nothing_of_are_asynchronous():

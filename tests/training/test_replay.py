@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from error_form import error_line, error_text
+from foreign_traces import INFO, kernel, param, step
 from torch.distributed.run import get_args_parser
 
 import torchcoll
@@ -27,6 +28,7 @@ from torchcoll.parts.training import command as command
 from torchcoll.parts.training.replay import replay
 
 MS = 1_000_000
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 UNTOLD = ("send", "recv", "reduce_scatter", "reduce_scatter_v")
 
 
@@ -144,8 +146,8 @@ def test_every_kind_of_call(jobs, tmp_path):
         starts = [call.start_ns for call in calls]
         assert starts == sorted(starts) and starts[0] == 0
         spans = recorded.steps[rank]
-        for step, (start, end) in enumerate(spans):
-            inside = [call for call in calls if call.step == step]
+        for number, (start, end) in enumerate(spans):
+            inside = [call for call in calls if call.step == number]
             assert all(start <= call.start_ns <= end for call in inside)
         # Numbered in each group, messages for each peer and direction, as a capture numbers them.
         numbers = [call.sequence for call in calls if call.group == "pair"]
@@ -241,32 +243,21 @@ def test_an_asynchronous_call_is_waited_for_where_it_had_ended(jobs, tmp_path):
     assert json.loads(job.text(0, "stdout")) == once * 2
 
 
-def test_a_mesh_on_half_of_its_ranks(jobs, tmp_path):
-    """dp=2 x tp=2: tensor parallel stays whole, data parallel disappears."""
-    groups = {"tp0": (0, 1), "tp1": (2, 3), "dp0": (0, 2), "dp1": (1, 3)}
-    parts = [
-        [
-            reduced(64, f"tp{rank // 2}"),
-            reduced(256, f"dp{rank % 2}"),
-            message("send", (rank + 2) % 4),
-        ]
-        for rank in range(4)
-    ]
-    traffic(*parts, **groups).save(tmp_path / "t.jsonl")
+def test_traces_of_a_profiler(jobs, tmp_path):
+    """Of nccl, played on gloo: what belongs to the kernels of the trace is gone."""
+    (tmp_path / "traces").mkdir()
+    for rank in (0, 1):
+        events = [step(3, 0, 900), param("allreduce", 100, 1), kernel(NCCL, 200, 300, 1)]
+        data = {"distributedInfo": {**INFO, "rank": rank}, "traceEvents": events}
+        (tmp_path / "traces" / f"rank{rank}.json").write_text(json.dumps(data))
     out = tmp_path / "replayed.jsonl"
-    arguments = (str(tmp_path / "t.jsonl"), "--shrink", "--steps", "1", "-J", str(out))
+    arguments = (str(tmp_path / "traces"), "--backend", "gloo", "--steps", "1", "-J", str(out))
     job = jobs(tmp_path / "job", console(*arguments), 2)
     assert {ended.code for ended in job.wait(60).values()} == {0}, errors(job)
-    replayed = Traffic.load(out)
-    assert [[c.bytes_in for c in replayed.calls[rank] if c.step == 0] for rank in (0, 1)] == [
-        [64]
-    ] * 2
-    assert replayed.groups["tp0"].ranks == (0, 1)
-    assert replayed.notes[-2:] != [] and any(
-        "captured on 4 ranks; ranks 0 to 1 are played" in note for note in replayed.notes
-    )
-    # 256 bytes of all_reduce and 64 of send on each of 2 ranks.
-    assert any("2 all_reduce, 2 send" in note and "640 B" in note for note in replayed.notes)
+    training = "in training the step took 900 us, and they were in flight for 300 us of it"
+    assert training in " ".join(job.text(0, "stdout").split())
+    _, played = Traffic.load(out).calls[0]
+    assert (played.bytes_in, played.clock, played.algorithm) == (1000, "host", "")
 
 
 def test_in_the_launch_that_captured_it(jobs, tmp_path):
@@ -324,7 +315,7 @@ def test_in_the_launch_that_captured_it(jobs, tmp_path):
             error_text(
                 "ranks",
                 "2",
-                "4, as the step was captured on. --shrink plays what is left of its groups. "
+                "4, as the step was captured on. "
                 "Its sizes can be measured on 2: torchcoll.suite --traffic.",
             ),
         ),

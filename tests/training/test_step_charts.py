@@ -1,6 +1,5 @@
 """Where the step goes: a bar for each rank and their mean, by hand."""
 
-import pytest
 from sent import MS, call, traffic
 
 from torchcoll.parts.training.traffic_charts import traffic_charts
@@ -25,7 +24,7 @@ def lengths(calls_of, **more):
     return chart.traces[0]["y"], {name: [1000 * x for x in of] for name, of in seconds.items()}
 
 
-def test_the_step_is_split_into_modules_waiting_and_the_rest():
+def test_the_step_is_split_into_calls_waiting_and_the_rest():
     def calls(rank):
         for step in range(3):
             yield waited_for("layers.0", 0, rank, 20, 2 * step, step)
@@ -35,19 +34,7 @@ def test_the_step_is_split_into_modules_waiting_and_the_rest():
     assert rows[0] == "mean of the ranks" and {*rows[1:]} == {"rank 0", "rank 1"}
     # Each rank: two calls of 10 ms; rank 0 waits 20 ms too; the step takes 100 ms.
     assert {name: [round(x, 6) for x in values] for name, values in of.items()} == {
-        "calls of layers.0 10 %": [10, 10, 10],
-        "calls of head 10 %": [10, 10, 10],
+        "exposed communication 20 %": [20, 20, 20],
         "waiting for another rank 10 %": [10, 20, 0],
         "computing and all else 70 %": [70, 60, 80],
     }
-
-
-def test_many_modules_are_the_largest_and_all_others():
-    def calls(rank):
-        for step in range(3):
-            for n in range(5):
-                yield waited_for(f"layers.{n}", 15 * n, rank, 0, 5 * step + n, step)
-
-    _, of = lengths(calls)
-    assert [name for name in of if "other" in name] == ["other communication 20 %"]
-    assert sum(map(sum, of.values())) == pytest.approx(300)  # three rows of 100 ms

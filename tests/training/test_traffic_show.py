@@ -23,15 +23,15 @@ last rank of a call; each on the rank with the most
 
              a step    share  most of it
 step       100.0 ms  100.0 %  on rank 0
-computing         -        -
+computing         -        -  not recorded: traces of torch.profiler have it
 in flight  42.20 ms   42.2 %  on rank 0
-exposed           -        -
+exposed           -        -  not known of 4 calls a step
 waiting    20.00 ms   20.0 %  for rank 1: 100 % of all waiting
 
 bytes a step: the input of one rank
 time a step: of the calls on their slowest ranks, added up; they may overlap
 waiting: for the last rank of each call, on the rank that waited longest
-transfer: of a call, from when all ranks had begun it
+transfer: from when all ranks had begun a call; medians of columns need not add up
 
 collective  bytes  dtype    async   calls   bytes      time   waiting  transfer    median    \
 share   exposed
@@ -67,6 +67,17 @@ LATE = (
 
 def test_the_table(shown):
     assert shown(sent()) == TABLE + ANSWER + LATE
+
+
+def test_a_replay_is_compared_with_its_calls_in_training(shown):
+    replayed = sent()
+    replayed.source = "replay"
+    replayed.environment["replay"] = {"step": 7, "step_ns": 500 * MS, "in_flight_ns": 40 * MS}
+    text = shown(replayed)
+    assert "the calls of step 7 take 100 ms alone on 2 gloo ranks; " in text
+    assert "in training the step took 500 ms, and they were in flight for 40.0 ms of it" in text
+    rows = [line.split()[0] for line in text.splitlines() if line[:1].isalpha()]
+    assert "step" in rows and "computing" not in rows and "exposed" not in rows
 
 
 def test_columns_that_nobody_needs_are_left_out(shown):
@@ -173,10 +184,8 @@ def test_the_command_shows_a_traffic_file(tmp_path, capsys):
 def test_the_command_refuses_what_is_for_runs(tmp_path, capsys):
     path = tmp_path / "traffic.jsonl"
     sent().save(path)
-    assert main(["show", str(path), "--reference", "points.json"]) == 2
-    assert error_text("reference", "points.json", "result files with it, not") in (
-        capsys.readouterr().err
-    )
+    assert main(["show", str(path), "--filter", "ranks=2"]) == 2
+    assert error_text("filter", "ranks=2", "result files with it, not") in capsys.readouterr().err
     assert main(["check", str(path)]) == 3
     assert got("traffic alone") in capsys.readouterr().err
     assert main(["show", str(path), str(tmp_path / "other.jsonl")]) == 3

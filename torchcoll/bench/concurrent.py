@@ -1,7 +1,7 @@
 """How a collective and other work on its device slow each other down: ``--concurrent``.
 
-Three kinds of blocks in turn: the calls alone, the work alone, both at once; with ``--offset`` a
-fourth, in which the work begins later. All ranks begin a block together, and the order rotates.
+Three kinds of blocks in turn: the calls alone, the work alone, both at once. All ranks begin a
+block together, and the order rotates.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import dataclasses
 import itertools
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from torchcoll.bench.verify import Checker, allocate
 from torchcoll.core.case import NATIVE, SizedCase, partition, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import SAME, other_collective
-from torchcoll.core.units import format_size, parse_duration, parse_size
+from torchcoll.core.units import format_size, parse_size
 from torchcoll.machine.devices import Call, nothing
 
 if TYPE_CHECKING:
@@ -28,10 +27,9 @@ if TYPE_CHECKING:
     from torchcoll.bench.sweep import Sweep
     from torchcoll.machine.devices import Device
 
-BLOCKS = 12  # a multiple of 3 and of 4: each kind is first, second, ... equally often
+BLOCKS = 12  # a multiple of 3: each kind is first, second and third equally often
 BLOCK_NS = 20_000_000  # that the calls of a block take alone
 LEAST_CALLS, MOST_CALLS = 2, 2000
-OFFSETS_NS = 100_000_000  # that a block waits for its offsets: the watchdog must see progress
 COVER = 1.25  # the work lasts so much longer than the calls, to be there until they end
 MOST_REPEATS = 100_000
 _TRIES = 4
@@ -128,10 +126,6 @@ def _copy(torch: Any, size_bytes: int, device: str) -> Call:
     return lambda: target.copy_(source)
 
 
-def _described(work: Work) -> dict[str, Any]:
-    return {"work": work.name, "threads": work.threads, "work_bus_bytes": work.bus_bytes}
-
-
 def measure_concurrent(
     local: Rank, once: Call, work: Work, refill: Call, align: Call, name: str
 ) -> dict[str, Any]:
@@ -144,7 +138,7 @@ def measure_concurrent(
         refill()
         work.refill()
         align()
-        return device.together(once, calls, work, repeats)[:3]
+        return device.together(once, calls, work, repeats)
 
     def longest(calls: int, repeats: int) -> int:
         return round(local.control.largest(block(calls, repeats)[2]))
@@ -174,7 +168,9 @@ def measure_concurrent(
         for times, of_calls, of_work in next(turns):
             times.append(block(of_calls, of_work))
     return {
-        **_described(work),
+        "work": work.name,
+        "threads": work.threads,
+        "work_bus_bytes": work.bus_bytes,
         "calls": calls,
         "repeats": repeats,
         "alone_ns": [of_calls for of_calls, _, _ in alone],
@@ -182,67 +178,5 @@ def measure_concurrent(
         "both_calls_ns": [of_calls for of_calls, _, _ in together],
         "both_work_ns": [of_work for _, of_work, _ in together],
         "both_ns": [whole for _, _, whole in together],
-        "all_calls": all_calls,
-    }
-
-
-def measure_offset(
-    local: Rank, once: Call, work: Work, refill: Call, align: Call, name: str, offset: str
-) -> dict[str, Any]:
-    """As ``measure_concurrent``, with one call and one repeat of the work at a time. Every pair
-    waits for the offset, also if nothing follows: a pause slows the next call down.
-    """
-    device, step, all_calls = local.device, local.progress.step, 0
-    offset_ns = round(1e9 * parse_duration(offset, "offset"))
-
-    def block(pairs: int, calls: int, other: Call, after_ns: int) -> list[int]:
-        """Sums over the pairs, except for the last value, when the work began: its mean."""
-        nonlocal all_calls
-        all_calls += calls * pairs
-        refill()
-        work.refill()
-        sums = [0] * 4
-        for _ in range(pairs):
-            if not after_ns:
-                time.sleep(offset_ns / 1e9)
-            align()
-            times = device.together(once, calls, other, 1, after_ns)
-            sums = [a + b for a, b in zip(sums, times, strict=True)]
-        return [*sums[:3], sums[3] // pairs]
-
-    step(f"{name}: how long {work.name} takes")
-    block(LEAST_CALLS, 1, work, 0)  # the first of each is slow
-    took = local.control.largest(block(LEAST_CALLS, 1, work, 0)[2]) / LEAST_CALLS
-    pairs = round(max(min(BLOCK_NS / max(took, 1), OFFSETS_NS / offset_ns, MOST_CALLS), 1))
-    kinds: dict[str, tuple[int, Call, int]] = {
-        "alone": (1, nothing, offset_ns),
-        "work": (0, work, offset_ns),
-        "both": (1, work, 0),
-        "later": (1, work, offset_ns),
-    }
-    order, blocks_of = list(kinds), {kind: list[list[int]]() for kind in kinds}
-    for number in range(BLOCKS):
-        step(f"{name}: beside {work.name}, block {number + 1}")
-        for kind in order:
-            blocks_of[kind].append(block(pairs, *kinds[kind]))
-        order = [*order[1:], order[0]]
-
-    def column(kind: str, index: int) -> list[int]:
-        return [block[index] for block in blocks_of[kind]]
-
-    return {
-        **_described(work),
-        "calls": pairs,
-        "repeats": pairs,
-        "offset_ns": offset_ns,
-        "alone_ns": column("alone", 0),
-        "work_ns": column("work", 1),
-        "both_calls_ns": column("both", 0),
-        "both_work_ns": column("both", 1),
-        "both_ns": column("both", 2),
-        "later_calls_ns": column("later", 0),
-        "later_work_ns": column("later", 1),
-        "later_ns": column("later", 2),
-        "later_begins_ns": column("later", 3),
         "all_calls": all_calls,
     }

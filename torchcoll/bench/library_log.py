@@ -10,18 +10,17 @@ import contextlib
 import ctypes
 import errno
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.options import FOLDER_ENDING
 from torchcoll.core.backends import NCCL, ONECCL, BackendEntry, of_family
 from torchcoll.core.case import Case
-from torchcoll.core.errors import UnavailableError, UsageError, brief
+from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.libraries.logged import LoggedCall
 
 if TYPE_CHECKING:
-    from torchcoll.bench.communicators import Communicator
     from torchcoll.bench.recorder import Recorder
     from torchcoll.bench.session import Rank, Session
     from torchcoll.bench.sweep import Sweep
@@ -53,9 +52,7 @@ class LibraryLog:
         self._libraries: dict[str, str] = {}  # backend -> nccl or oneccl
         self._kept: list[str] = []  # variables that the user had set
         self._logs: dict[str, _Tail] = {}
-        self._estimates = True
         self._stdout: int | None = None  # a copy of descriptor 1, which is oneCCL's file now
-        self._recorder: Recorder | None = None  # rank 0's
 
     def ask_for(self, entries: Sequence[BackendEntry]) -> None:
         """Set the variables before the first call. Raises UnavailableError and UsageError."""
@@ -81,7 +78,6 @@ class LibraryLog:
         """Agree on the folder of the logs, and write them there. Collective, after the header."""
         from torchcoll.core.opening import check_folder
 
-        self._recorder = recorder
         result = recorder and recorder.run.path
         folder = local.control.decide(result and str(Path(result).absolute()) + FOLDER_ENDING)
         if not folder:  # --resume of a file that is complete: nothing will run
@@ -131,32 +127,6 @@ class LibraryLog:
             result.choices = choices_of(
                 result, [LoggedCall(*call) for call in calls_of_ranks[subgroup[0]]]
             )
-
-    def expected_ns(
-        self, local: Rank, call: Callable[[], object], communicator: Communicator
-    ) -> int | None:
-        """The time that NCCL's own model expects of this call; None without an estimate.
-
-        It is from torch's private ``_time_estimator`` (2.8), which runs nothing. All ranks or none
-        have it. Called last, so that a failure costs this figure alone.
-        """
-        estimator = getattr(local.dist.distributed_c10d, "_time_estimator", None)
-        is_nccl = self._libraries.get(communicator.backend.name) == NCCL
-        if not is_nccl or estimator is None or not self._estimates:
-            return None
-        try:
-            with estimator(communicator.group) as estimate:
-                call()
-            return round(1000 * float(estimate.estimated_time))
-        except NotImplementedError:  # a library without it
-            self._estimates = False
-            return None
-        except Exception as error:  # a private function: another torch may have another one
-            self._estimates = False
-            if self._recorder:
-                text = f"NCCL's estimate is not to be had here ({brief(error)})"
-                self._recorder.event("library_log", text)
-            return None
 
     def keep_timings(self, session: Session) -> None:
         """Record NCCL's 'Init timings' of the run's first communicator as phases. Collective."""

@@ -200,7 +200,7 @@ def stream_columns(run: Run, cases: Sequence[Case]) -> tuple[list[Column], list[
     data = [case for case in cases if COLLECTIVES[case.collective].has_data]
     actual = [_actual_size(case, run.ranks) for case in data]
     iters = (run.header.get("spec") or {}).get("iters")
-    without = {"expected_ns"} if data else {"expected_ns", *COLUMNS_OF_DATA}
+    without = set() if data else {*COLUMNS_OF_DATA}
     if iters is not None and iters < P99_CALLS:
         without.add("p99_ns")
     if actual == [case.size_bytes for case in data]:

@@ -210,12 +210,6 @@ class _Measurement:
             local.abort(brief(error))
         self.sweep.has_called = self.communicator.used = True
         failed = refused or self._check()
-        expected_ns = None
-        plain = not (case.asynchronous or case.coalesce > 1 or calls.rotation)
-        library_log = self.sweep.library_log
-        if library_log and plain and case.implementation == NATIVE:
-            self._step("what the library expects")
-            expected_ns = library_log.expected_ns(local, calls.once, self.communicator)
         self._count(self._unchecked_calls * case.coalesce)
         steady = self.steady
         return self.sweep.gather_results(
@@ -233,7 +227,6 @@ class _Measurement:
             stops=steady.stops,
             steady_ns=steady.steady_ns,
             calls_per_sample=self._calls_per_sample,
-            expected_ns=expected_ns,
         )
 
     def _step(self, doing: str, samples: Sequence[int] = ()) -> None:
@@ -392,11 +385,9 @@ class _Measurement:
                 if refusal:
                     return NotRun("unsupported", f"{work.name}: {refusal.text}")
             name = self.sizing.case.describe()
-            arguments = (local, calls.timed, work, calls.refill, calls.align, name)
-            if spec.offset is None:
-                blocks = concurrent.measure_concurrent(*arguments)
-            else:
-                blocks = concurrent.measure_offset(*arguments, spec.offset)
+            blocks = concurrent.measure_concurrent(
+                local, calls.timed, work, calls.refill, calls.align, name
+            )
         self.concurrent_calls = blocks.pop("all_calls")
         self.samples["concurrent"] = blocks
         return None

@@ -258,8 +258,7 @@ def _result(
     if first["connect"] is not None:
         result.connect_ns = [s["connect"] for s in gathered]
     if "concurrent" in first:
-        block_names = {*records.CONCURRENT_BLOCKS, *records.LATER_BLOCKS}
-        names = [name for name in first["concurrent"] if name in block_names]
+        names = records.CONCURRENT_BLOCKS
         blocks = {name: [s["concurrent"][name] for s in gathered] for name in names}
         result.concurrent = records.ConcurrentBlocks.from_json({**first["concurrent"], **blocks})
     if "checked" in first:

@@ -233,7 +233,8 @@ def nothing_found(
         article, level, certainty = "a", "doubt", CANNOT_TELL
         limit = f"a {what} of any size may be hidden"
         if detectable is not None:
-            limit = f"only {noticed} or more would have been found"
+            least = format_quantity(detectable, "%")
+            limit = f"only a {what} of {least} or more{of} would have been found"
             limit = f"even a {what} of 100 %{of} may be hidden" if detectable >= 1 else limit
     return Answer(
         f"{article} {subject}",

@@ -216,7 +216,6 @@ HOW = (
         "COLLECTIVE:GROUPS; background:LABEL only records that other work ran",
         metavar="WORK",
     ),
-    Field("offset", "start the concurrent collective this long after each call", metavar="TIME"),
     Field("check", "verify results ({default})", bool, texts={"0": False, "1": True}, short="-c"),
     Field("order", f"{' or '.join(ORDERS)} ({{default}})", choices=ORDERS),
     Field("seed", "of --order shuffled ({default})", int, 0),

@@ -117,14 +117,6 @@ class Writer:
         except OSError:
             return False
 
-    def discard_empty(self) -> None:
-        """Close the file, and remove it if it is ours and nothing was written."""
-        if self._file.closed:
-            return
-        if not os.fstat(self._file.fileno()).st_size and self.there():
-            self.path.unlink()
-        self._file.close()
-
     def close(self) -> None:
         self._file.close()
 

@@ -208,21 +208,7 @@ def _without_check_sum(data: Any) -> dict[str, Any]:
         raise TypeError("no object")
     data.pop("line", None)
     data.pop("crc", None)
-    _rename_old_keys(data)
     return data
-
-
-# Keys of earlier versions -> their present names.
-_RENAMED = {"settled": "steady_after", "lead_ns": "ramp_up_ns", "lead": "ramp_up"}
-_RENAMED |= {"launch": "run", "launches": "runs", "beside": "concurrent"}
-
-
-def _rename_old_keys(data: dict[str, Any]) -> None:
-    for name in ("labels", "limits", "source", "spec", "spent_ns", "versus"):
-        if isinstance(data.get(name), dict):
-            _rename_old_keys(data[name])
-    for old in _RENAMED.keys() & data.keys():
-        data[_RENAMED[old]] = data.pop(old)
 
 
 def _two_in_one(what: str, path: Path, number: int) -> UnreadableError:

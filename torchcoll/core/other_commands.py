@@ -9,6 +9,7 @@ import zlib
 
 from torchcoll.core.bounds import GZIP
 from torchcoll.core.opening import is_stdin
+from torchcoll.core.parts import functions_of
 
 _BEGIN = 1 << 16  # bytes that are looked at
 # A profiler's trace (Kineto), or a dump of the Flight Recorder, as JSON or as a pickle.
@@ -78,7 +79,8 @@ def without_collectives(begin: bytes) -> tuple[str, str]:
 
 def reading_command(begin: bytes, path: str, command: str) -> str:
     """'torchcoll log x.log reads it.' for a file that begins so; '' if only ``command`` does."""
-    names = [name for name, pattern in _READERS if pattern.search(begin)]
+    names = reading_commands(begin)
+    names += [name for reads in functions_of("answers", "reads") if (name := reads(path, begin))]
     if not names or names[0] == command:
         return ""
     return f"torchcoll {names[0]} {'-' if is_stdin(path) else shlex.quote(str(path))} reads it."

@@ -42,7 +42,8 @@ class Part(NamedTuple):
       ``baseline(path)``: the good runs of a path (questions/check/baseline.py, BaselineRuns);
       ``reads(path, text)``: the command that answers a file, of which ``text`` is the beginning and
       the end (``torchcoll PATH``);
-      ``jobs(arguments)``: the argument of ``report`` -> the section on why its job ended;
+      ``files(arguments)``: argument of ``report`` -> the section and charts of the answer that it
+      alone gives, such as why its job ended;
       ``cells(folder)``: the names of the sides that a folder holds.
     """
 

@@ -246,9 +246,6 @@ class ConcurrentBlocks:
     calls, repeats: of the collective and of the work in one block, equal on all ranks.
     alone_ns, work_ns, both_calls_ns, both_work_ns, both_ns: [rank][block] in ns from the start of
     the block until the calls, the work, or both had ended.
-    offset_ns: with ``--offset``, the calls of a block are made one by one, each with one repeat of
-    the work that begins so long after it (later_*): later_work_ns from the start of the work, whose
-    mean delay is later_begins_ns.
     """
 
     work: str
@@ -261,11 +258,6 @@ class ConcurrentBlocks:
     both_work_ns: Matrix
     both_ns: Matrix
     work_bus_bytes: int | None = None
-    offset_ns: int | None = None
-    later_calls_ns: Matrix = field(default_factory=list)
-    later_work_ns: Matrix = field(default_factory=list)
-    later_ns: Matrix = field(default_factory=list)
-    later_begins_ns: Matrix = field(default_factory=list)
 
     @property
     def blocks(self) -> int:
@@ -280,9 +272,7 @@ class ConcurrentBlocks:
 
     @property
     def uncovered(self) -> int:
-        """The number of blocks that the work of some rank did not cover; 0 with an offset."""
-        if self.offset_ns is not None:
-            return 0
+        """The number of blocks that the work of some rank did not cover."""
         by_rank = zip(self.both_ns, self.both_work_ns, strict=True)
         short = [[w < _COVERED * t for t, w in zip(*pair, strict=True)] for pair in by_rank]
         return sum(map(any, zip(*short, strict=True)))
@@ -295,9 +285,7 @@ class ConcurrentBlocks:
     def from_json(cls, data: Mapping[str, Any]) -> ConcurrentBlocks:
         """Unknown fields are ignored. Raises KeyError, TypeError or ValueError on a broken one."""
         blocks = read_fields(cls, data)
-        later = blocks.offset_ns is not None
-        names = CONCURRENT_BLOCKS + LATER_BLOCKS if later else CONCURRENT_BLOCKS
-        matrices = [getattr(blocks, name) for name in names]
+        matrices = [getattr(blocks, name) for name in CONCURRENT_BLOCKS]
         if len({(len(m), *map(len, m)) for m in matrices}) > 1:
             raise ValueError("blocks of unlike number")
         if min(blocks.calls, blocks.repeats) < 1:
@@ -308,7 +296,6 @@ class ConcurrentBlocks:
 _COVERED = 0.95  # the work must run for this share of the time of the calls
 _FEW_BLOCKS = 0.1  # this share of the blocks may be uncovered
 CONCURRENT_BLOCKS = ("alone_ns", "work_ns", "both_calls_ns", "both_work_ns", "both_ns")
-LATER_BLOCKS = ("later_calls_ns", "later_work_ns", "later_ns", "later_begins_ns")
 
 
 # Slots, and () for empty fields, save 2 KB a case: a table of another tool has a million.
@@ -330,7 +317,6 @@ class CaseResult:
     ordinal: number of torchcoll's calls on the communicator before call 0, barriers aside (0: call
     0 had to connect; None: others had used the communicator).
     steady_after: cold calls before the calls became steady; None if they did not.
-    expected_ns: the time of a call by the library's own model.
     stop: why the steady calls ended: count, precision, time or cap.
     steady_ns: how long they took on rank 0, with everything between them.
     """
@@ -368,7 +354,6 @@ class CaseResult:
     reported: Reported | None = None
     choices: Sequence[Choice] = ()
     concurrent: ConcurrentBlocks | None = None
-    expected_ns: int | None = None
 
     def __repr__(self) -> str:
         ranks = counted(self.ranks, "rank")
@@ -404,9 +389,6 @@ class CaseResult:
                 del data["reported"]["contradictory"]
         if self.concurrent:
             data["concurrent"] = dataclasses.asdict(self.concurrent)
-            if self.concurrent.offset_ns is None:
-                for name in ("offset_ns", *LATER_BLOCKS):
-                    del data["concurrent"][name]
         for name in _LEFT_OUT:
             if data[name] is None or data[name] == []:
                 del data[name]
@@ -442,7 +424,7 @@ class CaseResult:
 
 _SEQUENCES = tuple(f.name for f in dataclasses.fields(CaseResult) if f.default == ())
 # What a record does not have where it is unknown or empty.
-_LEFT_OUT = ("busiest_bytes", "steady_ns", "reported", "choices", "concurrent", "expected_ns")
+_LEFT_OUT = ("busiest_bytes", "steady_ns", "reported", "choices", "concurrent")
 _MATRICES = {f.name for f in dataclasses.fields(CaseResult) if f.type == "Matrix"}
 
 

@@ -17,7 +17,7 @@ from torchcoll.core.backends import DEFAULT, communicates
 from torchcoll.core.case import Case, Field, SizedCase, with_settings
 from torchcoll.core.collectives import has_splits
 from torchcoll.core.errors import UsageError, choice
-from torchcoll.core.units import counted, format_size, parse_duration, parse_size
+from torchcoll.core.units import counted, format_size, parse_size
 
 if TYPE_CHECKING:
     from torchcoll.core.splits import Weights
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 SPLIT_FIELD = "split_share"  # of a communicator's configuration: needs a group to split from
 WORKS = ("matmul", "copy", "both")  # concurrent work; or background:LABEL
-_LEAST_OFFSET_S = 1e-6
 LEAST_WORK = 1024  # bytes: with less, what is timed is how it is issued
 _BACKGROUND = "background:"
 SAME = "same"  # concurrent work: the same collective, on other groups
@@ -106,7 +105,6 @@ class Spec:
     coalesce: int = 1
     rehearse: bool = False
     concurrent: str | None = None
-    offset: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     points: Reads[Iterable[object], tuple[ExactCall, ...]] = _default(())
 
@@ -141,11 +139,6 @@ class Spec:
             put("concurrent", read_work(self.concurrent))
             if self.concurrent.startswith(_BACKGROUND):
                 put("labels", {**self.labels, "concurrent": self.concurrent})
-        if self.offset is not None:
-            parse_duration(self.offset, "offset")
-            if not self.concurrent_collective:
-                offset_text = f"{self.offset} with {self.concurrent or 'nothing'} concurrent"
-                raise UsageError("offset", offset_text, "--concurrent COLLECTIVE:GROUPS with it")
         if isinstance(self.backend, str):
             put("backend", ",".join(_names(self.backend.lower())))
         if self.implementation != base.NATIVE:
@@ -209,11 +202,6 @@ class Spec:
             if self.misalign_bytes >= base.SLOT_BYTES:
                 expected = f"less than {base.SLOT_BYTES} bytes"
                 raise UsageError("misalign", self.misalign_bytes, expected)
-        if self.offset is not None:  # of a block that waits longer it would be said that it hangs
-            seconds = parse_duration(self.offset, "offset")
-            if not _LEAST_OFFSET_S <= seconds <= self.timeout_s / 2:
-                expected = f"1us to half of --timeout ({self.timeout_s:g} s)"
-                raise UsageError("offset", self.offset, expected)
         asynchronous = self.asynchronous or any(point.asynchronous for point in self.points)
         if asynchronous and self.coalesce > 1:
             raise UsageError("coalesce", f"{self.coalesce} with --async", "one of them")

@@ -254,7 +254,6 @@ class Row:
     steady_ns: int | None  # from the first steady call until then, all between them included
     algorithm: str | None  # what the library's log says it chose: RING/LL; several with commas
     channels: int | None  # of it; None where calls of the case differ
-    expected_ns: float | None  # what the library's own model expected of it
     algbw_gbps: float | None  # size over time
     busbw_gbps: float | None  # algbw times the bus factor
     verified: str  # correct, wrong, unchecked
@@ -295,7 +294,6 @@ _OF_RESULT = (
     "bytes_out",
     "stop",
     "steady_ns",
-    "expected_ns",
     "status",
     "reason",
 )

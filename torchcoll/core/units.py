@@ -133,6 +133,11 @@ def format_size(size_bytes: int) -> str:
     return str(size_bytes)
 
 
+def size_text(size_bytes: int) -> str:
+    """``format_size`` for a sentence: ``8 B`` below 1K."""
+    return format_size(size_bytes) if size_bytes >= 1024 else f"{size_bytes} B"
+
+
 def format_bytes(size_bytes: float) -> str:
     """Format an amount of memory, rounded to three digits: ``512 B``, ``1.5 GiB``."""
     for suffix in "TGMK":

@@ -24,6 +24,7 @@ from torchcoll.libraries.logged import LoggedCall, ranges
 from torchcoll.libraries.nccl import jobs as nccl_jobs
 from torchcoll.libraries.nccl import log as nccl
 from torchcoll.libraries.nccl.jobs import NcclCommunicator, NcclJob
+from torchcoll.libraries.nccl.slow_paths import SlowPath, slow_paths
 from torchcoll.libraries.oneccl import log as oneccl
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class JobLog:
     tables: name -> rows. All rows of a table have the same keys, and no table is empty.
     warnings: text -> how often it occurs.
     crashes: who crashed, such as ``rank 1 (Segmentation fault)``.
+    slow_paths: why the communication is slow, as the log proves it.
     """
 
     facts: dict[str, Any]
@@ -111,6 +113,7 @@ class JobLog:
     warnings: Counter[str] = field(default_factory=Counter)
     files: list[str] = field(default_factory=list)
     crashes: list[str] = field(default_factory=list)
+    slow_paths: list[SlowPath] = field(default_factory=list)
 
 
 def job_log(job: Job) -> JobLog:
@@ -173,7 +176,8 @@ def _nccl_log(job: NcclJob) -> JobLog:
         for name, value in process.variables.items():
             variables.setdefault(name, {})[value] = None
     named = {n: _values(kept_value(n, v) for v in of_n) for n, of_n in sorted(variables.items())}
-    return JobLog(facts, named, tables, job.warnings, job.files)
+    paths = slow_paths(processes)
+    return JobLog(facts, named, tables, job.warnings, job.files, slow_paths=paths)
 
 
 def _values(texts: Iterable[str]) -> str:
@@ -218,6 +222,7 @@ def _rings(number: int, group: NcclCommunicator) -> list[Row]:
         {
             "communicator": number,
             "channels": format_ranges(channels),
+            "of_channels": group.ring_count,
             "order": list(order),
             "whole": group.nranks is None or len(order) == group.nranks,
         }
@@ -317,7 +322,8 @@ def job_answer(job: JobLog) -> Answer:
         text = f"{library} chose {chosen}"
         details += [size] if size else []
     else:
-        facts = _planned(job) + (f" with {size}" if size else "")
+        by = "with" if job.tables.get("communicators") else "logged by"
+        facts = _planned(job) + (f" {by} {size}" if size else "")
         facts += f" over {paths}" if paths else ""
         text = library + (facts or " of unknown version" * (" " not in library))
     harmless = sum(warning.startswith(_HARMLESS) for warning in job.warnings)
@@ -328,7 +334,7 @@ def job_answer(job: JobLog) -> Answer:
         one_line("; ".join([text, *details])),
         "doubt" if troubles else "",
         before=before,
-        next_step=_LOG_MORE if is_bare else "",
+        next_step=job.slow_paths[0].remedy if job.slow_paths else _LOG_MORE if is_bare else "",
     )
 
 
@@ -346,9 +352,12 @@ def _planned(job: JobLog) -> str:
         return f"{text}{best['function']} by {best['algorithm']}/{best['protocol']}{more},"
     if rows := job.tables.get("rings"):
         longest = max(len(row["order"]) for row in rows)
-        whole = any(row["ranks"] == longest for row in job.tables.get("communicators", []))
-        ranks = f"{'' if whole else 'at least '}{units.counted(longest, 'rank')}"
-        return f" built {units.counted(len(rows), 'ring')} of {ranks},"
+        ranks = units.counted(1 + max(max(row["order"]) for row in rows), "rank")
+        if any(row["ranks"] == longest for row in job.tables.get("communicators", [])):
+            return f" built {units.counted(len(rows), 'ring')} of {ranks},"
+        rings = units.counted(max(row["of_channels"] for row in rows), "ring")
+        shown = f"{len(rows)} of them, cut off after {units.counted(longest, 'rank')}"
+        return f" built {rings} over at least {ranks} (the log shows {shown}),"
     return ""
 
 
@@ -416,7 +425,12 @@ def _from_to(row: dict[str, Any], first: bool, last: bool) -> str:
 
 def _forced(job: JobLog) -> list[str]:
     """What the environment forces, the algorithms first."""
-    named = [(name, value) for name, value in job.variables.items() if not _ASIDE.match(name)]
+    shown = {path.variable for path in job.slow_paths}
+    named = [
+        (name, value)
+        for name, value in job.variables.items()
+        if not _ASIDE.match(name) and name not in shown
+    ]
     named.sort(key=lambda item: (item[0] not in FORCING, not _OFF.fullmatch(item[0])))
     texts = []
     for name, text in named:
@@ -429,13 +443,14 @@ def _forced(job: JobLog) -> list[str]:
 
 
 def _troubles(job: JobLog) -> list[str]:
-    """Crashes; otherwise the warnings that are more than a normal choice."""
+    """Crashes; otherwise slow paths and the warnings that are more than a normal choice."""
     if job.crashes:
         return [f"crashed: {units.shorten(job.crashes, _MOST_CRASHES)}"]
+    paths = [path.text for path in job.slow_paths]
     texts = [text for text, _ in job.warnings.most_common() if not text.startswith(_HARMLESS)]
     number = units.counted(len(texts), "warning")
     shown = units.shorten(texts, 1, ", and {} more")
-    return [f"{number} of the library: {shown}"] if texts else []
+    return [*paths, f"{number} of the library: {shown}"] if texts else paths
 
 
 def _dump_problems(dumps: Sequence[Dump]) -> list[str]:

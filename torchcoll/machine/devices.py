@@ -85,27 +85,19 @@ class Cpu:
         """An empty list of samples for each clock of this mode. Tables show the first one."""
         return {"host": []}
 
-    def together(
-        self, call: Call, calls: int, work: Call, repeats: int, after_ns: int = 0
-    ) -> tuple[int, int, int, int]:
+    def together(self, call: Call, calls: int, work: Call, repeats: int) -> tuple[int, int, int]:
         """Run ``calls`` calls and ``repeats`` times the work concurrently. Either may be 0.
 
-        after_ns: delay of the work's start.
-
-        Returns four durations in ns: of the calls, of the work (from its own start), from the start
-        until both have ended, and from the start until the delayed work began. The work always runs
-        in its own thread, so that all blocks that are compared run the same way.
+        Returns three durations in ns: of the calls, of the work, and until both have ended. The
+        work always runs in its own thread, so that all blocks that are compared run the same way.
         """
         now, ends, errors = self._now, [0], list[BaseException]()
-        start_together, late = threading.Lock(), [0]
+        start_together = threading.Lock()
 
         def work_through() -> None:
             try:
                 with start_together:
                     pass
-                if after_ns:
-                    time.sleep(max(0, start + after_ns - now()) / 1e9)
-                    late[0] = now() - start
                 for _ in range(repeats):
                     work()
             except BaseException as error:
@@ -125,8 +117,7 @@ class Cpu:
         if errors:
             raise errors[0]
         worked = ends[-1] if repeats else start
-        whole = max(called, worked) - start
-        return called - start, worked - start - late[0], whole, late[0]
+        return called - start, worked - start, max(called, worked) - start
 
 
 class Accelerator:
@@ -235,19 +226,14 @@ class Accelerator:
                     issued_in(issued - start)
                 start = end
 
-    def together(
-        self, call: Call, calls: int, work: Call, repeats: int, after_ns: int = 0
-    ) -> tuple[int, int, int, int]:
-        """As on the CPU, but on the device's clock and with the work in its own stream.
-
-        Without a delay the work is issued first: its calls are long, so the host soon finishes.
+    def together(self, call: Call, calls: int, work: Call, repeats: int) -> tuple[int, int, int]:
+        """As on the CPU, but on the device's clock and with the work in its own stream. The work is
+        issued first: its calls are long, so the host soon finishes.
         """
         events = (self._torch.Event(self.name, enable_timing=True) for _ in range(4))
         begun, worked, calling, called = events
-
-        def issue_work() -> None:
-            if not repeats:
-                return
+        self.synchronize()
+        if repeats:
             if self._side is None:
                 self._side = self._module.Stream()
             with self._module.stream(self._side):
@@ -255,17 +241,10 @@ class Accelerator:
                 for _ in range(repeats):
                     work()
                 worked.record()
-
-        self.synchronize()
-        if not after_ns:
-            issue_work()
         calling.record()
         for _ in range(calls):
             call()
         called.record()
-        if after_ns:
-            time.sleep(after_ns / 1e9)
-            issue_work()
         self.synchronize()
         pairs = ((calling, called, calls), (begun, worked, repeats))
         of_calls, of_work = (
@@ -275,8 +254,7 @@ class Accelerator:
         # Either stream may have started first, so the whole is the longest of all combinations.
         measured = [(start, end) for start, end, count in pairs if count]
         whole = max(start.elapsed_time(end) for start, _ in measured for _, end in measured)
-        late = round(calling.elapsed_time(begun) * 1e6) if after_ns else 0
-        return of_calls, of_work, round(whole * 1e6), late
+        return of_calls, of_work, round(whole * 1e6)
 
     def graph(self, call: Call) -> Call:
         """A function that replays the captured ``call``. On CUDA the capture is of this thread:

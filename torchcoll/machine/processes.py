@@ -1,4 +1,4 @@
-"""Starts runs, and loads that run with them, and ends each with all processes that it started."""
+"""Starts runs, and ends each with all processes that it started."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -50,9 +49,19 @@ def launch(
     """
     began = time.monotonic()
     try:
-        process = _started(argv, environ, mark, log)
-    except _NotStarted as error:
-        return Ended(None, 0.0, why=str(error))
+        process = subprocess.Popen(
+            argv,
+            env={**environ, MARK: mark},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Ended(None, 0.0, why=f"{argv[0]}: {error.strerror}")
+    except BaseException:  # Ctrl-C, while nobody knows the process yet
+        end_leftovers(mark, 0.0)
+        raise
     timed_out = False
     try:
         while not timed_out:
@@ -74,30 +83,6 @@ def launch(
     else:
         end_leftovers(mark, _LEFTOVER_S)
     return Ended(process.returncode, seconds, timed_out)
-
-
-class _NotStarted(Exception):
-    """The program cannot be started."""
-
-
-def _started(
-    argv: Sequence[str], environ: Mapping[str, str], mark: str, log: IO[bytes]
-) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own. Raises _NotStarted."""
-    try:
-        return subprocess.Popen(
-            argv,
-            env={**environ, MARK: mark},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise _NotStarted(f"{argv[0]}: {error.strerror}") from None
-    except BaseException:  # Ctrl-C, while nobody knows the process yet
-        end_leftovers(mark, 0.0)
-        raise
 
 
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:
@@ -153,36 +138,3 @@ def marked(mark: str) -> list[int]:
             if any(v == entry or (several and v.startswith(entry)) for v in variables):
                 pids.append(pid)
     return pids
-
-
-_AT_ONCE_S = 0.5  # a load that cannot run has ended by then
-
-
-class LoadEnded(Exception):
-    """A load ended before its run did; the text says how."""
-
-
-@contextmanager
-def under_load(
-    argv: Sequence[str], environ: Mapping[str, str], mark: str, log: IO[bytes]
-) -> Iterator[Callable[[], None]]:
-    """Run a load during the block; yields a check. Both raise LoadEnded if it did not last."""
-    began = time.monotonic()
-    try:
-        process = _started(argv, environ, mark, log)
-    except _NotStarted as error:
-        raise LoadEnded(f"cannot be started: {error}") from None
-
-    def check() -> None:
-        if (code := process.poll()) is not None:
-            how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-            raise LoadEnded(f"ended {how} after {time.monotonic() - began:.1f} s")
-
-    try:
-        while time.monotonic() - began < _AT_ONCE_S:
-            check()
-            time.sleep(_POLL_S)
-        yield check
-        check()
-    finally:
-        _end(process, mark)

@@ -395,6 +395,22 @@ def collective_of_title(text: str) -> str | None:
     return None if prose and name in _WORDS and f"{name}_perf" not in text else name
 
 
+_MARKUP = (
+    (re.compile(r"<[/a-zA-Z][^<>]*>"), ""),
+    (re.compile(r"!?\[([^]]+)]\([^)]*\)"), r"\1"),
+    (re.compile(r"(\*{1,3}|~~|`+)(?=\S)(.+?)(?<=\S)\1"), r"\2"),
+    (re.compile(r"(?<!\w)(_{1,3})(?=\S)(.+?)(?<=\S)\1(?!\w)"), r"\2"),
+)
+_AROUND_TITLE = " #\t:*=`>-\uff1a"
+
+
+def plain_title(text: str) -> str:
+    """The words of a line above a table, without the Markdown and HTML around them."""
+    for pattern, kept in _MARKUP:
+        text = pattern.sub(kept, text)
+    return " ".join(text.strip(_AROUND_TITLE).split())
+
+
 TRUNCATED = "truncated"
 _ROUNDED = 0.05  # published figures are rounded, and each is a separate mean
 

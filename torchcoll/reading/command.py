@@ -96,8 +96,7 @@ def convert_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="output of other tools, also .gz (- is stdin), or result files; or one store of "
-        "torchcoll collect, for .parquet",
+        help="output of other tools, also .gz (- is stdin), or result files",
     )
     add(
         "-o",
@@ -233,7 +232,8 @@ def _runs_of(
         if imported.runs or len(imported.refusals()) > 1:
             read.append((path, imported))
         if not imported.runs:
-            refused.append(nothing_read(path, imported))
+            output = options.output if len(named) == 1 and options.output != "-" else None
+            refused.append(nothing_read(path, imported, output or "RUN.jsonl"))
         for run in imported.runs:
             if labels:
                 run.header["spec"] = {"labels": labels}
@@ -269,7 +269,6 @@ COMMANDS = {
                 " run.jsonl"
             ),
             "torchcoll convert run.jsonl -o rows.csv",
-            "torchcoll convert torchcoll.sqlite -o runs.parquet",
         ),
         option_groups={
             "what is read": "--collective --ranks --filter --from --map",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
@@ -17,6 +17,7 @@ from torchcoll.core.units import counted, format_size
 from torchcoll.core.variables import kept_variables
 from torchcoll.libraries.nccl.algorithms import choices_of
 from torchcoll.libraries.nccl.log import NcclLogReader
+from torchcoll.libraries.nccl.slow_paths import MARKS, SlowPath, slow_paths
 from torchcoll.reading.base import Imported, itemsize, make_result, number, ranks_in, whole
 
 # The largest number of ranks that is tried for busbw / algbw.
@@ -234,8 +235,10 @@ def fitting_collectives(
     for entry in COLLECTIVES.values():
         if not entry.has_data or entry.has_splits:
             continue
-        # sendrecv prints an operation, but does not use it.
+        # sendrecv prints an operation, but does not use it: nobody chooses another one than sum.
         op = entry.has_op or entry.name == "sendrecv"
+        if entry.name == "sendrecv" and {row.op for row in sent} != {"sum"}:
+            continue
         if any((row.op is None) == op or (row.root is None) == entry.has_root for row in sent):
             continue
         inferred = infer_ranks(sent, entry.name)[0]
@@ -461,6 +464,7 @@ STEP_1M = (
 _EXPECTED = re.compile(r"\b(\d{1,15}) Bytes -> Algo \S+ proto \S+ time (\d{1,12}(?:\.\d+)?)")
 _MOST_FACTORS = 4
 SET, _CALL = " set by environment to ", " Bytes -> "
+_MARKS = (_CALL, SET, "CCL version", "Using network", " nNodes ", *MARKS)
 
 
 class Messages:
@@ -472,10 +476,13 @@ class Messages:
 
     def take(self, text: str) -> None:
         """Read a message with its prefix; most are not needed, and skipped."""
-        if _CALL in text or SET in text or "CCL version" in text:
+        if any(mark in text for mark in _MARKS):
             self._reader.read([text.encode()])
             if match := _EXPECTED.search(text):
                 self._expected_us[int(match[1])] = float(match[2])
+
+    def slow_paths(self, hosts: Collection[str]) -> list[SlowPath]:
+        return slow_paths(self._reader.processes, len(hosts))
 
     @property
     def variables(self) -> dict[str, str]:

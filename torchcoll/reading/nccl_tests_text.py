@@ -280,7 +280,7 @@ class _TextReader:
 
     def _title(self) -> str:
         """The last line of text since the row before, '' if there is none."""
-        texts = [" ".join(text.strip(" #\t:*=`>-\uff1a").split()) for _, text in self.above]
+        texts = [base.plain_title(text) for _, text in self.above]
         titles = [text for text in texts if any(map(str.isalnum, text)) and text[0] != "("]
         return titles[-1] if titles and len(titles[-1]) <= _TITLE else ""
 
@@ -488,6 +488,9 @@ def _make_run(
     if not results:
         return None
     form = "text, an excerpt" if excerpt else "text"
+    events = [{"kind": "error", "message": text} for text in output.events]
+    for path in output.messages.slow_paths({m["host"] for m in output.members.values()}):
+        events.append({"kind": "slow_path", "message": path.text, "remedy": path.remedy})
     run_of_table = base.make_run(
         results,
         options,
@@ -496,11 +499,15 @@ def _make_run(
         environment=environment,
         members=members,
         end=end,
-        events=[{"kind": "error", "message": text} for text in output.events],
+        events=events,
     )
     if output.title:
         run_of_table.header["spec"] = {"labels": nccl_tests.title_labels(output.title)}
     return run_of_table
+
+
+# Tests that nccl-tests has since NCCL 2.7.
+_BY_SEND = ("sendrecv", "all_to_all", "gather", "scatter", "hypercube")
 
 
 def _unnamed(
@@ -508,6 +515,9 @@ def _unnamed(
 ) -> str | None:
     """The collective of a table that no line of nccl-tests names; None if its rows are refused."""
     fits = nccl_tests.fitting_collectives(output.rows, ranks, "#wrong" in output.names)
+    nccl = (output.messages.versions | output.versions).get("nccl", "")
+    if "res" in output.names or re.match(r"2\.[0-6]\b", nccl):  # before NCCL had send and receive
+        fits = {name: how for name, how in fits.items() if name not in _BY_SEND}
     titles = [(f"line {n}", base.collective_of_title(text)) for n, text in reversed(output.above)]
     named = [*titles, ("the name of the file", base.collective_in(options.file))]
     origin, name = next((source for source in named if source[1]), ("", None))

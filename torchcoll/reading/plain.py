@@ -254,7 +254,7 @@ class _PlainTableReader(TableReader):
             self.heading = _NCCOM_NAMES.get(match[1])
         if plain.startswith("#") and "|" not in plain and "," not in plain and _BLANKS not in plain:
             self.end_table()
-            self.title = plain.strip("# ")
+            self.title = base.plain_title(plain)
             self.heading = base.collective_of_title(plain)
             return
         fields = _fields(text, self.delimiter)
@@ -266,7 +266,7 @@ class _PlainTableReader(TableReader):
             if self.columns and plain and self.form != "CSV":
                 self.end_table()
             if not self.columns and any(map(str.isalnum, plain)):
-                self.title = plain.strip("*: \uff1a")[:_TITLE]
+                self.title = base.plain_title(plain)[:_TITLE]
                 self.heading = base.collective_of_title(plain) or self.heading
             if len(fields) < 2:
                 return
@@ -387,7 +387,11 @@ class _PlainTableReader(TableReader):
         name = self.imported.choose("collective", options.collective, recorded)
         if name is None and (name := base.collective_in(options.file)):
             self.imported.warn(f"collective {name}: taken from the name of the file")
-        return name, "" if name else "the table does not name the collective: give --collective"
+        if name:
+            return name, ""
+        if options.ranks or "ranks" in self.columns or self.inferred:
+            return None, "the table does not name the collective: give --collective"
+        return None, "the table names no collective and no ranks: give --collective and --ranks"
 
     def case(self, line: int, record: Mapping[str, str]) -> CaseResult | str:
         options = self.options

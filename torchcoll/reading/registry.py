@@ -93,12 +93,13 @@ def import_file(
     source = Source(path)
     if not source.start.strip():
         raise UnreadableError("file", source.name, "output of a benchmark; this one is empty")
-    command = reading_command(source.start, path, "show")
     # Else reading all lines of a trace would take minutes.
-    if not name and TRACE.match(source.start):
-        raise UnreadableError("file", source.name, "results; this is what a training sent", command)
-    if source.binary:
-        raise UnreadableError("file", source.name, "text; this one is binary", command)
+    is_trace = not name and TRACE.match(source.start)
+    if is_trace or source.binary:
+        expected = "results; this is what a training sent"
+        expected = expected if is_trace else "text; this one is binary"
+        command = reading_command(source.start, path, "show")
+        raise UnreadableError("file", source.name, expected, command)
     importer, writers, sample = _recognised(source, name)
     if _JSON.match(source.start) and (importer is None or not _has_long_lines(importer)):
         source.in_json = True
@@ -112,7 +113,8 @@ def import_file(
             expected = f"results of collectives; this is output of {tool}"
             raise ForeignError("file", source.name, expected, instead)
         expected = "a torchcoll result file, output of a benchmark, a log, or a trace"
-        raise ForeignError("file", source.name, expected, command or _nearest(path, sample))
+        action = reading_command(source.start, path, "show") or _nearest(path, sample)
+        raise ForeignError("file", source.name, expected, action)
     options = options or ImportOptions()
     file_name = "stdin" if is_stdin(path) else os.path.basename(path)
     options = ImportOptions(**{**vars(options), "file": options.file or file_name})
@@ -249,8 +251,11 @@ def two_tables(
     return [*zip(titles, runs, strict=True)]
 
 
-def nothing_read(path: str, imported: Imported) -> UnreadableError:
-    """The error for a file without any readable row."""
+_EXAMPLES = {"--collective": "all_reduce", "--ranks": "8"}
+
+
+def nothing_read(path: str, imported: Imported, output: str = "RUN.jsonl") -> UnreadableError:
+    """The error for a file without any readable row. output: the file of ``torchcoll convert``."""
     if not is_stdin(path) and os.path.abspath(path).startswith(os.getcwd() + os.sep):
         path = min(path, os.path.relpath(path), key=len)
     refusals = imported.refusals()
@@ -263,6 +268,8 @@ def nothing_read(path: str, imported: Imported) -> UnreadableError:
     more = f" ({count} rows refused, {len(refusals)} reasons)" if len(refusals) > 1 else ""
     name = "-" if is_stdin(path) else shlex.quote(path)
     action = imported.action.replace(" FILE ", f" {name} ")
-    if ": give --" in why and not imported.action:
-        action = f"torchcoll convert {name} ... -o RUN.jsonl takes it."
+    if not action and (lacking := [option for option in _EXAMPLES if option in why]):
+        options = " ".join(f"{option} {_EXAMPLES[option]}" for option in lacking)
+        action = f"Such as: torchcoll convert {name} {options} -o RUN.jsonl."
+    action = action.replace("RUN.jsonl", shlex.quote(output))
     return UnreadableError(f"{location}: {why}{more}", action=action)

@@ -22,12 +22,14 @@ from torchcoll.core.units import format_size
 # differ in symbol and dashes as well: 6 colours and 5 dashes are 30 styles.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#c0689a", "#3d8fc4", "#a87600")
 NEUTRAL = "#7a7f85"
+WAITING = PALETTE[5]  # for another rank, in bars
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "triangle-down")
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _MOST_TICKS = 9
 MOST_POINTS = 400  # of one chart: with 600, a choice takes plotly up to 0.1 s
 MOST_LINES = 8  # that can be chosen, or are shown at first
 FIGURE = "figure"  # label of the selector whose options a picture shows side by side
+_TALL = 500  # pixels
 HOVER = "%{text}<extra></extra>"
 _MARKUP = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
@@ -282,19 +284,32 @@ def keys_of(results: Sequence[CaseResult], keys: Mapping[int, str]) -> str:
 
 
 def bars(
-    name: str, values: Sequence[float | None], texts: Sequence[str], colour: str
+    name: str,
+    values: Sequence[float | None],
+    texts: Sequence[str],
+    colour: str,
+    hatched: Sequence[bool] = (),
 ) -> dict[str, Any]:
-    """One part of each bar of ``bar_chart``. texts: what hovering shows."""
+    """One part of each bar of ``bar_chart``. texts: what hovering shows. hatched: for each bar."""
+    pattern = {"pattern": {"shape": ["/" if each else "" for each in hatched]}}
     return {
         "type": "bar",
         "orientation": "h",
         "name": name,
         "x": list(values),
-        "marker": {"color": colour},
+        "marker": {"color": colour, **(pattern if any(hatched) else {})},
         "hovertemplate": "%{y}<br>%{text}<extra></extra>",
         "textposition": "none",
         "text": list(texts),
     }
+
+
+def axis_on_top(layout: dict[str, Any]) -> None:
+    """Puts the numbers of a tall chart above its rows, where a screen begins, below the legend."""
+    if layout["height"] > _TALL:
+        layout["xaxis"] = {**layout["xaxis"], "side": "top"}
+        above = 1 + 60 / (layout["height"] - 85)
+        layout["legend"] = {"orientation": "h", "x": 0, "y": above, "yanchor": "bottom"}
 
 
 def bar_chart(
@@ -308,13 +323,14 @@ def bar_chart(
     for trace in traces:
         trace.setdefault("y", names)
     lines = 1 + max(name.count("<br>") for name in names)
-    layout = {
+    layout: dict[str, Any] = {
         "xaxis": axis,
         "yaxis": {"autorange": "reversed", "automargin": True},
         "showlegend": len(traces) > 1,
         "barmode": "stack",
         "height": 160 + (12 + 16 * lines) * len(names),
     }
+    axis_on_top(layout)
     return Chart(title, traces, layout, caption=caption)
 
 
@@ -340,6 +356,11 @@ def texts_fit(texts: Sequence[Sequence[str]]) -> bool:
     return max(len(text) for row in texts for text in row) * len(texts[0]) <= _CHARACTERS
 
 
+# Of heat maps, from slow to fast. All carry black figures, and stand out on dark paper.
+_SPEEDS = ("#7a82d6", "#4fa3c7", "#45b89c", "#7cc96a", "#c3da45", "#fde725")
+TIMES = _SPEEDS[::-1]  # of times, where more is slower
+
+
 def heat_map(
     title: str,
     values: np.ndarray[Any, Any],
@@ -347,14 +368,20 @@ def heat_map(
     rows: Sequence[Any],
     unit: str,
     hover: str,
+    colours: Sequence[str] = _SPEEDS,
 ) -> Chart:
-    """values [rows, columns]; NaN is left blank."""
+    """values [rows, columns]; NaN is left blank. colours: from the lowest to the highest value."""
     trace = {
-        "type": "heatmap", "colorscale": "Viridis", "x": list(columns), "y": list(rows),
+        "type": "heatmap",
+        "colorscale": [[n / (len(colours) - 1), colour] for n, colour in enumerate(colours)],
+        "x": list(columns),
+        "y": list(rows),
         "z": [[rounded(float(value)) for value in row] for row in values],
-        "hovertemplate": hover, "hoverongaps": False,
+        "hovertemplate": hover,
+        "hoverongaps": False,
         "colorbar": {"title": {"text": unit, "side": "right"}, "thickness": 14},
-    }  # fmt: skip
+        "textfont": {"color": "#000000"},
+    }
     layout = {
         "xaxis": {"automargin": True, "showgrid": False, "zeroline": False},
         "yaxis": {

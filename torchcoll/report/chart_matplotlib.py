@@ -26,6 +26,7 @@ _NAMED = 24  # names below each other
 _MARKED = 40  # a line with more points has no symbols
 _NAMES = 16  # of an axis of names: of more, each n-th is written
 _TITLE = 60  # characters in a line above a panel, of two in a row
+_HEADLINE = 110  # characters in a line above a picture
 _UNIT = 30  # characters beside the scale of a heat map
 _SYMBOLS = {
     "circle": "o",
@@ -58,9 +59,17 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {
 }
 
 
-def write_charts(charts: Sequence[Chart], path: str | os.PathLike[str]) -> pictures.WrittenPicture:
-    """Raises UnavailableError without matplotlib, UsageError for a path that cannot be written."""
+def write_charts(
+    charts: Sequence[Chart], path: str | os.PathLike[str], title: str = ""
+) -> pictures.WrittenPicture:
+    """Raises UnavailableError without matplotlib, UsageError for a path that cannot be written.
+
+    title: the answer that the picture shows, above it.
+    """
     figure = draw_charts(charts)
+    if title:
+        text = textwrap.fill(pictures.literal(title), _HEADLINE)
+        figure.suptitle(text, x=0.01, ha="left", fontsize="large", fontweight="bold")
     pictures.write_caption(figure, caption_of(charts))
     return pictures.write_figure(figure, path)
 
@@ -80,7 +89,8 @@ def draw_charts(charts: Sequence[Chart]) -> Figure:
     pairs = any(len(row) > 1 for row in rows)
     if not pairs:
         panels = [panel for row in rows for panel in row]
-        rows = [panels[n : n + 2] for n in range(0, len(panels), 2)]
+        columns = 1 if "barmode" in panels[0].layout else 2
+        rows = [panels[n : n + columns] for n in range(0, len(panels), columns)]
     columns = max(map(len, rows))
     figure, grid = pictures.new_figure(len(rows), columns, charts[0].shared)
     heights = []
@@ -156,6 +166,11 @@ def _draw_panel(figure: Figure, axes: Axes, panel: Chart) -> list[str]:
             _draw_line(axes, trace)
     for shape in panel.layout.get("shapes", ()):
         _draw_shape(axes, shape)
+    for note in panel.layout.get("annotations", ()):
+        x = 10 ** note["x"] if panel.layout["xaxis"].get("type") == "log" else note["x"]
+        axes.annotate(
+            _text(note["text"]), (x, note["y"]), ha="center", va="center", fontsize="small"
+        )
     if panel.layout["yaxis"].get("zeroline"):
         axes.axhline(0, color=NEUTRAL, linestyle=_DASHES["dash"], linewidth=1)
     heat_map = any(trace.get("type") == "heatmap" for trace in panel.traces)
@@ -192,7 +207,8 @@ def _draw_line(axes: Axes, trace: Mapping[str, Any]) -> None:
     if colour == NEUTRAL and "lines" in mode:  # of a limit, whose name stands at its line
         axes.annotate(
             name, (0.01, y[0]), xytext=(0, 2), textcoords="offset points",
-            xycoords=axes.get_yaxis_transform(), fontsize="small", color="0.3",
+            xycoords=axes.get_yaxis_transform(), fontsize="small", color="0.3", zorder=5,
+            bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1},
         )  # fmt: skip
         name = ""
     shape, _, is_open = marker.get("symbol", "circle").partition("-open")
@@ -220,21 +236,27 @@ def _draw_bars(axes: Axes, trace: Mapping[str, Any]) -> None:
     names = [*dict.fromkeys(map(_text, trace["y"]))]
     error = trace.get("error_x")
     # Bars of several traces are stacked.
-    drawn: list[Any] = [*axes.patches[-len(names) :]]
-    axes.barh(
+    before: list[Any] = [*axes.patches[-len(names) :]]
+    drawn = axes.barh(
         names,
         [value or 0 for value in trace["x"]],
-        left=[bar.get_x() + bar.get_width() for bar in drawn] or None,
+        left=[bar.get_x() + bar.get_width() for bar in before] or None,
         color=_colour(trace["marker"]["color"]),
         label=_text(trace["name"]),
         xerr=[error["arrayminus"], error["array"]] if error else None,
         ecolor=NEUTRAL,
     )
+    for bar, shape in zip(drawn, trace["marker"].get("pattern", {}).get("shape", ()), strict=False):
+        if shape:
+            bar.set(facecolor="none", edgecolor=bar.get_facecolor(), hatch=3 * shape)
 
 
 def _draw_heat_map(figure: Figure, axes: Axes, trace: Mapping[str, Any]) -> None:
+    from matplotlib.colors import LinearSegmentedColormap
+
     rows = [[math.nan if value is None else value for value in row] for row in trace["z"]]
-    mesh = axes.pcolormesh(rows, cmap=trace["colorscale"].lower())
+    colours = LinearSegmentedColormap.from_list("", [colour for _, colour in trace["colorscale"]])
+    mesh = axes.pcolormesh(rows, cmap=colours, vmin=trace.get("zmin"), vmax=trace.get("zmax"))
     unit = textwrap.fill(trace["colorbar"]["title"]["text"], _UNIT)
     figure.colorbar(mesh, ax=axes, label=unit)
     for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
@@ -249,19 +271,24 @@ def _draw_heat_map(figure: Figure, axes: Axes, trace: Mapping[str, Any]) -> None
     most = _NAMES if len(figure.axes) == 2 else _NAMES // 2  # this one and its scale
     fits = "text" not in trace or "texttemplate" in trace
     if fits and len(rows) <= most and len(rows[0]) <= most:
-        low, high = mesh.get_clim()
         for y, row in enumerate(rows):
             for x, value in enumerate(row):
-                # Black and white are those of the map, which is no part of the paper.
-                colour = "#010101" if value > (low + high) / 2 else "#fefefe"
                 text = "" if math.isnan(value) else f"{value:.{3 if value < 1000 else 6}g}"
                 text = trace["text"][y][x] if "text" in trace else text
-                axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize="x-small",
-                          color=colour)  # fmt: skip
+                axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize="x-small")
 
 
 def _draw_shape(axes: Axes, shape: Mapping[str, Any]) -> None:
-    """A band or a line across the whole panel."""
+    """A band or a line across the whole panel, or a frame around cells of a heat map."""
+    from matplotlib.patches import Rectangle
+
+    if shape["xref"] == "x" and shape.get("yref") == "y":
+        x, y = shape["x0"] + 0.5, shape["y0"] + 0.5
+        size = shape["x1"] - shape["x0"], shape["y1"] - shape["y0"]
+        line = shape["line"]
+        frame = {"edgecolor": line["color"], "linewidth": line["width"], "fill": False}
+        axes.add_patch(Rectangle((x, y), *size, **frame, clip_on=False))
+        return
     name, spans, line = (
         ("y", axes.axhspan, axes.axhline)
         if shape["xref"] == "paper"
@@ -284,6 +311,11 @@ def _draw_axis(axes: Axes, name: str, layout: Mapping[str, Any], named: bool = F
     axis.set_label_text(_text(layout.get("title", {}).get("text", "")))
     if layout.get("autorange") == "reversed":
         axis.set_inverted(True)
+    elif "range" in layout:
+        getattr(axes, f"set_{name}lim")(*layout["range"])
+    if layout.get("side") == "top":
+        axes.xaxis.tick_top()
+        axes.xaxis.set_label_position("top")
     if named or ("automargin" in layout and "tickvals" not in layout):
         return
     if layout.get("type") == "log":

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 ROW_FIELDS = tuple(f.name for f in dataclasses.fields(Row))
 
 _SPREAD = "low, high = p5, p95 within this run"
-_EXPECTED = "library expects: what its own cost model says of a call, no measurement"
 _INTERVALS = (
     "low, high = p5, p95 of the intervals between calls, within this run; the period, their "
     "mean, may lie outside"
@@ -158,7 +157,6 @@ COLUMNS: dict[str, Column] = {
         _time("steady_ns", "steady", "calls"),
         Column("algorithm", Head("algorithm", left=True, drop=2, width=16), _algorithm),
         _text("channels", "channels", left=False),
-        _time("expected_ns", "library", "expects", drop=2, legend=_EXPECTED),
         _bandwidth("algbw_gbps", "algbw", drop=4),
         _bandwidth("busbw_gbps", "busbw"),
         Column("verified", Head("verified", left=True), _verified),
@@ -175,7 +173,6 @@ SHOWN_BY_DEFAULT = (
     "high_ns",
     "p99_ns",
     "calls",
-    "expected_ns",
     "algorithm",
     "algbw_gbps",
     "busbw_gbps",
@@ -223,7 +220,7 @@ def columns_for(rows: Sequence[Row]) -> list[Column]:
     data = [row for row in rows if COLLECTIVES[row.collective].has_data]
     without = {
         key
-        for key in ("p99_ns", "algorithm", "expected_ns")
+        for key in ("p99_ns", "algorithm")
         if all(getattr(row, key) in (None, "") for row in rows)
     }
     without |= set() if data else COLUMNS_OF_DATA

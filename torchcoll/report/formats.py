@@ -65,7 +65,6 @@ class View:
     over_ranks: str = "max"
     clock: str | None = None
     limits: Callable[[Run, Sequence[summary.Row]], Sequence[RowLimit]] | None = None
-    expected: Callable[[Sequence[summary.Row]], Sequence[summary.Row]] | None = None
     verbose: bool = False  # header lines of the start and of what measuring costs
 
     def __post_init__(self) -> None:
@@ -114,8 +113,6 @@ class View:
         rows: Sequence[summary.Row] = list(
             map(self.row, run.results, summary.libraries_of(run), times)
         )
-        if self.expected is not None:
-            rows = self.expected(rows)
         doubts = doubts_of(run, rows if self.usual else None)
         entries = [
             self.entry(result, row, notes, doubt, usual_times)

@@ -29,7 +29,7 @@ class Head:
     width: the minimum width, for tables whose rows are printed before all of them are known.
     repeat: each of several tables has this column, which names the row (default: the first).
     legend: a line above the table that explains the column.
-    numbered: if the table does not fit, long names become numbers that are listed below it.
+    numbered: from so many tables on, long names become numbers that are listed below (0: never).
     """
 
     first: str
@@ -39,7 +39,7 @@ class Head:
     width: int = 0
     repeat: bool = False
     legend: str = ""
-    numbered: bool = False
+    numbered: int = 0
 
     @property
     def text(self) -> str:
@@ -207,10 +207,15 @@ _LONG = 0.3  # of the terminal's width: columns of longer names may be numbered
 
 
 def _numbered(grid: Grid, width: int) -> Grid:
-    """The grid with numbers instead of long names, if it would need several tables otherwise."""
+    """The grid with numbers instead of long names, if it would need too many tables otherwise."""
     widths = grid.widths()
-    columns = [i for i, h in enumerate(grid.heads) if h.numbered and widths[i] > _LONG * width]
-    if not columns or len(split_columns(grid.heads, widths, width)) < 2:
+    tables = len(split_columns(grid.heads, widths, width))
+    columns = [
+        i
+        for i, head in enumerate(grid.heads)
+        if head.numbered and tables >= head.numbered and widths[i] > _LONG * width
+    ]
+    if not columns:
         return grid
     rows, below = [list(row) for row in grid.rows], []
     for i in columns:

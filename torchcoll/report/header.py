@@ -43,6 +43,8 @@ def _kind_text(kind: Mapping[str, Any], names: Sequence[str]) -> str:
             parts.append(
                 f"{units.format_size(value)} bytes" if value < 1024 else units.format_size(value)
             )
+        elif name == "device_name":
+            parts.append("unknown device" if value == "unset" else one_line(value))
         elif name in _PLAIN:
             parts.append(value_text(name, value))
         else:

@@ -92,7 +92,7 @@
   const dressed = (layout, narrow) => {
     const whole = {
       // Room for tick labels and titles: automargin draws a chart twice whenever the room changes.
-      margin: { l: narrow ? 65 : 75, r: 15, t: 30, b: 55 }, hovermode: "closest",
+      margin: { l: narrow ? 65 : 75, r: 15, t: 30, b: layout.xaxis?.side === "top" ? 15 : 55 }, hovermode: "closest",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: "system-ui, sans-serif", size: narrow ? 11 : 13 },
       legend: { orientation: "h", traceorder: "normal", y: 1, yanchor: "bottom", x: 0 },
@@ -155,7 +155,8 @@
       for (const path in ofLayout) assign(layout, path, ofLayout[path]);
     }
     group.plot.style.height = layout.height ? `${layout.height}px` : "";
-    await Plotly.react(group.plot, traces, dressed(layout, narrow), config);
+    const bar = narrow ? false : "hover"; // no room for its buttons, and fingers zoom
+    await Plotly.react(group.plot, traces, dressed(layout, narrow), { ...config, displayModeBar: bar });
     group.figure.querySelector(".caption").replaceChildren(
       ...chart.caption.map(line => node("li", { textContent: line })));
     if (group.drawn) return;

@@ -5,6 +5,7 @@ Without pyplot: it looks for a display, and keeps every figure alive.
 
 from __future__ import annotations
 
+import argparse
 import base64
 import io
 import os
@@ -12,7 +13,7 @@ import re
 import textwrap
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,19 @@ def check_path(path: str | os.PathLike[str], force: bool = True) -> Path:
     return file
 
 
+def add_plot(parser: argparse.ArgumentParser, what: str) -> None:
+    """The options of a command that can draw what it finds (``check_plot``, ``draw_finding``)."""
+    help_text = f"write a picture of {what} (.png, .svg, .pdf)"
+    parser.add_argument("--plot", metavar="FILE", help=help_text)
+    parser.add_argument("--force", action="store_true", help="replace the picture")
+
+
+def check_plot(options: argparse.Namespace) -> None:
+    """Raises UsageError if the picture cannot be written."""
+    if options.plot:
+        check_path(options.plot, options.force)
+
+
 def literal(text: object) -> str:
     """A text in which matplotlib finds no formula ($), and no label that it hides (_)."""
     plain = one_line(text).replace("$", r"\$")
@@ -65,9 +79,10 @@ _TYPES = {".png": "image/png", ".svg": "image/svg+xml", ".pdf": "application/pdf
 
 @dataclass(frozen=True)
 class WrittenPicture:
-    """A picture that was written; a notebook shows it."""
+    """A picture that was written; a notebook shows it. text: what was measured, in a sentence."""
 
     path: Path
+    text: str = field(default="", repr=False)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         content, kind = self.path.read_bytes(), _TYPES[self.path.suffix.lower()]

@@ -129,14 +129,33 @@ def varying_text(values: Mapping[str, Sequence[str]], without: Sequence[str] = (
 
 
 def kept_separate(runs: Iterable[tuple[int, Mapping[str, str]]]) -> list[str]:
-    """The facts with several values at one number of ranks. runs: (ranks, facts) of each."""
+    """The facts with several values at one number of ranks, and the device of unlike machines.
+
+    runs: (ranks, facts) of each.
+    """
     values: dict[tuple[int, str], set[str]] = {}
     facts = list(runs)
     names = dict.fromkeys(name for _, fact in facts for name in fact if _on_purpose(name))
     for ranks, fact in facts:
         for name in names:
             values.setdefault((ranks, name), set()).add(sides.value_of_fact(fact, name))
-    return [n for n in names if any(len(v) > 1 for (_, name), v in values.items() if name == n)]
+    kept = [n for n in names if any(len(v) > 1 for (_, name), v in values.items() if name == n)]
+    return [*kept, *([_DEVICE] if unlike_machines(fact for _, fact in facts) else [])]
+
+
+_DEVICE = "device_name"
+
+
+def unlike_machines(facts: Iterable[Mapping[str, str]]) -> list[str]:
+    """The devices of the runs, if two runs have none in common; otherwise []. A log without the
+    names of its devices is of an unknown machine.
+    """
+    names = [fact.get(_DEVICE, "") for fact in facts]
+    devices = [set(name.split(", ")) for name in names if name]
+    if not any(a.isdisjoint(b) for a in devices for b in devices):
+        return []
+    unknown = ["others that are not recorded"] if not all(names) else []
+    return [*dict.fromkeys(filter(None, names)), *unknown]
 
 
 def check_unmixed(base: sides.Side, new: sides.Side) -> None:

@@ -8,7 +8,6 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 from torchcoll.core import summary
@@ -206,6 +205,25 @@ def _read_as_mean(row: summary.Row, result: CaseResult, how: str) -> summary.Row
     return dataclasses.replace(row, statistic="mean", median_ns=mean, **speeds)
 
 
+def unnamed_files(runs: Sequence[Run]) -> dict[int, str]:
+    """{number of the run: its file} of runs that other tools measured, and that name neither host
+    nor device: several such files may be of several machines. {} if there is one such file.
+    """
+    files = {
+        number: os.path.basename(str(run.path or run.source.get("file") or ""))
+        for number, run in enumerate(runs)
+        if run.source and not any(m.get("host") or m.get("device_name") for m in run.members)
+    }
+    return files if len({*files.values()}) > 1 else {}
+
+
+def unnamed_note(side: Side) -> str:
+    """What the runs of a side leave open, '' if they name their machines."""
+    count = len({*unnamed_files(side.runs).values()})
+    which = f"{side.name}: " if side.name else ""
+    return f"{which}{count} files name no device and may be of several machines" if count else ""
+
+
 def known_of(run: Run) -> dict[str, str]:
     """Everything known of a run by name: environment, devices, labels."""
     facts = facts_of(run)
@@ -281,20 +299,34 @@ def identity_of(run: Run) -> object:
     return (run.ranks, *figures) if len({time for _, time in figures}) >= _TELLING else None
 
 
+def _file_of(run: Run) -> str:
+    return str(run.path or run.source.get("file") or "")
+
+
 def check_together(base: Side, new: Side) -> None:
     """Raises UsageError if the two sides must not be compared."""
     if base.only and new.only and base.only != new.only:
         shared: set[str] = set()  # two backends of one run are two sides
-        copies: dict[object, Path | None] = {}
+        copies: dict[object, str] = {}
     else:
         shared = {os.path.realpath(run.path) for run in base.runs if run.path}
-        copies = {identity_of(run): run.path for run in base.runs}
-    for run in new.runs:
-        copy = copies.get(identity_of(run)) if identity_of(run) else None
-        if copy or (run.path and os.path.realpath(run.path) in shared):
-            given = f"{run.path}, the same run as {copy or run.path}"
+        copies = {identity_of(run): file for run in base.runs if (file := _file_of(run))}
+        copies.pop(None, None)
+    doubled = [
+        (run, copies.get(identity_of(run), _file_of(run)))
+        for run in new.runs
+        if (_file_of(run) and identity_of(run) in copies)
+        or (run.path and os.path.realpath(run.path) in shared)
+    ]
+    if doubled:
+        run, copy = doubled[0]
+        given = f"{_file_of(run)}, the same run as {copy}"
+        action = "Name two different files or folders."
+        if len({result.case.backend for result in run.results}) > 1:
             action = "Two backends of one run: backend:gloo=PATH backend:ccl=PATH."
-            raise UsageError(new.name, given, f"a run that is not in {base.name}", action)
+        if len(doubled) == len(new.runs) > 1:
+            given = f"the same {len(doubled)} runs as {base.name}"
+        raise UsageError(new.name, given, f"a run that is not in {base.name}", action)
     rehearsals = base.rehearsals + new.rehearsals
     runs = len(base.parts) + len(new.parts)
     if 0 < rehearsals < runs:

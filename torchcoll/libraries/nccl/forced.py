@@ -1,4 +1,4 @@
-"""What NCCL_ALGO, NCCL_PROTO and a tuner plugin can force (NCCL's src/graph/tuning.cc).
+"""What NCCL_ALGO and NCCL_PROTO can force (NCCL's src/graph/tuning.cc).
 
 Up to 2.23 a value is one list for all functions. NCCL silently ignores unknown names, and
 silently runs Ring if the list leaves a function no algorithm. From 2.24 on a clause of the value
@@ -103,19 +103,3 @@ def misread(variables: Mapping[str, str | None], version: str) -> str | None:
 def version_key(version: str) -> tuple[int, ...]:
     """(major, minor) of a version, for comparisons."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-
-
-# Cell of a matrix -> variables. NCCL's defaults are 4 MiB buffers, 1 queue pair per connection, PXN
-# on, GPUDirect RDMA by distance, NVLS on, and channels by topology.
-FACTORS: dict[str, dict[str, str]] = {
-    **{
-        f"channels{number}": {"NCCL_MIN_CTAS": str(number), "NCCL_MAX_CTAS": str(number)}
-        for number in (4, 8, 16, 32)
-    },
-    **{f"buffers{mib}M": {"NCCL_BUFFSIZE": str(mib << 20)} for mib in (1, 2, 8, 16)},
-    **{f"qps{number}": {"NCCL_IB_QPS_PER_CONNECTION": str(number)} for number in (2, 4, 8)},
-    "no-pxn": {"NCCL_PXN_DISABLE": "1"},
-    "no-gdr": {"NCCL_NET_GDR_LEVEL": "LOC"},
-    "gdr-everywhere": {"NCCL_NET_GDR_LEVEL": "SYS"},
-    "no-nvls": {"NCCL_NVLS_ENABLE": "0"},
-}

@@ -63,6 +63,10 @@ class NcclCommunicator:
         return next((m.rings for m in self.members if m.rings), {})
 
     @property
+    def ring_count(self) -> int:
+        return max((m.ring_count for m in self.members), default=0)
+
+    @property
     def graphs(self) -> list[Graph]:
         graph_lists = (m.graphs for m in sorted(self.members, key=lambda m: m.rank or 0))
         return next((graphs for graphs in graph_lists if graphs), [])

@@ -16,6 +16,7 @@ from typing import ClassVar, NamedTuple
 from torchcoll.core.bounds import MOST_PROCESSES, ByteBudget, CommunicatorBudget
 from torchcoll.core.errors import UnreadableError
 from torchcoll.libraries.logged import LoggedCall
+from torchcoll.libraries.nccl import slow_paths
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS, PROTOCOLS, canonical, parse_call
 
 
@@ -50,7 +51,7 @@ class Member:
         was cut.
     bootstrap: phases of 'Bootstrap timings' (>= 2.23), in seconds.
     channels: kind (coll, collnet, nvls, p2p) -> number of channels.
-    rings: channel -> ranks in order.
+    rings: channel -> ranks in order. ring_count: how many channels there are.
     """
 
     rank: int | None = None
@@ -69,6 +70,7 @@ class Member:
     bootstrap: dict[str, float] = field(default_factory=dict)
     channels: dict[str, int] = field(default_factory=dict)
     rings: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    ring_count: int = 0
     graphs: list[Graph] = field(default_factory=list)
     tuning: list[Tuned] = field(default_factory=list)
 
@@ -79,6 +81,7 @@ class NcclProcess:
 
     transports: kind -> number of connections.
     pairs: kind -> (from, to) ranks.
+    facts: name of slow_paths.FACTS -> what it is about.
     names: spelling of the host -> number of complete lines with it. Damaged lines spell it
         differently.
     """
@@ -94,6 +97,7 @@ class NcclProcess:
     tuner: str = ""
     nvls: str = ""
     variables: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, dict[str, None]] = field(default_factory=dict)
     members: list[Member] = field(default_factory=list)
     transports: Counter[str] = field(default_factory=Counter)
     pairs: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
@@ -144,7 +148,7 @@ def is_known(first_word: str, message: str) -> bool:
 
 # A ring ends with the ranks, or with what RCCL appends. Any other line that begins so is a
 # connection that was cut.
-_RING = re.compile(r"Channel (\d+)/\d+ :((?: +\d+)+)(?: *\.\.\.)?(?: comm .*)?$")
+_RING = re.compile(r"Channel (\d+)/(\d+) :((?: +\d+)+)(?: *\.\.\.)?(?: comm .*)?$")
 _CONNECTION = re.compile(
     r"(?:Channel|CollNet) (\d+)(?:/\d+)? : (\d+)(?:\[\w+\] -> (\d+)\[\w+\])?(?: \[\w+\])? "
     r"via ((?:P2P|SHM|NET|COLLNET|MNNVL)\b\S*)"
@@ -300,7 +304,8 @@ class MessageReader:
         if " via " in message:
             return self.read_connection(message)
         if match := _RING.search(message):
-            self.member().rings[int(match[1])] = ranks = tuple(map(int, match[2].split()))
+            self.member().rings[int(match[1])] = ranks = tuple(map(int, match[3].split()))
+            self.member().ring_count = int(match[2])
             self.account(1, 36 * len(ranks))
         return match is not None
 
@@ -412,6 +417,15 @@ class MessageReader:
                 return True
         return False
 
+    def read_path(self, message: str) -> bool:
+        """Read ``NET/IB : No device found.``, ``NET/Socket : Using [0]eth0:10.0.0.1<0>``."""
+        for name, pattern in slow_paths.FACTS:
+            if match := pattern.match(message):
+                self.process.facts.setdefault(name, {})[match[1]] = None
+                self.account(1, 4 * len(match[1]))
+                return True
+        return False
+
     def read_loaded_tuner(self, message: str) -> bool:
         """Read ``Successfully loaded external tuner plugin ...``."""
         if match := re.match(r"Successfully loaded external tuner plugin (\S+)", message):
@@ -441,6 +455,7 @@ class MessageReader:
         **dict.fromkeys(("NCCL", "RCCL"), read_version),
         **dict.fromkeys(("cudaDriverVersion", "Using", "TUNER/Plugin:"), read_fact),
         "Successfully": read_loaded_tuner,
+        **dict.fromkeys(("NET/IB", "NET/Socket", "Failed", "Could", "P2P"), read_path),
         "Algorithm": read_columns,
         "Latency/AlgBw": read_wide_columns,
         **dict.fromkeys((*_FUNCTIONS, *(f"{name}:" for name in _FUNCTIONS)), read_choice),

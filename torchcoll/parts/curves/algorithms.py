@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core.backends import NCCL, ONECCL, of_family
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.jsonl import read_objects
@@ -72,13 +73,18 @@ def algorithms(
     varied = forced_cells.varied_variables([facts for _, facts in runs])
     forcing = [forced_cells.forced_settings(m.facts, varied, m.row.backend) for m in items]
     if not any(forcing):
-        backends = ", ".join(dict.fromkeys(m.row.backend for m in items))
+        backends = dict.fromkeys(m.row.backend for m in items)
+        action = ""
+        if not all(forced_cells.records_variables(facts) for _, facts in runs):
+            action = "If the files do not say it: auto=PATH Ring=PATH Tree=PATH. "
+        presets = {"nccl-algorithms": of_family(NCCL), "oneccl-algorithms": of_family(ONECCL)}
+        named = [name for name, family in presets.items() if not backends.keys().isdisjoint(family)]
         raise UnusableError(
-            "runs", f"none that forces an algorithm on {backends}",
+            "runs",
+            f"none that forces an algorithm on {', '.join(backends)}",
             "runs with NCCL_ALGO, CCL_ALLREDUCE, ... set, on a backend that reads them",
-            "If the files do not say it: auto=PATH Ring=PATH Tree=PATH. "
-            "torchcoll matrix --preset nccl-algorithms makes such runs.",
-        )  # fmt: skip
+            f"{action}torchcoll matrix --preset {(*named, *presets)[0]} makes such runs.",
+        )
     inside = {name for settings in forcing for name in settings}
     # The settings that were varied on purpose without forcing anything separate the tables. Files
     # that record no variables are ignored here, so that AUTO of such a file is in the same table as
@@ -87,7 +93,7 @@ def algorithms(
     separate = [
         name
         for name in kept_separate(runs)
-        if name.removeprefix("label=") not in inside
+        if name.removeprefix("label=") not in {*inside, *FORCING}
         and (name.startswith("label=") or name in telling)
     ]
     every, left_out = _tables(files, items, forcing, separate)
@@ -95,7 +101,7 @@ def algorithms(
     tests = judge(tables, threshold)
     if not any(size.best for table in tables for size in table.sizes):
         raise UsageError("cells", "no forced one with a right result", "at least one")
-    within = [*inside, *(f"label={name}" for name in inside)]
+    within = [*inside, *(f"label={name}" for name in (*inside, *FORCING))]
     notes = _notes(files, every, runs, [*separate, *within])
     notes += _unrecorded_notes(files, runs, left_out)
     notes += [results.outlier_text(_file(files.runs[o.run[1]]), o) for o in tests.left_out]

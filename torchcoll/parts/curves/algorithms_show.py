@@ -100,7 +100,7 @@ def algorithms_answer(result: Algorithms, titles: Sequence[str]) -> Answer:
 
 def _fastest_text(table: Table) -> str:
     """The fastest right cell of each range of sizes, and its lead at the largest size, as measured:
-    ``tree looks fastest at 1M, ring at 4M, nvls from 16M on (1.27x at 1G)``.
+    ``tree looks fastest at 1M, nvls from 16M on; at 1G nvls is 1.27x as fast as ring``.
     """
     spans: list[tuple[str, list[int]]] = []
     lead = ""
@@ -110,12 +110,13 @@ def _fastest_text(table: Table) -> str:
         if len(right) < 2:
             continue
         first, second = sorted(right, key=lambda at: at.time_ns or 0.0)[:2]
-        name = "AUTO" if first.cell.auto else first.cell.name
+        name, other = ("AUTO" if at.cell.auto else at.cell.name for at in (first, second))
         if not spans or spans[-1][0] != name:
             spans.append((name, []))
         spans[-1][1].append(size.size_bytes)
         factor = (second.time_ns or 0.0) / (first.time_ns or 1.0)
-        lead = f" ({factor:.2f}x at {units.format_size(size.size_bytes)})"
+        at_size = f"at {units.size_text(size.size_bytes)}"
+        lead = f"; {at_size} {name} is {factor:.2f}x as fast as {other}"
     texts = [
         f"{name}{'' if number else ' looks fastest'} {_span_text(sizes, number + 1 == len(spans))}"
         for number, (name, sizes) in enumerate(spans)
@@ -229,18 +230,22 @@ def _choices_text(choices: Iterable[Any]) -> str:
 
 
 def _cells_grid(table: Table) -> Grid:
-    """The time of each cell over AUTO's; without AUTO, over that of the best cell. The times alone
-    if neither was judged.
+    """The time of each cell over AUTO's; without AUTO, over that of the best cell. The times, and
+    AUTO's, if no cell was judged.
     """
     cells = [cell.name for cell in table.cells]
     auto = any(size.auto and size.auto.values for size in table.sizes)
-    relative = auto or _is_judged(table)
+    relative = _is_judged(table)
     heads = [Head("size", repeat=True), *(Head(one_line(name)) for name in cells)]
+    if auto and not relative:
+        heads.insert(1, Head("AUTO"))
     rows = []
     for size in table.sizes:
         at = {cell.cell.name: cell for cell in size.cells}
         base = size.auto if auto else size.best
         row = [units.format_size(size.size_bytes)]
+        if auto and not relative:
+            row.append(units.format_time(size.auto.time_ns if size.auto else None))
         for name in cells:
             cell = at.get(name)
             if cell and not relative:
@@ -254,7 +259,7 @@ def _cells_grid(table: Table) -> Grid:
                 row.append(one_line(cell.state) if cell.state != "ok" else "-")
         rows.append(row)
     what = "AUTO's time" if auto else "the best one's time"
-    marks = ["~: not shown to differ"] if auto else []
+    marks = ["~: not shown to differ"] if auto and relative else []
     marks += ["!: wrong at another size, not judged"] if table.wrong else []
     above = ["; ".join([f"time as a multiple of {what}" if relative else "time", *marks])]
     return Grid(heads, rows, above)

@@ -8,27 +8,20 @@ from typing import TYPE_CHECKING
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, choice, tell
 from torchcoll.reading.inputs import add_over_ranks, add_reading_options
+from torchcoll.report.pictures import add_plot, check_plot
 
 if TYPE_CHECKING:
     from torchcoll.parts.curves.scaling import Scaling
     from torchcoll.parts.curves.transitions import Transitions
 
 
-def add_plot(parser: argparse.ArgumentParser, what: str) -> None:
-    help_text = f"write a picture of {what} (.png, .svg, .pdf)"
-    parser.add_argument("--plot", metavar="FILE", help=help_text)
-    parser.add_argument("--force", action="store_true", help="replace the picture")
-
-
 def finish(finding: Scaling | Transitions, options: argparse.Namespace) -> ExitCode:
     """Print the notes of a finding, and write its picture."""
-    from torchcoll.questions.show.plot import plot
+    from torchcoll.questions.show.plot import draw_finding
     from torchcoll.report.formats import print_notes
 
     print_notes(finding, options.format)
-    if options.plot:
-        plot(finding, options.plot)
-        tell(f"torchcoll: picture: {options.plot}")
+    draw_finding(finding, options)
     return ExitCode.OK
 
 
@@ -50,12 +43,10 @@ def run_scaling(options: argparse.Namespace) -> ExitCode:
     from torchcoll.parts.curves.scaling import scaling
     from torchcoll.parts.curves.scaling_show import show_scaling
     from torchcoll.report.formats import FORMATS
-    from torchcoll.report.pictures import check_path
     from torchcoll.stats.filters import read_runs
 
     choice(options.format, "format", FORMATS)
-    if options.plot:
-        check_path(options.plot, options.force)
+    check_plot(options)
     sizes = [parse_size(text, "sizes") for text in (options.sizes or "").split(",") if text]
     curves = scaling(read_runs(options), sizes=sizes)
     show_scaling([curves], options.format)
@@ -77,13 +68,11 @@ def run_transitions(options: argparse.Namespace) -> ExitCode:
     from torchcoll.parts.curves.transitions import transitions
     from torchcoll.parts.curves.transitions_show import show_transitions
     from torchcoll.report.formats import FORMATS
-    from torchcoll.report.pictures import check_path
     from torchcoll.stats.filters import read_runs
 
     choice(options.format, "format", FORMATS)
     choice(options.over_ranks, "over-ranks", OVER_RANKS)
-    if options.plot:
-        check_path(options.plot, options.force)
+    check_plot(options)
     curves = transitions(read_runs(options), over_ranks=options.over_ranks)
     show_transitions([curves], options.format, refine=options.refine)
     return finish(curves, options)

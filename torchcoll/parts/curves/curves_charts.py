@@ -13,7 +13,7 @@ from torchcoll.core.units import (
     format_size,
 )
 from torchcoll.parts.curves.scaling_show import reading_of
-from torchcoll.parts.curves.transitions_show import LEGEND, lines_below, note_lines
+from torchcoll.parts.curves.transitions_show import LEGEND, lines_below, notable_texts, note_lines
 from torchcoll.questions.comparison.prediction import error_of
 from torchcoll.report import chart
 from torchcoll.report.header import kind_texts
@@ -151,8 +151,8 @@ def transitions_charts(finding: Transitions) -> list[chart.Chart]:
         if curve.handovers:
             caption.append("dotted: change of algorithm in the log")
         which = f"{title}: " if len(finding.curves) > 1 else ""
-        notes = [f"{LEGEND}; the ranges have numbers from the left"]
-        notes += [*(f"{which}{line}" for line in lines_below(curve)), *note_lines([finding])]
+        texts = [*notable_texts(curve), *lines_below(curve)]
+        notes = [LEGEND, *(f"{which}{text}" for text in texts), *note_lines([finding])]
         selectors = [figure, chart.SCALES]
         charts.append(
             chart.Chart(chart.plain(title), traces, layout, selectors, caption, notes=notes)

@@ -27,7 +27,7 @@ from torchcoll.parts.curves.slow_sizes import Floats
 from torchcoll.questions.comparison.results import p_text
 from torchcoll.stats import distributions
 from torchcoll.stats.power import detectable_change, holm
-from torchcoll.stats.ratios import LEVEL
+from torchcoll.stats.ratios import LEVEL, geometric
 
 FEWEST = 3  # numbers of ranks: every law fits two of them exactly
 TOO_FEW = "too few points"  # a result
@@ -145,6 +145,20 @@ class Growth:
     def changes(self) -> bool:
         """Whether it was found to grow or to fall."""
         return self.result not in (TOO_FEW, "constant", "inconclusive")
+
+    @property
+    def means(self) -> dict[int, float]:
+        """The geometric mean of the durations on each number of ranks, in ns."""
+        return {
+            number: geometric(ns for ranks, ns in self.points if ranks == number) or 0.0
+            for number in self.numbers
+        }
+
+    @property
+    def measured(self) -> float | None:
+        """Duration on the most ranks over duration on the fewest, without any law."""
+        first, *_, last = self.means.values()
+        return last / first if first else None
 
     @property
     def falls(self) -> bool:

@@ -523,7 +523,7 @@ class MachineModel(OneLine):
     def on_cpu(self, collectives: Iterable[str]) -> bool:
         return any(entry.on_cpu for entry in self._entries_of(collectives))
 
-    def notes(self) -> list[str]:
+    def notes(self, ranks: int | None = None) -> list[str]:
         notes = []
         if self.ranks_per_host == math.inf:
             notes.append(

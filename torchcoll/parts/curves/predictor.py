@@ -101,8 +101,8 @@ class Predictor(Protocol):
     def on_cpu(self, collectives: Iterable[str]) -> bool:
         """Whether these calls take the cores that compute."""
 
-    def notes(self) -> list[str]:
-        """What is assumed, and what is not in a prediction."""
+    def notes(self, ranks: int | None = None) -> list[str]:
+        """What is assumed, and what is not in a prediction, on so many ranks at most."""
 
 
 class PlannedCalls(NamedTuple):

@@ -175,13 +175,15 @@ class PublishedMachine:
     def on_cpu(self, collectives: Iterable[str]) -> bool:
         return False
 
-    def notes(self) -> list[str]:
+    def notes(self, ranks: int | None = None) -> list[str]:
         links = self.links
         what = counted(len(self.runs), "published run")
         text = (
             f"times of {self.name} come from {what} of such machines and from their limits, not "
             "from yours: torchcoll show --published lists them with their sources"
         )
+        if ranks is not None and ranks <= links.linked:
+            return [text]
         unit = f"host of {links.linked} GPUs"
         if links.linked > 8:
             unit = f"group of {links.linked} linked GPUs"

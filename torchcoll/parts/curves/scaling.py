@@ -6,6 +6,7 @@ ranks would not be an efficiency.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,12 +20,12 @@ from torchcoll.core.plausibility import CHECK_RANKS, IMPLAUSIBLE, LIKELY
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.shared_cores import oversubscribed_hosts
-from torchcoll.core.units import counted, format_ns, format_size, shorten
+from torchcoll.core.units import counted, format_factor, format_ns, format_size, shorten, size_text
 from torchcoll.parts.curves.growth import FEWEST, TOO_FEW, Growth, growths
 from torchcoll.questions.comparison.results import runs_of
 from torchcoll.questions.startup.cold import Cold, ColdRow, cold
 from torchcoll.reading.inputs import Source
-from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
+from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate, unlike_machines
 from torchcoll.stats.matching import kind_of
 from torchcoll.stats.power import ACT_ON_CASE
 from torchcoll.stats.ratios import geometric
@@ -67,22 +68,9 @@ def later_runs(files: Side, started: Cold | None) -> set[int]:
     return {n for n, run in enumerate(files.parts) if any(run is later_run for later_run in later)}
 
 
-_DEVICE = "device_name"
-
-
-def unlike_machines(runs: Sequence[Run]) -> list[str]:
-    """The devices of the runs, if two runs have none in common; otherwise []. A log without the
-    names of its devices is of an unknown machine.
-    """
-    names = [known_of(run).get(_DEVICE, "") for run in runs]
-    devices = [set(name.split(", ")) for name in names if name]
-    if not any(a.isdisjoint(b) for a in devices for b in devices):
-        return []
-    unknown = ["others that are not recorded"] if not all(names) else []
-    return [*dict.fromkeys(filter(None, names)), *unknown]
-
-
 _ONE, _SEVERAL = "one host", "several hosts"
+FIRST_CALL = "1st call of the run"
+IN_JOB = "in job"  # of a kind: the position of its runs in their jobs
 
 
 @dataclass(frozen=True)
@@ -148,21 +136,16 @@ class Scaling(Displayed):
     @property
     def answer(self) -> Answer:
         """How the figures grow, the time of the calls first, with what failed as a caveat."""
-        growths: dict[str, list[tuple[str, Growth]]] = {}
+        judged: dict[str, list[tuple[RanksCurve, GrowthFit]]] = {}
+        numbers: set[int] = set()
         for curve in (*self.curves, *self.starts):
-            name = f"{curve.kind['collective']} {format_size(curve.size_bytes)}"
             for fit in curve.fits:
-                growths.setdefault(fit.figure, []).append((name, fit.growth))
-        judged = {
-            figure: [pair for pair in of_figure if pair[1].result != TOO_FEW]
-            for figure, of_figure in growths.items()
-        }
-        answers = [_figure_answer(figure, pairs) for figure, pairs in judged.items() if pairs]
+                numbers |= set(fit.growth.numbers)
+                if fit.growth.result != TOO_FEW:
+                    judged.setdefault(fit.figure, []).append((curve, fit))
+        answers = [_figure_answer(figure, pairs) for figure, pairs in judged.items()]
         if not answers:
-            numbers = {
-                n for pairs in growths.values() for _, growth in pairs for n in growth.numbers
-            }
-            measured = f"{', '.join(map(str, sorted(numbers)))} ranks" if numbers else "nothing"
+            measured = f"{' and '.join(map(str, sorted(numbers)))} ranks" if numbers else "nothing"
             answers = [
                 Answer(
                     "the time",
@@ -207,54 +190,88 @@ def _shared_cores(runs: Sequence[Run]) -> str:
 
 
 _MEASURE_MORE = (
-    "torchcoll matrix --preset scaling --up-to N -o DIR -- torchrun --nproc-per-node {ranks} -m "
+    "torchcoll matrix --axis ranks=2,4,8 -o DIR -- torchrun --nproc-per-node {ranks} -m "
     "torchcoll.allreduce"
 )
 
 
-def _figure_answer(figure: str, judged: Sequence[tuple[str, Growth]]) -> Answer:
-    """How one figure grows, given the names of its curves and their growths."""
-    changed = [(name, growth) for name, growth in judged if growth.changes]
+def _everywhere(judged: Sequence[tuple[RanksCurve, GrowthFit]]) -> str:
+    """All curves of one figure, by what they differ in: ``at all 3 sizes``; '' for one curve."""
+    if len(judged) < 2:
+        return ""
     all_of = "both" if len(judged) == 2 else f"all {len(judged)}"
-    everywhere = f" in {all_of} curves" if len(judged) > 1 else ""
+    kinds = {repr(kind_in_job(curve.kind)) for curve, _ in judged}
+    if len({*kinds, *(fit.subset for _, fit in judged)}) == 2:
+        return f" at {all_of} sizes"
+    positions = dict.fromkeys(str(curve.kind.get(IN_JOB, "-")) for curve, _ in judged)
+    if len(kinds) == 1 and len(positions) == len(judged):
+        return f" in runs {' and '.join(positions)} of each job"
+    return f" in {all_of} curves"
+
+
+def kind_in_job(kind: Mapping[str, Any]) -> dict[str, Any]:
+    """The kind of a curve without the position of its runs in their jobs."""
+    return {name: value for name, value in kind.items() if name != IN_JOB}
+
+
+def _figure_answer(figure: str, judged: Sequence[tuple[RanksCurve, GrowthFit]]) -> Answer:
+    """How one figure grows, given its curves and their fits."""
+    every = [fit.growth for _, fit in judged]
+    changed = [(curve, fit.growth) for curve, fit in judged if fit.growth.changes]
+    everywhere = _everywhere(judged)
     if not changed:
-        limits = [growth.detectable for _, growth in judged]
+        limits = [growth.detectable for growth in every]
         detectable = None if None in limits else max(filter(None, limits))
-        numbers = judged[0][1].numbers
+        numbers = every[0].numbers
+        runs = max(growth.runs // len(growth.numbers) for growth in every)
         answer = nothing_found(
             figure,
             "grows",
             detectable,
             ACT_ON_CASE,
-            "make four times as many runs on each number of ranks",
+            f"make {counted(4 * runs, 'run')} on each number of ranks instead of {runs}",
             what="growth",
             scope=f"from {numbers[0]} to {numbers[-1]} ranks{everywhere}",
         )
-        verb = "does not grow" if answer.level == "good" else answer.verb
-        return replace(answer, subject=figure, verb=verb)
-    name, most = max(
-        changed, key=lambda pair: abs(math.log(pair[1].law.ratio)) if pair[1].law else 0.0
-    )
+        if answer.level == "good":
+            return replace(answer, subject=figure, verb="does not grow")
+        seen = sorted(growth.measured or 1.0 for growth in every)
+        factors = " to ".join(dict.fromkeys(map(format_factor, (seen[0], seen[-1]))))
+        details = (f"measured: {factors} the time on {numbers[-1]} ranks as on {numbers[0]}",)
+        return replace(answer, subject=figure, details=details)
+    curve, most = max(changed, key=lambda pair: abs(math.log(pair[1].measured or 1.0)))
+    ends = (most.numbers[0], most.numbers[-1])
+    first, last = (format_ns(most.means[end], 3) for end in ends)
     law = f", like {most.result.removeprefix('falls with ')}"
+    steepest = _steepest(most) if most.result in ("grows", "falls") else ""
     if most.result in ("grows", "falls"):
-        law = ", by none of the laws"
-    if len({growth.result for _, growth in judged}) == 1:
-        where = everywhere
+        law = steepest or ", by none of the laws"
+    if len({growth.result for growth in every}) == 1:
+        where = f"; it {most.result}{everywhere}" if steepest and everywhere else everywhere
     else:
         where = f"; {len(changed)} of {len(judged)} curves change"
-    ends = (most.numbers[0], most.numbers[-1])
-    first, last = (
-        format_ns(geometric(ns for ranks, ns in most.points if ranks == end) or 0, 3)
-        for end in ends
-    )
+    cases = {(curve.kind["collective"], curve.size_bytes) for curve, _ in judged}
+    name = f"{curve.kind['collective']} {size_text(curve.size_bytes)}"
     return Answer(
-        f"{figure} of {name}" if len({name for name, _ in judged}) > 1 else figure,
+        f"{figure} of {name}" if len(cases) > 1 else figure,
         verb="falls to {}" if most.falls else "grows {}",
-        size=most.law.ratio if most.law else None,
+        size=most.measured,
         unit="x",
         scope=f"from {first} on {ends[0]} to {last} on {ends[1]} ranks{law}{where}",
         certainty=CERTAIN,
     )
+
+
+def _steepest(growth: Growth) -> str:
+    """The two numbers of ranks with most of the growth between them; '' if it is spread evenly."""
+    steps = [
+        (after / before, low, high)
+        for (low, before), (high, after) in itertools.pairwise(growth.means.items())
+    ]
+    factor, low, high = max(steps, default=(1.0, 0, 0))
+    if factor**2 < (growth.measured or 1.0):
+        return ""
+    return f", of which {format_factor(factor)} from {low} to {high}"
 
 
 @dataclass(frozen=True)
@@ -293,9 +310,8 @@ def scaling(sources: Source | Sequence[Source], *, sizes: Sequence[int] = ()) ->
     UnreadableError for a file that cannot be read.
     """
     files = side("files", sources)
-    separate = kept_separate((run.ranks, known_of(run)) for run in files.parts)
-    machines = unlike_machines(files.parts)
-    separate += [_DEVICE] if machines else []
+    facts = [(run.ranks, known_of(run)) for run in files.parts]
+    separate, machines = kept_separate(facts), unlike_machines(fact for _, fact in facts)
     try:
         started = cold(files.runs)
     except UsageError:  # no first call is known
@@ -417,8 +433,8 @@ def _starts(started: Cold | None) -> list[_Draft]:
             )
             for row in sorted(kind_rows, key=lambda row: row.ranks)
         ]
-        kind: dict[str, Any] = {**kind_rows[0].kind, **({"in job": position} if position else {})}
-        name = "time to first result" if whole else "1st call of the run"
+        kind: dict[str, Any] = {**kind_rows[0].kind, **({IN_JOB: position} if position else {})}
+        name = "time to first result" if whole else FIRST_CALL
         drafts.append(_Draft(kind, kind.pop("size_bytes"), runs, {name: "first_ns"}, position))
     return drafts
 
@@ -462,7 +478,8 @@ def _fits(drafts: Sequence[_Draft]) -> list[list[GrowthFit]]:
     fits: list[list[GrowthFit]] = [[] for _ in drafts]
     judged = growths([points for *_, points in candidates])
     for (number, figure, subset, _), growth in zip(candidates, judged, strict=True):
-        position = f"{drafts[number].position} in job" if drafts[number].position else ""
+        position = drafts[number].position
+        position = f"run {position} of each job" if position else ""
         fits[number].append(GrowthFit(figure, ", ".join(filter(None, (subset, position))), growth))
     return fits
 
@@ -476,7 +493,5 @@ def _notes(files: Side, curves: Sequence[RanksCurve]) -> list[str]:
         notes.append("1 rank communicates nothing: it is in no fit")
     if any(fit.subset.startswith((_ONE, _SEVERAL)) for curve in curves for fit in curve.fits):
         notes.append("one host and several hosts use other links: each part is fitted by itself")
-    if any(result.reported and result.reported.first_call_ns for result in files.results):
-        notes.append("rows measured with -i 1 -w 0 are first calls, and count into no time")
     hidden = dict.fromkeys(hidden_note(curve.hidden, "the runs of a curve") for curve in curves)
     return [*notes, *filter(None, (*hidden, files.rehearsal_note))]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.units import format_bandwidth, format_ns, format_ratio, format_size, format_time
 from torchcoll.parts.curves.growth import FEWEST, TOO_FEW
+from torchcoll.parts.curves.scaling import FIRST_CALL, IN_JOB, kind_in_job
+from torchcoll.parts.curves.transitions_show import split_titles
 from torchcoll.report.formats import Forms, print_results, select_fields, without_none
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.report.header import kind_texts, reading, reported_text
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
 
 SCALING_SCHEMA = "torchcoll-scaling/1"
+_VAGUE = 100  # an interval whose ends differ by more says nothing
 
 
 def show_scaling(
@@ -95,14 +99,19 @@ def scaling_grids(result: Scaling) -> list[Grid]:
         lines = footer_lines(result.notes, result.runs)
         return [Grid([], [], below=lines, answer=result.answer)]
     grids = []
+    above = [f"{reading_of(result)}; geometric means over the runs"]
     for title, curves in zip(titles, groups.values(), strict=True):
-        above = [title, f"{reading_of(result)}; geometric means over the runs"]
-        grids.append(_curves(curves, above, "first"))
-    starts = kind_texts([{**curve.kind, "size_bytes": curve.size_bytes} for curve in result.starts])
-    for title, curve in zip(starts, result.starts, strict=True):
-        figure = next((fit.figure for fit in curve.fits), "1st call of the run")
-        grids.append(_curves([curve], [f"start of the run: {title}"], figure))
-    names = dict(zip(groups, titles, strict=True))
+        grids.append(_curves(curves, [title, *above], "first"))
+        above = []
+    starts: dict[str, list[RanksCurve]] = {}
+    for curve in result.starts:  # one table for the first, second, ... run of each job
+        starts.setdefault(repr((kind_in_job(curve.kind), curve.size_bytes)), []).append(curve)
+    kinds = [
+        {**kind_in_job(first.kind), "size_bytes": first.size_bytes} for first, *_ in starts.values()
+    ]
+    for title, curves in zip(kind_texts(kinds), starts.values(), strict=True):
+        grids.append(_starts(curves, f"start of the run: {title}"))
+    names = dict(zip(groups, split_titles(titles)[0], strict=True))
     grids.append(_fits(all_curves, names))
     below = []
     fits = [fit for curve in all_curves for fit in curve.fits]
@@ -160,38 +169,44 @@ def _curves(curves: Sequence[RanksCurve], above: list[str], first: str) -> Grid:
     )
 
 
+def _starts(curves: Sequence[RanksCurve], title: str) -> Grid:
+    """One line for each number of ranks, with a figure for each position in the job."""
+    figure = next((fit.figure for curve in curves for fit in curve.fits), FIRST_CALL)
+    if len(curves) == 1:
+        return _curves(curves, [title], figure)
+
+    def cell(points: dict[int, RanksPoint], ranks: int) -> str:
+        return format_time(points[ranks].first_ns) if ranks in points else "-"
+
+    columns = [
+        (
+            Head(figure, f"run {curve.kind.get(IN_JOB, '-')} of each job"),
+            partial(cell, {point.ranks: point for point in curve.points}),
+        )
+        for curve in curves
+    ]
+    numbers = sorted({point.ranks for curve in curves for point in curve.points})
+    return make_grid([(Head("ranks"), str), *columns], numbers, above=[title])
+
+
 def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
     """One line for each figure of each curve: how it grows."""
     several = len(titles) > 1
-
-    def law(item: tuple[RanksCurve, GrowthFit]) -> str:
-        law = item[1].growth.law
-        if power := item[1].growth.named_power:
-            return power.name
-        if law is None:
-            return "-"  # else: 2.00 us + 1.00 us (0.90 to 1.10 us) x log2 n
-        base, slope, low, high = (
-            f"{'-' if round(ns) < 0 else ''}{format_ns(abs(ns), 3)}"
-            for ns in (law.base_ns, law.slope_ns, law.slope_low, law.slope_high)
-        )
-        return f"{base} + {slope} ({low} to {high}) x {law.name}"
 
     def ratio(item: tuple[RanksCurve, GrowthFit]) -> str:
         law = item[1].growth.law
         if law is None:
             return "-"
+        if item[1].growth.result in ("grows", "falls"):
+            return f"{format_ratio(item[1].growth.measured)} (measured)"
         interval = f"{format_ratio(law.ratio_low)} to {format_ratio(law.ratio_high)}"
+        if law.ratio_high > _VAGUE * law.ratio_low:
+            interval = "not known"
         return f"{format_ratio(law.ratio)} ({interval})"
 
     def span(item: tuple[RanksCurve, GrowthFit]) -> str:
         numbers = item[1].growth.numbers
         return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
-
-    def off(item: tuple[RanksCurve, GrowthFit]) -> str:
-        law = item[1].growth.law
-        if power := item[1].growth.named_power:
-            return f"{100 * power.misfit:.0f} %"
-        return "-" if law is None else f"{100 * law.misfit:.0f} % on {law.misfit_at}"
 
     return make_grid(
         [
@@ -201,15 +216,15 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
             ),
             (Head("size", repeat=True), lambda i: _size(i[0])),
             (Head("figure", left=True, repeat=True), lambda i: i[1].figure),
-            (Head("on", left=True), lambda i: i[1].subset or "-"),
+            (Head("on", left=True, repeat=True), lambda i: i[1].subset or "-"),
             (Head("ranks", left=True), span),
             (Head("result", left=True), lambda i: i[1].growth.result),
-            (Head("why", left=True, drop=3), lambda i: i[1].growth.reason),
             (Head("growth over the range", "(95 %)", left=True), ratio),
-            (Head("best law of growth", "(95 % of b)", left=True, drop=2), law),
-            (Head("maximum", "error", left=True, drop=2), off),
             (Head("runs", drop=1), lambda i: str(i[1].growth.runs)),
         ],
         [(curve, fit) for curve in curves for fit in curve.fits if fit.growth.result != TOO_FEW],
-        above=["result: the only law that fits; growth: by the best law, with its 95 % interval"],
+        above=[
+            "result: the only law that fits; growth: by the best law, with its 95 % interval; as "
+            "measured where no law fits"
+        ],
     )

@@ -190,6 +190,23 @@ class Transition:
     agreement: str = ""
 
 
+_LEAP = 1.1  # growth of the time over growth of the size
+
+
+@dataclass(frozen=True)
+class Leap:
+    """Two neighbouring sizes of a curve, and the time of the larger over that of the smaller."""
+
+    low_bytes: int
+    high_bytes: int
+    factor: float
+
+    @property
+    def steepness(self) -> float:
+        """Growth of the time over growth of the size."""
+        return self.factor * self.low_bytes / self.high_bytes
+
+
 @dataclass
 class CurveRanges:
     """One curve with its ranges and transitions.
@@ -222,6 +239,25 @@ class CurveRanges:
         """The algorithm bandwidth as in ``show``; for some collectives it is not size / time."""
         gbps = size_range.bandwidth_gbps
         return None if gbps is None or self.share is None else self.share * gbps
+
+    def leap(self, transition: Transition) -> Leap | None:
+        """Where in a transition the time grows fastest, if it grows faster there than the size,
+        which no law of a range allows. None of a cliff or drop, which has a jump of its own.
+        """
+        inside = [
+            point
+            for index, point in enumerate(self.points)
+            if transition.low_bytes <= point.size_bytes <= transition.high_bytes
+            and index not in self.curve.slow_sizes
+        ]
+        leaps = [
+            Leap(low.size_bytes, high.size_bytes, high.time_ns / low.time_ns)
+            for low, high in itertools.pairwise(inside)
+        ]
+        if transition.kind not in ("kink", "inconclusive") or not leaps:
+            return None
+        steepest = max(leaps, key=lambda leap: leap.steepness)
+        return steepest if steepest.steepness > _LEAP else None
 
     @property
     def refining(self) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -18,14 +18,20 @@ from torchcoll.report.notes import footer_lines
 
 if TYPE_CHECKING:
     from torchcoll.parts.curves.ranges import SizeRange
-    from torchcoll.parts.curves.transitions import CurveRanges, SizePoint, Transition, Transitions
+    from torchcoll.parts.curves.transitions import (
+        CurveRanges,
+        Leap,
+        SizePoint,
+        Transition,
+        Transitions,
+    )
 
 
 TRANSITIONS_SCHEMA = "torchcoll-transitions/1"
 _WORDS = {
     "cliff": "time jumps up by {0} at once",
     "drop": "time drops to {0} at once",
-    "kink": "the slope changes, no jump is shown",
+    "kink": "the slope changes without a jump",
     "inconclusive": "a change, but too few sizes {1} it for a law or jump",
 }
 
@@ -88,8 +94,8 @@ def show_transitions(
 
 
 def transitions_grids(results: Sequence[Transitions], refine: bool = False) -> list[Grid]:
-    """One table with a row for each range of sizes; the lines of each curve where there is one
-    curve, and with ``refine``.
+    """One table with a row for each range of sizes; lines on each curve where there is one curve,
+    and with ``refine``.
     """
     curves = [curve for result in results for curve in result.curves]
     titles = kind_texts([curve.common for curve in curves])
@@ -103,7 +109,7 @@ def transitions_grids(results: Sequence[Transitions], refine: bool = False) -> l
         for line in [_sizes_line(curve), *lines_below(curve)]
     ]
     heads = [
-        Head("curve", left=True, repeat=True),
+        Head("curve", left=True, repeat=True, numbered=3),
         Head("sizes", left=True),
         Head("latency"),
         Head("algbw", "(GB/s)"),
@@ -115,7 +121,7 @@ def transitions_grids(results: Sequence[Transitions], refine: bool = False) -> l
         heads.insert(5, Head("log", left=True))
     rows = []
     for curve, title in zip(curves, rest, strict=True):
-        notable = "; ".join(_notable_texts(curve)) or "-"
+        notable = "; ".join(notable_texts(curve)) or "-"
         for number, size_range in enumerate(curve.curve.ranges):
             row = [title or "-", *_range_cells(curve, size_range)]
             if labelled:
@@ -126,8 +132,9 @@ def transitions_grids(results: Sequence[Transitions], refine: bool = False) -> l
         if not curve.curve.ranges:
             rows.append([title or "-", *["-"] * (len(heads) - 2), notable])
     if len(curves) == 1:
-        # The lines below have what is notable.
-        heads, rows = heads[1:-1], [row[1:-1] for row in rows]
+        heads, rows = heads[1:], [row[1:] for row in rows]
+    if not {row[-1] for row in rows} - {"-", ""}:
+        heads, rows = heads[:-1], [row[:-1] for row in rows]
     table = Grid(heads, rows, above=[LEGEND, *above], below=[*details, *note_lines(results)])
     return [replace(table, answer=answer)]
 
@@ -177,17 +184,21 @@ def _jump(transition: Transition) -> str:
     return "" if transition.jump is None else units.format_factor(transition.jump)
 
 
-def _notable_texts(curve: CurveRanges) -> list[str]:
+def notable_texts(curve: CurveRanges) -> list[str]:
     """What is notable of a curve, a few words each: ``4M 3.1x slow``, ``64K to 256K: jumps 2x``."""
     texts = [IMPLAUSIBLE] if curve.doubt else []
     for index, ratio in curve.curve.slow_sizes.items():
-        size = units.format_size(curve.points[index].size_bytes)
+        size = units.size_text(curve.points[index].size_bytes)
         speed = "slow" if ratio > 1 else "fast"
         texts.append(f"{size} {units.format_factor(max(ratio, 1 / ratio))} {speed}")
     for transition in curve.transitions:
+        if leap := curve.leap(transition):
+            ends = f"{units.size_text(leap.low_bytes)} to {units.size_text(leap.high_bytes)}"
+            texts.append(f"{ends}: {units.format_factor(leap.factor)} the time")
+            continue
         span = _span(transition.low_bytes, transition.high_bytes).replace(" and ", " to ")
         texts.append(f"{span}: {_SHORT[transition.kind].format(_jump(transition))}")
-    if sizes := [units.format_size(fall.high_bytes) for fall in curve.falls]:
+    if sizes := [units.size_text(fall.high_bytes) for fall in curve.falls]:
         texts.append(f"time falls at {units.shorten(sizes, _MOST_TOLD)}")
     if curve.note:
         # The column of the maximum error has the figures.
@@ -195,7 +206,7 @@ def _notable_texts(curve: CurveRanges) -> list[str]:
     return texts
 
 
-_MOST_TOLD = 4  # transitions, or laws, in the sentence
+_MOST_TOLD = 3  # transitions, or slow sizes, in the sentence
 _REFINE = "torchcoll curve FILE --refine lists the sizes to measure"
 _MORE_SIZES = "measure twice as many sizes (-f 2), 3 runs or more"
 
@@ -208,11 +219,25 @@ def _slow_texts(curves: Sequence[CurveRanges], titles: Sequence[str]) -> list[st
         for index, factor in curve.curve.slow_sizes.items()
     )
     texts = [
-        f"{f'{title} ' if len(curves) > 1 else ''}{units.format_size(size)} takes "
+        f"{f'{title} ' if len(curves) > 1 else ''}{units.size_text(size)} takes "
         f"{units.format_factor(-factor)} the fitted time"
         for factor, title, size in slow
     ]
     return units.shorten_list(texts, _MOST_TOLD, "{} more such sizes")
+
+
+def _leap_text(leaps: Sequence[Leap]) -> str:
+    """``8M takes 2.4x to 2.5x the time of 4M``, of curves that leap between the same sizes."""
+    factors = [leap.factor for leap in leaps]
+    ends = dict.fromkeys(map(units.format_factor, (min(factors), max(factors))))
+    low, high = map(units.size_text, (leaps[0].low_bytes, leaps[0].high_bytes))
+    return f"{high} takes {' to '.join(ends)} the time of {low}"
+
+
+def _where_text(spans: Mapping[int, Sequence[tuple[int, int]]], curves: int) -> str:
+    """``between 4M and 64M in 10 of 20 curves``. spans: the sizes between ranges, by curve."""
+    lows, highs = zip(*(ends for of_curve in spans.values() for ends in of_curve), strict=True)
+    return f"between {_span(min(lows), max(highs))} in {len(spans)} of {curves} curves"
 
 
 def transitions_answer(
@@ -241,32 +266,46 @@ def transitions_answer(
     fit = _fit_texts(curves[0]) if len(curves) == 1 else []
     texts = _slow_texts(curves, titles)
     slow = bool(texts)
-    changes: list[str] = []
-    vague: list[tuple[int, int]] = []  # spans of changes with too few sizes to say what they are
-    vague_curves: dict[str, None] = {}
-    for curve, title in zip(curves, titles, strict=True):
+    changes: dict[str, list[str]] = {}  # what changes, and between which sizes
+    # Of several curves those that only bend or have too few sizes to say, with their spans.
+    bent: dict[int, list[tuple[int, int]]] = {}
+    vague: dict[int, list[tuple[int, int]]] = {}
+    leaps: dict[tuple[int, int], list[Leap]] = {}  # by their sizes
+    for number, (curve, title) in enumerate(zip(curves, titles, strict=True)):
         which = f"{title}: " if len(curves) > 1 else ""
         for transition in curve.transitions:
-            if transition.kind == "inconclusive":
-                vague.append((transition.low_bytes, transition.high_bytes))
-                vague_curves[title] = None
-                continue
-            what = _WORDS[transition.kind].format(_jump(transition), "")
-            span = _span(transition.low_bytes, transition.high_bytes)
-            changes.append(f"{which}{what} between {span}")
-    texts += units.shorten_list(changes, _MOST_TOLD, "{} more transitions")
+            ends = transition.low_bytes, transition.high_bytes
+            if leap := curve.leap(transition):
+                leaps.setdefault((leap.low_bytes, leap.high_bytes), []).append(leap)
+            elif transition.kind == "inconclusive":
+                vague.setdefault(number, []).append(ends)
+            elif transition.kind == "kink" and len(curves) > 1:
+                bent.setdefault(number, []).append(ends)
+            else:
+                what = f"{which}{_WORDS[transition.kind].format(_jump(transition), '')}"
+                changes.setdefault(what, []).append(f"between {_span(*ends)}")
+    steepest = sorted(leaps.values(), key=lambda alike: -max(leap.steepness for leap in alike))
+    jumps = [_leap_text(alike) for alike in steepest]
+    if len(curves) > 1:
+        jumps = [
+            f"{text} in {len(alike)} of {len(curves)} curves"
+            for text, alike in zip(jumps, steepest, strict=True)
+        ]
+    texts = [*units.shorten_list(jumps, _MOST_TOLD, "{} more such jumps"), *texts]
+    every = [f"{what} {', and '.join(spans)}" for what, spans in changes.items()]
+    texts += units.shorten_list(every, _MOST_TOLD, "{} more such changes")
+    if bent:
+        texts.append(f"{_WORDS['kink']} {_where_text(bent, len(curves))}")
     next_step = _REFINE if vague else ""
     if vague and len(curves) == 1:
-        ends = ", and ".join(f"between {_span(low, high)}" for low, high in vague)
-        texts.append(f"the law changes {ends}, with too few sizes there to fit it")
+        spans = [f"between {_span(*ends)}" for ends in vague[0]]
+        texts.append(f"the law changes {', and '.join(spans)}, with too few sizes there to fit it")
     elif vague:
-        span = _span(min(low for low, _ in vague), max(high for _, high in vague))
-        where_text = f" in {len(vague_curves)} of {len(curves)} curves"
         texts.append(
-            f"the law (time = latency + size / algbw) changes between {span}{where_text}; too few "
-            "sizes on one side of the change to fit it"
+            f"the law (time = latency + size / algbw) changes {_where_text(vague, len(curves))}; "
+            "too few sizes on one side of the change to fit it"
         )
-    if changes or vague:
+    if changes or bent or vague or leaps:
         first, *others = ["; ".join(fit), *texts] if fit else texts
         return Answer(first, "doubt", details=tuple(others), next_step=next_step)
     short = sum(bool(curve.note) for curve in curves)
@@ -282,13 +321,13 @@ def transitions_answer(
     steady_texts = [fitted] if steady else []
     if short == 1:
         reason = next(curve.note for curve in curves if curve.note)
+    where = f"in {short} of {units.counted(len(curves), 'curve')}" if len(curves) > 1 else ""
+    where = f"in any of {short} curves" if short == len(curves) > 1 else where
     return Answer(
         "the behaviour",
         "doubt",
         verb="changes",
-        scope=f"in {short} of {units.counted(len(curves), 'curve')} ({reason})"
-        if len(curves) > 1
-        else f"({reason})",
+        scope=f"{where} ({reason})".lstrip(),
         certainty=CANNOT_TELL,
         next_step=_REFINE if any(curve.refining for curve in curves) else _MORE_SIZES,
         details=(*steady_texts, *fit, *texts),
@@ -301,7 +340,7 @@ def _fit_texts(curve: CurveRanges) -> list[str]:
         return []
     first, last = curve.curve.ranges[0], curve.curve.ranges[-1]
     places = (first.last, last.first, last.last)
-    to, start, end = (units.format_size(curve.points[i].size_bytes) for i in places)
+    to, start, end = (units.size_text(curve.points[i].size_bytes) for i in places)
     until = "on" if last.last == len(curve.points) - 1 else f"to {end}"
     texts, gbps = [], curve.algbw_gbps(last)
     if first.latency_ns >= 0:
@@ -339,58 +378,31 @@ def transition_records(curve: CurveRanges) -> list[dict[str, Any]]:
 
 
 def lines_below(curve_ranges: CurveRanges) -> list[str]:
-    laws = curve_ranges.curve.ranges
-    lines = [_transition_line(transition, laws) for transition in curve_ranges.transitions]
+    """What the table of ranges does not have: the runs, the log, and why the fit is doubtful."""
+    lines = []
     if uneven := _uneven(curve_ranges.points):
         lines.append(uneven)
     if curve_ranges.disagreeing_sizes:
         odd = [units.format_size(point.size_bytes) for point in curve_ranges.disagreeing_sizes]
         sizes = ", ".join(odd)
         lines.append(f"runs disagree at {sizes}: repeat them; in the fit it weighs little")
-    lines += _separate_lines(curve_ranges)
     if curve_ranges.note:
         lines.append(curve_ranges.note)
-    elif not curve_ranges.transitions:
-        which = "the other sizes are one range" if curve_ranges.curve.slow_sizes else "one range"
-        separate = " apart from that" if curve_ranges.falls else ""
-        lines.append(f"{which}: no change of behaviour is shown{separate}")
     if curve_ranges.doubt:
         lines.append(Caveat(one_line(curve_ranges.doubt), f"{IMPLAUSIBLE}: "))
-    seen = [transition.handover for transition in curve_ranges.transitions]
+    seen = {transition.handover: transition for transition in curve_ranges.transitions}
     for handover in curve_ranges.handovers:
-        if handover not in seen:
-            lines.append(
-                f"the log: {one_line(handover.before)} to {one_line(handover.after)} between "
-                f"{_span(handover.low_bytes, handover.high_bytes)}; the times show no change there"
-            )
-    return lines
-
-
-def _separate_lines(curve_ranges: CurveRanges) -> list[str]:
-    """Sizes that contradict the law of the others, and where time falls as the size grows."""
-    points, slow_sizes = curve_ranges.points, curve_ranges.curve.slow_sizes
-    lines = []
-    for index, ratio in slow_sizes.items():
-        size, ns = units.format_size(points[index].size_bytes), points[index].time_ns
-        text = f"{'slow size' if ratio > 1 else 'fast'} at {size}: {ratio:.2f}x the time of its law"
-        after = points[index + 1] if index + 1 < len(points) else None
-        if after and after.time_ns < ns:
-            more = units.format_size(after.size_bytes)
-            text += f" ({units.format_ns(ns)}; {more} takes less, {units.format_ns(after.time_ns)})"
-        text += "; in no fit"
-        # If all sizes up to an end are slow (or fast), another law may begin there.
-        to_start = all(i in slow_sizes for i in range(index))
-        if to_start or all(i in slow_sizes for i in range(index, len(points))):
-            text += "; at the end of the sizes another law may begin"
-        lines.append(text)
-    for fall in curve_ranges.falls:
-        low, high = units.format_size(fall.low_bytes), units.format_size(fall.high_bytes)
+        transition = seen.get(handover)
+        found = "the times show no change there" if transition is None else transition.agreement
         lines.append(
-            f"time falls from {units.format_ns(fall.low_ns)} at {low} to "
-            f"{units.format_ns(fall.high_ns)} at {high}"
+            f"the log: {one_line(handover.before)} to {one_line(handover.after)} between "
+            f"{_span(handover.low_bytes, handover.high_bytes)}; {found}"
         )
-    if lines and not curve_ranges.note and max(point.runs for point in points) == 1:
-        lines.append("1 run: only others show whether these times stay")
+    lines += [
+        f"between {_span(transition.low_bytes, transition.high_bytes)}: {transition.agreement}"
+        for transition in curve_ranges.transitions
+        if transition.agreement and not transition.handover
+    ]
     return lines
 
 
@@ -408,26 +420,4 @@ def _uneven(points: Sequence[SizePoint]) -> str:
 
 
 def _span(low: int, high: int) -> str:
-    return f"{units.format_size(low)} and {units.format_size(high)}"
-
-
-def _transition_line(transition: Transition, ranges: Sequence[SizeRange]) -> str:
-    before = ranges.index(transition.before) + 1 if transition.before else None
-    after = ranges.index(transition.after) + 1 if transition.after else None
-    if before and after:
-        position, missing_side = f"{before} to {after} ", ""
-    elif before:
-        position, missing_side = f"after {before}, ", "after"
-    elif after:
-        position, missing_side = f"before {after}, ", "before"
-    else:
-        position, missing_side = "", "before or after"
-    change = _WORDS[transition.kind].format(_jump(transition), missing_side)
-    line = f"{position}between {_span(transition.low_bytes, transition.high_bytes)}: {change}"
-    if transition.handover:
-        handover = transition.handover
-        line += (
-            f"; the log: {one_line(handover.before)} to {one_line(handover.after)} between "
-            f"{_span(handover.low_bytes, handover.high_bytes)}"
-        )
-    return line + (f"; {transition.agreement}" if transition.agreement else "")
+    return f"{units.size_text(low)} and {units.size_text(high)}"

@@ -117,10 +117,13 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
         origin = f"{entry.kind}, {entry.machine}, by {entry.who}, {entry.date}: {entry.source}"
         recipe = replace(recipe, notes=(origin, plausibility_text(entry), *recipe.notes))
     command = printable(recipe.text(launcher))
+    name = f"again-{Path(options.file).name.split('.')[0]}"
+    folder = Path(options.output or free_name(name))
     if options.dry_run:
+        tell(f"{number} runs into {printable(str(folder))}; nothing was started; each of them:")
+        print(command, flush=True)
         for note in recipe.notes:
             tell(f"torchcoll: note: {note}")
-        print(command)
         return ExitCode.OK
     try:
         recipe = recipe if launcher else _here(recipe)
@@ -128,8 +131,6 @@ def run_again(options: argparse.Namespace) -> ExitCode | int:
         if entry:  # what can be known without its hardware
             print("\n".join((*map(printable, recipe.notes), f"command: {command}")))
         raise
-    name = f"again-{Path(options.file).name.split('.')[0]}"
-    folder = Path(options.output or free_name(name))
     plan = _plan(recipe, launcher, number)
     code = launch(plan, folder, options.quiet, table=False)
     if code not in (ExitCode.OK, ExitCode.FAILED):
@@ -267,7 +268,7 @@ def bisect_arguments(parser: argparse.ArgumentParser) -> None:
     from torchcoll.parts.experiments.matrix_command import add_command, add_varied
 
     add = parser.add_argument
-    add_varied(parser, ". The values are the versions, in order", load=False)
+    add_varied(parser, ". The values are the versions, in order")
     add("--metric", default="time", help="what changed: time, first-call or wrong (default: time)")
     add(
         "--threshold",
@@ -301,7 +302,7 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
 
     choice(options.format, "format", FORMATS)
     choice(options.metric, "metric", METRICS)
-    if not options.output:
+    if not (options.output or options.dry_run):
         raise UsageError("output", "none", "a folder for the runs", "Name one with -o DIR.")
     most = parse_number("runs", options.runs, int, 4)
     timeout_s = parse_number("cell-timeout", options.cell_timeout, float, 0.1)
@@ -313,7 +314,7 @@ def run_bisect(options: argparse.Namespace) -> ExitCode | int:
         plan.check_programs(os.environ)
     for note in notes:
         tell(f"torchcoll: note: {note}")
-    path = Path(options.output)
+    path = Path(options.output or "DIR")
     if options.dry_run:
         text = f"{most} runs of {len(plan.cells)} versions, until the version is found"
         return dry_run(replace(plan, runs=1), path, most=text)

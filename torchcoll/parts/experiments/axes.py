@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,6 @@ from torchcoll.core.variables import (
 )
 from torchcoll.libraries.known_variables import FORCING
 from torchcoll.libraries.nccl import forced as nccl_forced
-from torchcoll.parts.experiments.launch_command import Command, check_program
 
 _UNSET = "unset"
 AUTO = "auto"  # the cell in which nothing is forced
@@ -38,16 +36,13 @@ class Cell:
     """One combination; also one value of one dimension, before they are combined.
 
     axes: values of the placeholders, and of the axes ``library`` and ``venv``; they become labels.
-    variables: None unsets a variable. arguments: added to the command. load: the command that runs
-    around each run. load_name: its name.
+    variables: None unsets a variable. arguments: added to the command.
     """
 
     name: str
     axes: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str | None] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
-    load: tuple[str, ...] = ()
-    load_name: str = ""
 
     @property
     def settings(self) -> dict[str, str]:
@@ -60,15 +55,12 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """What the cell sets, as a user writes it: ``NCCL_ALGO=Ring``, ``NCCL_ALGO unset``.
-
-        Its name, which file names have too, if it sets only a load.
-        """
+        """What the cell sets, as a user writes it: ``NCCL_ALGO=Ring``, ``NCCL_ALGO unset``."""
         parts = [
             f"{name} unset" if value == _UNSET else f"{name}={value}"
             for name, value in self.settings.items()
         ]
-        return self.name if self.load_name or not parts else ", ".join(parts)
+        return ", ".join(parts) if parts else self.name
 
     @property
     def version(self) -> str:
@@ -78,15 +70,11 @@ class Cell:
 
     def to_json(self) -> dict[str, Any]:
         """As the manifest keeps it: secrets are masked."""
-        optional: dict[str, Any] = {}
-        if self.load:
-            optional = {"load": masked_words(self.load), "load_name": self.load_name}
         return {
             "name": self.name,
             "axes": masked_labels(self.axes),
             "variables": masked_variables(self.variables),
             "arguments": masked_words(self.arguments),
-            **optional,
         }
 
     @classmethod
@@ -94,11 +82,8 @@ class Cell:
         """Read a cell of a manifest. Raises TypeError or ValueError for anything else."""
         axes, variables = (dict(stored.get(name) or {}) for name in ("axes", "variables"))
         variables = {name_of(name): value for name, value in variables.items()}
-        arguments, load = (
-            tuple(map(str, stored.get(name) or ())) for name in ("arguments", "load")
-        )
-        name, load_name = str(stored["name"]), str(stored.get("load_name") or "")
-        return cls(name, axes, variables, arguments, load, load_name)
+        arguments = tuple(map(str, stored.get("arguments") or ()))
+        return cls(str(stored["name"]), axes, variables, arguments)
 
 
 Dimension = list[Cell]
@@ -157,48 +142,30 @@ def axis_dimension(text: str, environ: Mapping[str, str] = os.environ) -> Dimens
     ]
 
 
-NO_LOAD = "none"
-_LOAD = re.compile(r"(?:(?P<name>[A-Za-z_][\w.-]*)=)?(?P<command>.*)", re.DOTALL)
-
-
-def load_dimension(text: str, command: Command, environ: Mapping[str, str]) -> Dimension:
-    """Parse ``none,NAME=COMMAND``: other work around each run. Raises UsageError."""
-    if (recorded_value := command.option("--concurrent")) is not None:
-        raise UsageError("command", f"--concurrent {recorded_value}", "no --concurrent with --load")
-    cells = []
-    for value in split_values(text):
-        if value == NO_LOAD:
-            cells.append(Cell(NO_LOAD))
-            continue
-        parts = _LOAD.fullmatch(value)
-        assert parts
-        try:
-            argv = shlex.split(parts["command"])
-        except ValueError as error:
-            raise UsageError("load", value, f"a command ({error})") from None
-        if not argv:
-            raise UsageError("load", value or text, f"{NO_LOAD} or NAME=COMMAND, with commas")
-        name = parts["name"] or os.path.basename(argv[0])
-        if name == NO_LOAD:
-            raise UsageError("load", value, f"another name: {NO_LOAD} is without a load")
-        check_program(argv, environ.get("PATH"), "load")
-        asked = ("--concurrent", f"background:{name}")
-        cells.append(Cell(file_safe(name), arguments=asked, load=tuple(argv), load_name=name))
-    _distinct("load", "names", [cell.name for cell in cells])
-    return cells
-
-
 def _variables_of(axis: str, value: str, environ: Mapping[str, str]) -> dict[str, str | None]:
     if axis == "library":
-        if not os.path.isfile(value):
-            raise UsageError("axis library", value, "the path of a shared library")
         return {"LD_PRELOAD": " ".join(p for p in (value, environ.get("LD_PRELOAD")) if p)}
     if axis == "venv":
-        if not os.path.isfile(os.path.join(value, "bin", "python")):
-            raise UsageError("axis venv", value, "the path of a folder with bin/python")
         path = [os.path.join(value, "bin"), *filter(None, [environ.get("PATH")])]
         return {"VIRTUAL_ENV": value, "PATH": os.pathsep.join(path), "PYTHONHOME": None}
     return {}
+
+
+def missing_file(axis: str, value: str) -> str:
+    """The file that a value of ``library`` or ``venv`` needs if it does not exist, or ''."""
+    files = {"library": value, "venv": os.path.join(value, "bin", "python")}
+    return "" if axis not in files or os.path.isfile(files[axis]) else files[axis]
+
+
+def check_files(cell: Cell) -> None:
+    """Raises UsageError for a library or environment that does not exist."""
+    expected = {
+        "library": "the path of a shared library",
+        "venv": "the path of a folder with bin/python",
+    }
+    for axis, value in cell.axes.items():
+        if missing_file(axis, value):
+            raise UsageError(f"axis {axis}", value, expected[axis])
 
 
 def _distinct(what: str, name: str, values: list[str]) -> list[str]:
@@ -242,14 +209,12 @@ def combined(dimensions: Sequence[Dimension]) -> list[Cell]:
         axes: dict[str, str] = {}
         variables: dict[str, str | None] = {}
         arguments: tuple[str, ...] = ()
-        load = next((value for value in values if value.load), Cell(""))
         for value in values:
             axes |= value.axes
             variables |= value.variables
             arguments += value.arguments
         name = _name([v for v, varies in zip(values, vary, strict=True) if varies], variables)
-        cell = Cell(name, axes, variables, arguments)
-        cells.append(dataclasses.replace(cell, load=load.load, load_name=load.load_name))
+        cells.append(Cell(name, axes, variables, arguments))
     return _numbered(cells)
 
 

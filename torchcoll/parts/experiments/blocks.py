@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,9 @@ from torchcoll.parts.experiments.axes import (
     Cell,
     Dimension,
     axis_dimension,
+    check_files,
     combined,
-    load_dimension,
+    missing_file,
     variable_dimension,
 )
 from torchcoll.parts.experiments.presets import PresetOptions, preset
@@ -82,10 +84,21 @@ class RunPlan:
         return environment
 
     def check_programs(self, environ: Mapping[str, str]) -> None:
-        """Raises UsageError where a launcher cannot be started."""
+        """Raises UsageError where a launcher, library or environment cannot be used."""
         for cell in self.cells:
+            check_files(cell)
             path = self.environment(cell, environ).get("PATH")
             launch_command.check_program(self.command.filled(cell.axes), path)
+
+    def absent_programs(self, environ: Mapping[str, str]) -> list[str]:
+        """The launchers, libraries and environments that this machine does not have."""
+        absent: list[str] = []
+        for cell in self.cells:
+            absent += filter(None, (missing_file(*item) for item in cell.axes.items()))
+            program = self.command.filled(cell.axes)[0]
+            if shutil.which(program, path=self.environment(cell, environ).get("PATH")) is None:
+                absent.append(program)
+        return list(dict.fromkeys(absent))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -102,9 +115,7 @@ def make_plan(
     presets: Sequence[str] = (),
     runs: int = 6,
     nccl_version: str | None = None,
-    up_to: int | None = None,
     environ: Mapping[str, str] | None = None,
-    load: str | None = None,
 ) -> tuple[RunPlan, list[str]]:
     """The plan, and notes on it. Raises UsageError for an impossible plan.
 
@@ -120,11 +131,9 @@ def make_plan(
         [name for dimension in dimensions for name in dimension[0].axes],
         {name: value for cell in constants for name, value in cell.variables.items()},
         nccl_version,
-        up_to,
         env,
     )
     dimensions += [preset(name, asked) for name in presets]
-    dimensions += [load_dimension(load, command, env)] if load is not None else []
     cells = combined(dimensions)
     launch_command.check_placeholders(command, cells[0].axes, AXES_OF_LIBRARIES)
     _check_verified(command, cells)

@@ -173,8 +173,9 @@ def _stated(cell: dict[str, Any]) -> str:
     parts = [cell.get(name) for name in ("axes", "variables")]
     settings = {k: v for part in parts if isinstance(part, dict) for k, v in part.items()}
     argv = [f"{k}={v}" if v is not None else f"no {k}" for k, v in settings.items()]
-    more = [part for name in ("arguments", "load") if isinstance(part := cell.get(name), list)]
-    return " ".join([*argv, *(str(value) for part in more for value in part)])
+    arguments = cell.get("arguments")
+    more = arguments if isinstance(arguments, list) else []
+    return " ".join([*argv, *map(str, more)])
 
 
 # The folder of a matrix:
@@ -182,7 +183,7 @@ def _stated(cell: dict[str, Any]) -> str:
 #     manifest.jsonl           what was asked, and the runs that ended
 #     <cell>-<run>.jsonl    the result files that count
 #     aside/                   files of runs that do not: killed, failed, of another setting
-#     logs/                    what each run, and its load, wrote to stdout and stderr
+#     logs/                    what each run wrote to stdout and stderr
 
 _LOCK, _ASIDE, _LOGS = ".lock", "aside", "logs"
 
@@ -227,10 +228,6 @@ class Folder:
 
     def log(self, job: PlannedRun) -> Path:
         return self.path / _LOGS / f"{job.stem}.log"
-
-    def load_log(self, job: PlannedRun) -> Path:
-        """What its load wrote (--load)."""
-        return self.path / _LOGS / f"{job.stem}.load.log"
 
     def open_log(self, path: Path) -> IO[bytes]:
         """To write to its end. Raises TorchcollError where that cannot be."""

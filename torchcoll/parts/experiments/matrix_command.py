@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UsageError, one_line, printable, tell
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, shorten
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import Grid, Head, print_grid
 
@@ -62,7 +63,7 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="nccl-algorithms, oneccl-algorithms, cold, scaling or network",
+        help="nccl-algorithms or oneccl-algorithms",
     )
     add(
         "--runs",
@@ -82,11 +83,6 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
         help="NCCL version for the preset nccl-algorithms (default: this Python's)",
     )
     add(
-        "--up-to",
-        metavar="N",
-        help="largest number of ranks or nodes for the preset scaling",
-    )
-    add(
         "--dry-run",
         action="store_true",
         help="say how many runs there are, print the command of the first, and start nothing",
@@ -95,7 +91,7 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
     add_command(parser)
 
 
-def add_varied(parser: argparse.ArgumentParser, order: str = "", load: bool = True) -> None:
+def add_varied(parser: argparse.ArgumentParser, order: str = "") -> None:
     """Add the options that say what differs between cells.
 
     order: what the order of the values means, for the help.
@@ -121,12 +117,6 @@ def add_varied(parser: argparse.ArgumentParser, order: str = "", load: bool = Tr
             f"venv=DIR,... (first in PATH){order}"
         ),
     )
-    if load:
-        add(
-            "--load",
-            metavar="none,NAME=COMMAND",
-            help="other work to run during each run, or none; write \\, for a comma in a value",
-        )
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
@@ -156,7 +146,7 @@ def run_matrix(options: argparse.Namespace) -> ExitCode | int:
 
     from torchcoll.parts.experiments.blocks import make_plan
 
-    if not options.output:
+    if not (options.output or options.dry_run):
         raise UsageError("output", "none", "a folder for the results", "Name one with -o DIR.")
     timeout_s = parse_number("cell-timeout", options.cell_timeout, float, 0.1)
     plan, notes = make_plan(
@@ -166,13 +156,11 @@ def run_matrix(options: argparse.Namespace) -> ExitCode | int:
         options.preset,
         parse_number("runs", options.runs, int, 1),
         options.nccl_version,
-        parse_number("up-to", options.up_to, int, 1),
-        load=options.load,
     )
     if not options.dry_run:  # the commands of a cluster can be printed on any machine
         plan.check_programs(os.environ)
     print_notes(plan, notes)
-    folder_path = Path(options.output)
+    folder_path = Path(options.output or "DIR")
     if options.dry_run:
         return dry_run(plan, folder_path, every=options.verbose)
     return launch(plan, folder_path, options.quiet, timeout_s)
@@ -265,11 +253,14 @@ def dry_run(plan: RunPlan, folder: Path, every: bool = True, most: str = "") -> 
     for job in jobs if every else jobs[:1]:
         argv = plan.argv(job, folder / f"{job.stem}.jsonl", labels_of(job, variables))
         line = command_line(argv, named(job.cell.variables))
-        if job.cell.load:
-            line += f"  # with the load: {command_line(job.cell.load, {})}"
+        path = os.environ.get("PATH", "")
+        if path and shlex.quote(path) == path:
+            line = line.replace(f":{path} ", ":$PATH ")
         print(printable(line), flush=True)
     if not every and len(jobs) > 1:
         tell(f"the first of {len(jobs)} commands; --verbose prints all of them")
+    if absent := plan.absent_programs(os.environ):
+        tell(f"torchcoll: note: this machine does not have {shorten(absent, _MOST_VALUES)}")
     return ExitCode.OK
 
 
@@ -356,13 +347,13 @@ COMMANDS = {
                 "--nproc-per-node 8 -m torchcoll.allreduce"
             ),
             (
-                "torchcoll matrix --preset scaling --up-to 8 --dry-run -o m -- torchrun "
+                "torchcoll matrix --axis ranks=1,2,4,8 --dry-run -o m -- torchrun "
                 "--nproc-per-node {ranks} -m torchcoll.allreduce"
             ),
         ),
         exit_1="a run failed, or took longer than --cell-timeout",
         option_groups={
-            "what differs between the cells": "--env --axis --load --preset --nccl-version --up-to",
+            "what differs between the cells": "--env --axis --preset --nccl-version",
             "how the runs are made": "--runs --cell-timeout --dry-run",
             "output": "--output --quiet --verbose",
         },

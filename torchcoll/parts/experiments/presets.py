@@ -17,13 +17,11 @@ from torchcoll.core.errors import UsageError, choice
 from torchcoll.libraries.known_variables import Forcing
 from torchcoll.libraries.nccl import algorithms as nccl
 from torchcoll.libraries.nccl import forced as nccl_forced
-from torchcoll.libraries.nccl.forced import FACTORS
 from torchcoll.libraries.oneccl import algorithms as oneccl
 from torchcoll.parts.experiments.axes import AUTO, Cell, Dimension
 from torchcoll.parts.experiments.launch_command import SUITE, Command
 
 _NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
-_RANKS, _NODES = ("nproc", "ranks"), ("nnodes", "nodes")
 
 
 @dataclass
@@ -34,7 +32,6 @@ class PresetOptions:
     axes: Sequence[str] = ()
     variables: Mapping[str, str | None] = field(default_factory=dict)  # single values of --env
     nccl_version: str | None = None
-    up_to: int | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     notes: list[str] = field(default_factory=list)
 
@@ -131,41 +128,7 @@ def _forced(
     return cells
 
 
-def _cold(asked: PresetOptions) -> Dimension:
-    """First calls only: --runs says how many."""
-    return [Cell("cold", arguments=("--iters", "0"))]
-
-
-def _scaling(asked: PresetOptions) -> Dimension:
-    """1, 2, 4, ... and --up-to itself, for the placeholder that has no axis yet."""
-    names = [n for n in asked.command.placeholders if n in (*_RANKS, *_NODES)]
-    free = [name for name in names if name not in asked.axes]
-    if len(free) != 1:
-        raise UsageError(
-            "preset scaling",
-            " and ".join(f"{{{name}}}" for name in free) or "no {nproc} or {nnodes}",
-            "one placeholder to scale in the command, {nproc} or {nnodes}",
-            "Give the other with --axis." if free else "",
-        )
-    if asked.up_to is None:
-        raise UsageError("preset scaling", "no --up-to", "the largest number, such as --up-to 8")
-    numbers = [1 << power for power in range(asked.up_to.bit_length())]
-    numbers += [asked.up_to] if asked.up_to not in numbers else []
-    return [Cell(f"{free[0]}{number}", {free[0]: str(number)}) for number in numbers]
-
-
-def _network(asked: PresetOptions) -> Dimension:
-    names = dict.fromkeys(name for settings in FACTORS.values() for name in settings)
-    return [
-        Cell(cell, {}, {name: settings.get(name) for name in names})
-        for cell, settings in {AUTO: {}, **FACTORS}.items()
-    ]
-
-
 PRESETS: dict[str, Callable[[PresetOptions], Dimension]] = {
     "nccl-algorithms": _nccl_algorithms,
     "oneccl-algorithms": _oneccl_algorithms,
-    "cold": _cold,
-    "scaling": _scaling,
-    "network": _network,
 }

@@ -9,9 +9,8 @@ import signal
 import statistics
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
-from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
@@ -25,7 +24,7 @@ from torchcoll.core.variables import (
     masked_words,
 )
 from torchcoll.libraries.nccl import forced as nccl_forced
-from torchcoll.machine.processes import Ended, LoadEnded, end_orphans, launch, under_load
+from torchcoll.machine.processes import Ended, end_orphans, launch
 from torchcoll.parts.experiments.blocks import PlannedRun, RunPlan
 from torchcoll.parts.experiments.folder import Folder, log_bytes, read_log
 from torchcoll.parts.experiments.obeyed import Recorded, check, unverified
@@ -109,28 +108,16 @@ def _one(
     argv = plan.argv(job, path, labels_of(job, recorded))
     start, utc = log_bytes(log), datetime.now(timezone.utc).isoformat(timespec="seconds")
     variables = plan.environment(job.cell, os.environ)
-    load_log = folder.load_log(job)
-    load_start = log_bytes(load_log)
-    ended, load = None, ""
-    try:
-        with signals.raising(), _loaded(folder, job, load_log) as check_load:
-
-            def tick() -> None:
-                check_load()
-                watcher.tick()
-
-            with folder.open_log(log) as output_file:
-                mark = folder.mark + job.stem
-                ended = launch(argv, variables, mark, output_file, timeout_s, tick)
-    except _Stopped:
-        pass
-    except LoadEnded as error:
-        load_error = _last_error(read_log(load_log, load_start))
-        load = f"load {job.cell.load_name} {error}{f': {load_error}' if load_error else ''}"
+    ended = None
+    mark = folder.mark + job.stem
+    with (
+        contextlib.suppress(_Stopped),
+        signals.raising(),
+        folder.open_log(log) as output_file,
+    ):
+        ended = launch(argv, variables, mark, output_file, timeout_s, watcher.tick)
     output = read_log(log, start)
     status, reason, usable = _judged(ended, folder, job, output, recorded, timeout_s)
-    if load:
-        status, reason, usable = "failed", load, False
     aside = None if usable else folder.set_aside(job)
     return {
         "cell": job.cell.name,
@@ -146,28 +133,12 @@ def _one(
         "file": path.name if usable else None,
         "aside": aside,
         "log": str(log.relative_to(folder.path)),
-        **({"load_log": str(load_log.relative_to(folder.path))} if job.cell.load else {}),
     }
-
-
-@contextlib.contextmanager
-def _loaded(folder: Folder, job: PlannedRun, log: Path) -> Iterator[Callable[[], None]]:
-    """With the load of the cell, where it has one; what is given raises LoadEnded once it ends."""
-    if not job.cell.load:
-        yield lambda: None
-        return
-    mark = f"{folder.mark}{job.stem}/load"
-    with (
-        folder.open_log(log) as output_file,
-        under_load(job.cell.load, os.environ, mark, output_file) as check_load,
-    ):
-        yield check_load
 
 
 def _without_secrets(text: str, job: PlannedRun, argv: Sequence[str]) -> str:
     """What a run said, without what it was given as a secret."""
     given = [v for n, v in job.cell.variables.items() if v and masked_value(n, v) == MASK]
-    argv = [*argv, *job.cell.load]
     for argument, shown in zip(argv, masked_words(argv), strict=True):
         if shown != argument:
             value = argument.rpartition("=")[2] if shown.endswith(f"={MASK}") else argument

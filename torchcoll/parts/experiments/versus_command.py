@@ -64,7 +64,7 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
     choice(options.format, "format", FORMATS)
     timeout_s = parse_number("cell-timeout", options.cell_timeout, float, 0.1)
     asked = asked_of(
-        Sides(options.argv, options.env, options.axis, options.load),
+        Sides(options.argv, options.env, options.axis),
         options.output,
         options.resume,
         None if options.threshold is None else parse_share(options.threshold, "threshold"),
@@ -170,7 +170,7 @@ COMMANDS = {
         exit_1="a run failed twice in a row, a result was wrong or failed, or too few runs to "
         "judge",
         option_groups={
-            "what is compared": "--env --axis --load",
+            "what is compared": "--env --axis",
             "when it ends": "--threshold --runs --cell-timeout",
             "output": "--output --resume --format --quiet --dry-run",
         },

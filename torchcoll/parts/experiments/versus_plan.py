@@ -29,7 +29,6 @@ class Sides:
     argv: Sequence[str] = ()
     env: Sequence[str] = ()
     axes: Sequence[str] = ()
-    load: str | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def asked_of(
     taken too. Raises UsageError for what cannot be launched, or is not what was begun there;
     UnreadableError for a broken manifest.
     """
-    if resume and (sides.argv or sides.env or sides.axes or sides.load or output):
+    if resume and (sides.argv or sides.env or sides.axes or output):
         raise UsageError(
             "resume",
             f"{resume} and {'--output' if output else 'a command'}",
@@ -101,13 +100,13 @@ def asked_of(
     if resume and begun:
         plan = replace(begun.plan, runs=_numbers(most, len(begun.plan.cells)))
         return replace(begun, plan=plan, most=most)
-    plan, notes = make_plan(sides.argv, sides.env, sides.axes, environ=environ, load=sides.load)
+    plan, notes = make_plan(sides.argv, sides.env, sides.axes, environ=environ)
     if len(plan.cells) < 2:
         raise UsageError(
             "versus",
             f"one side, {plan.cells[0].name}",
             "two at least",
-            "Give two values: --env NCCL_ALGO=Ring,Tree, --axis or --load.",
+            "Give two values: --env NCCL_ALGO=Ring,Tree or --axis.",
         )
     plan = replace(plan, runs=_numbers(most, len(plan.cells)))
     asked = Asked(plan, folder, threshold or THRESHOLD, most, most, notes=notes)

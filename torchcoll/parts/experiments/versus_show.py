@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Sequence, Set
 from dataclasses import replace
@@ -10,13 +9,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.answer import Answer, worst_level
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_factor, format_percent, format_ratio, shorten
+from torchcoll.core.units import counted, format_percent, format_ratio
 from torchcoll.parts.experiments.matrix_command import RunWatcher
 from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.compare import Comparison
 from torchcoll.questions.comparison.conclusion_show import counts_of
 from torchcoll.questions.comparison.results import (
-    Compared,
     beyond,
     resolution_text,
     speed_up,
@@ -111,7 +109,7 @@ def repeat_text(repeat: Repeat) -> str:
 
 def answer(state: Versus, comparisons: Sequence[Comparison], folder: str) -> Answer:
     """The answers of all comparisons, and what would decide the inconclusive cases."""
-    answers = [_answer_of(comparison) for comparison in comparisons]
+    answers = [comparison.answer for comparison in comparisons]
     results = {row.result for each in comparisons for row in each.rows if row.matched}
     merged = answers[0]
     if len(answers) > 1:
@@ -128,46 +126,6 @@ def answer(state: Versus, comparisons: Sequence[Comparison], folder: str) -> Ans
         details=(*ends, *merged.details),
         next_step=_next_step(state, comparisons, folder) if "inconclusive" in results else "",
     )
-
-
-def _answer_of(comparison: Comparison) -> Answer:
-    """The answer of the comparison; where some cases are decided and others look far apart, each
-    case with its result: a case that is open is no part of a mean.
-    """
-    rows = [row for row in comparison.rows if row.matched and row.judged.ratio]
-    is_open = [row for row in rows if row.result == "inconclusive"]
-    changed = [row for row in rows if row.result in wording.CHANGED]
-    if not changed or not any(row.is_notable for row in is_open):
-        return comparison.answer
-    base, new = comparison.side_names
-    texts: list[str] = []
-    for result in wording.CHANGED:
-        of_result = sorted((row for row in changed if row.result == result), key=_distance)
-        named = [
-            f"{comparison.name_of(row)} {format_factor(row.factor)} ({one_line(row.reason)})"
-            for row in of_result
-        ]
-        than = f" than {base}" if not texts else ""
-        if named:
-            start = f"{result}{than} in {len(named)} of {counted(len(rows), 'case')}"
-            texts.append(f"{start}: {shorten(named, _MOST_NAMED, ', ...')}")
-    open_names = [
-        f"{comparison.name_of(row)} (looks {wording.change_text(row.speed)})"
-        if row.is_notable
-        else comparison.name_of(row)
-        for row in sorted(is_open, key=_distance)
-    ]
-    texts.append(f"not decided: {shorten(open_names, _MOST_NAMED, ', ...')}")
-    if same := sum(row.result == "same" for row in rows):
-        texts.append(f"{same} the same")
-    if out := sum(row.matched and row.result == "not comparable" for row in comparison.rows):
-        texts.append(f"{out} cannot be compared")
-    before = comparison.answer.before
-    return replace(comparison.answer.with_sentence(f"{new} is {'; '.join(texts)}"), before=before)
-
-
-def _distance(row: Compared) -> float:
-    return -abs(math.log(row.speed))
 
 
 def _next_step(state: Versus, comparisons: Sequence[Comparison], folder: str) -> str:

@@ -22,7 +22,7 @@ from torchcoll.core.opening import is_descriptor
 from torchcoll.core.result import Run
 from torchcoll.parts.fleet.address import StoreAddress, is_store
 from torchcoll.parts.fleet.connecting import Database
-from torchcoll.parts.fleet.records import runs_with_paths, summarise_run
+from torchcoll.parts.fleet.records import files_of, runs_with_paths, summarise_run
 from torchcoll.parts.fleet.schema import RUNS, prepare
 from torchcoll.parts.fleet.writer import (
     RunWithCases,
@@ -31,7 +31,7 @@ from torchcoll.parts.fleet.writer import (
     remove_runs,
     storable,
 )
-from torchcoll.reading.inputs import Inside, expand, is_manifest, split_label
+from torchcoll.reading.inputs import Inside, is_manifest, split_label
 
 # Files of one transaction. They are read before it begins: other collectors write meanwhile.
 _FILES = 100
@@ -125,7 +125,7 @@ def _list_files(arguments: Iterable[str], unreadable: list[str]) -> Iterator[Inp
             raise UnreadableError("path", argument, expected, "A store is named with --into.")
         label, path = split_label(argument)
         try:
-            sources = expand(path)
+            sources = files_of(path)
         except UnreadableError as error:
             unreadable.append(str(error))
             continue

@@ -213,6 +213,8 @@ def _collect(options: argparse.Namespace) -> ExitCode:
     collected = collect(options.paths, address)
     for message in collected.unreadable:
         tell(f"torchcoll: error: {message}")
+    if not collected.files and collected.unreadable:
+        return ExitCode.UNREADABLE
     counts = collected.counts
     answer = (
         f"collected {counted(counts['runs'], 'run')} ({counted(counts['cases'], 'case')}) from "

@@ -46,6 +46,7 @@ _OF_MEAN = 0.5  # share of the false alarms that goes to the mean over all cases
 _POOLED_BELOW = 20  # degrees of freedom: from so many on, each case has enough of its own
 _CLIPPED = 3.0  # standard deviations of a case, in the mean over the cases
 _MEDIAN_VARIANCE = 1.5  # of a median of normal values: about so many times that of their mean
+_MOST_RUNS = 60  # good runs that are advised
 _NEIGHBOURS = 0.5  # correlation of consecutive runs of a node that is allowed for
 _QUANTILE = float(special.ndtri(POWER))
 
@@ -386,6 +387,21 @@ def baseline_of(good: GoodRuns) -> Baseline:
         run_spread=math.sqrt(unseen * max(float((run_means**2).sum()), 1e-18) / run_degrees),
         run_degrees=float(run_degrees),
     )
+
+
+def runs_needed(baseline: Baseline) -> int | None:
+    """About how many good runs find a run that is ACT_ON_ALL slower; None if _MOST_RUNS do not.
+
+    The spread of few runs is not well known, so the limit is a tenth lower.
+    """
+    have, limit = len(baseline.good.runs), 0.9 * math.log1p(ACT_ON_ALL)
+    for runs in range(have + 1, _MOST_RUNS + 1):
+        variance = _centre_variance(float(np.median(baseline.node_runs)) * runs / have)
+        sigma = baseline.run_spread * math.sqrt(1 + variance)
+        quantile = t_quantile(1 - PROBABLE_ALARMS * _OF_MEAN, baseline.run_degrees * runs / have)
+        if max(quantile * sigma, math.log1p(THRESHOLD)) + _QUANTILE * sigma <= limit:
+            return runs
+    return None
 
 
 def limits_of(

@@ -13,6 +13,7 @@ from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
 from torchcoll.core.units import (
     counted,
+    format_factor,
     format_ns,
     format_percent,
     shorten,
@@ -40,6 +41,10 @@ _LEFT_OUT = 10  # runs left out that are named
 _ALIKE = 1.2  # ratio of the detectable changes of two cases that are given as one
 
 
+_QUIETER = (
+    "measure on a quieter machine (torchcoll doctor names what is busy), or give more time to each "
+    "case (--max-time)"
+)
 _MOST_NOISY = 5  # rows of cases that are too noisy; the other ones are counted
 
 
@@ -250,7 +255,9 @@ class CheckedRun:
             texts += noise
             if limits.run_detectable > math.log1p(ACT_ON_ALL) and not doubted:
                 detectable = percent(limits.run_detectable)
-                texts.append(f"over {over_all} only a slowdown of {detectable} would be found")
+                worst = format_factor(math.exp(judged.cases[0].effect))
+                texts.append(f"a slowdown below {detectable}: this run is {mean}")
+                return CANNOT_TELL, [*texts, f"no case is over {worst}"]
             return CANNOT_TELL, [*texts, mean]
         if judged.state == good_runs.PROBABLY_SLOW:
             probable = self._named(good_runs.PROBABLY_SLOW)
@@ -274,11 +281,13 @@ class CheckedRun:
         if judged.cases_that_are(good_runs.DOUBTED):
             return "run it again: a real slowdown stays"
         if 2 * len(judged.cases_that_are(good_runs.TOO_NOISY)) > len(judged.cases):
-            return (
-                "measure on a quieter machine (torchcoll doctor names what is busy), or give more "
-                "time to each case (--max-time)"
-            )
-        return f"collect more good runs than {len(judged.baseline.good.runs)}"
+            return _QUIETER
+        more = good_runs.runs_needed(judged.baseline)
+        return (
+            f"learn from about {more} good runs, not {len(judged.baseline.good.runs)}"
+            if more
+            else _QUIETER
+        )
 
     def deviations(self, run: Run, rows: Sequence[Row]) -> dict[int, float]:
         effects = {case.key: case.effect for case in self.judged.cases}

@@ -10,16 +10,18 @@ import numpy as np
 
 from torchcoll.core.units import counted
 from torchcoll.parts.fleet.address import parse_address
+from torchcoll.parts.fleet.change_text import slower
 from torchcoll.parts.fleet.incident import WRONG, Incident
 from torchcoll.parts.fleet.nightly import NightFinding, NightRequest, judge_night
 from torchcoll.parts.fleet.nightly_show import answer_of, night_grid, power_text
 from torchcoll.parts.fleet.series import format_night
-from torchcoll.report.chart import Chart, heat_map, plain
+from torchcoll.report.chart import PALETTE, Chart, heat_map, plain
 
 if TYPE_CHECKING:
     from torchcoll.questions.page.page_draft import PageDraft
 
 _MOST_NIGHTS, _BEFORE = 60, 7
+_SLOWER = ("#f6c6a3", PALETTE[1])  # orange, as what is slower in a comparison
 
 
 def night_charts(finding: NightFinding) -> list[Chart]:
@@ -39,12 +41,13 @@ def night_charts(finding: NightFinding) -> list[Chart]:
         list(map(_name, incidents)),
         "slower, %",
         "%{y}, night of %{x}: %{z:.1f} % slower<extra></extra>",
+        _SLOWER,
     )
     largest = max(_slower_percent(each, finding.night) for each in incidents)
     drawn.traces[0] |= {"zmin": 0, "zmax": max(largest, 1.0), "xgap": 1, "ygap": 3}
     drawn.layout["xaxis"] |= {"type": "category", "nticks": 10}
-    drawn.layout["height"] = 190 + 30 * len(incidents)
-    drawn.caption = [f"only what was found is coloured; {power_text(finding)}"]
+    drawn.layout["height"] = 190 + 36 * len(incidents)
+    drawn.caption = [f"orange: slow in that night; {power_text(finding)}"]
     return [drawn]
 
 
@@ -58,9 +61,9 @@ def _slower_percent(incident: Incident, night: int) -> float:
 
 def _name(incident: Incident) -> str:
     several = f" ({counted(len(incident.nodes), 'node')})" if len(incident.nodes) > 1 else ""
-    wrong = ": wrong results" if incident.kind == WRONG else ""
+    what = "wrong results" if incident.kind == WRONG else slower(incident.effect)
     since = format_night(incident.levels[0].night)
-    return plain(f"{incident.subject}{several}{wrong}, since {since}")
+    return f"{plain(incident.subject or 'fleet')}{several}<br>{what} since {since}"
 
 
 def add_nights(draft: PageDraft) -> None:

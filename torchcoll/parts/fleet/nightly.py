@@ -158,9 +158,11 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
     chosen = latest if request.night is None else request.night
     if chosen not in overview.nights:
         value = series.format_night(chosen)
-        raise UsageError(
-            "night", value, "a night with runs", f"The last is {series.format_night(latest)}."
+        action = (
+            f"The last is {series.format_night(latest)}: a night lasts from noon to noon (UTC) and "
+            "has the date on which it begins."
         )
+        raise UsageError("night", value, "a night with runs", action)
     if request.night is None and not request.last:
         _check_age(paths, latest)
     acceptances = []

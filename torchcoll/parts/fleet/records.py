@@ -5,8 +5,10 @@ The samples stay in the result file; a summary has its path and its SHA-256.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -24,6 +26,7 @@ from torchcoll.core.summary import Row, libraries_of, summarise
 from torchcoll.core.units import shorten
 from torchcoll.reading.inputs import (
     Inside,
+    Source,
     expand,
     load_all,
     resolve_sources,
@@ -194,6 +197,19 @@ def _summarise_case(result: Any, library: str | None) -> CaseSummary:
 _NAMED = 5
 
 
+def files_of(path: str) -> list[Source]:
+    """The files of a folder or glob; of a folder that has only folders, such as one for each night,
+    the files below it. Raises UnreadableError if there are none.
+    """
+    try:
+        return expand(path)
+    except UnreadableError:
+        folder = glob.escape(path)
+        if not os.path.isdir(path) or not any(map(os.path.isfile, glob.glob(f"{folder}/*/*"))):
+            raise
+        return expand(f"{folder}/**/*")
+
+
 def runs_with_paths(arguments: Iterable[str]) -> Iterator[tuple[Run, str]]:
     """Yields the runs of files, folders and globs with their files, each read when it is its turn.
 
@@ -207,7 +223,7 @@ def runs_with_paths(arguments: Iterable[str]) -> Iterator[tuple[Run, str]]:
     for argument in arguments:
         label, path = split_label(argument)
         errors: dict[str, UnreadableError] = {}
-        files = [file for file in expand(path) if not isinstance(file, Run)]
+        files = [file for file in files_of(path) if not isinstance(file, Run)]
         for file in files:
             if str(file) in seen:
                 continue

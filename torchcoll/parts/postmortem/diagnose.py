@@ -7,7 +7,7 @@ choice, all that it allows are candidates.
 
 from __future__ import annotations
 
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, plural
 from torchcoll.parts.postmortem import conclusions, text_rules
 from torchcoll.parts.postmortem.diagnosis import (
     Diagnosis,
@@ -26,10 +26,8 @@ from torchcoll.parts.postmortem.job_facts import (
 )
 from torchcoll.parts.postmortem.standing import Standings
 
-_MOST = 4
-_WHAT_ENDED = (
-    "what ended processes: dmesg -T of the nodes, and sacct -j JOB or kubectl describe pod"
-)
+_MOST = 3
+_WHAT_ENDED = "what ended processes (dmesg -T, sacct -j JOB or kubectl describe pod)"
 
 
 def what_to_collect(job: JobEvidence, diagnosis: Diagnosis, standings: Standings) -> list[str]:
@@ -39,10 +37,7 @@ def what_to_collect(job: JobEvidence, diagnosis: Diagnosis, standings: Standings
     """
     lines = []
     if diagnosis.kind in ("stopped", "unknown") and not _has_endings(job, diagnosis):
-        lines.append(
-            "what the launcher itself printed (torchrun, srun or mpirun, on each node): it has the "
-            "exit code or signal of each rank"
-        )
+        lines.append("the exit code or signal of each rank, which the launcher prints")
     if diagnosis.certainty == "certain":
         if diagnosis.kind == "stopped":
             lines.append(_WHAT_ENDED)
@@ -51,23 +46,22 @@ def what_to_collect(job: JobEvidence, diagnosis: Diagnosis, standings: Standings
     reliable = any(call.reliable_state for call in job.calls)
     if not standings.recorded or not reliable:
         lines.append(
-            "the last calls of every rank: torchcoll.capture(..., on_hang='dump'), or for NCCL "
-            "TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 (torch 2.6 to 2.8: "
-            "TORCH_NCCL_TRACE_BUFFER_SIZE)"
+            "the last calls of every rank (TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_BUFFER_SIZE=2000; "
+            "up to torch 2.8 TORCH_NCCL_TRACE_BUFFER_SIZE)"
         )
     elif missing:
         lines.append(
-            "the dumps of all ranks, in a folder that all share: TORCH_FR_DUMP_TEMP_FILE (before "
-            "torch 2.9: TORCH_NCCL_DEBUG_INFO_TEMP_FILE)"
+            "the dumps of all ranks, in a folder that all share (TORCH_FR_DUMP_TEMP_FILE, up to "
+            "torch 2.8 TORCH_NCCL_DEBUG_INFO_TEMP_FILE)"
         )
     logged = {event.rank for event in job.events if event.kind not in RAS_KINDS}
     logged |= {rank for file in job.files if file.what in LOGS for rank in file.ranks}
     if not logged.issuperset(standings.ranks):
-        lines.append("stderr of every rank: torchrun --log-dir LOGS --redirects 3")
+        lines.append("stderr of every rank (torchrun --log-dir)")
     sampled = {event.rank for event in job.events_of("stack")}
     doubtful = diagnosis.kind in ("stopped", "slow", "unknown", "user_code")
     if doubtful and not sampled.issuperset(standings.ranks):
-        lines.append("what Python does while the job hangs: torchcoll postmortem --live FOLDER")
+        lines.append("stacks while the job hangs (torchcoll postmortem --live FOLDER)")
     if diagnosis.kind in ("stopped", "killed", "unknown"):
         lines.append(_WHAT_ENDED)
     return lines[:_MOST]
@@ -136,6 +130,10 @@ def diagnose(job: JobEvidence) -> Diagnosis:
     logged = {rank for file in job.files if file.what in LOGS for rank in file.ranks}
     if logged and not (job.events or job.calls or job.last_number or job.texts):
         diagnosis.says = f"no failure in {counted(len(job.files), 'log')} ({ranks_text(logged)})"
+        ends = [*dict.fromkeys(map(shortened, job.texts.ends))]
+        if len(ends) == 1:
+            verb = plural(len(job.files), "it ends", "they end")
+            diagnosis.says += f": {verb} with {ends[0]!r}"
         del diagnosis.collect_next[1:]
     diagnosis.headline = headline(diagnosis, facts.standings)
     diagnosis.remedy = diagnosis.remedy or remedy_of(diagnosis)
@@ -192,6 +190,7 @@ def _add_complaints(facts: JobFacts, result: Diagnosis) -> None:
         complaints = {rank: event for rank, event in events.items() if rank not in result.culprits}
         if complaints:
             rank, event = min(complaints.items(), key=lambda item: (item[1].when_ns or 0, item[0]))
+            what = "a call of NCCL failed" if "system error" in event.text else what
             if len(complaints) == 1 and event.place in {line.place for line in result.evidence}:
                 continue
             if len(complaints) == 1:

@@ -146,7 +146,8 @@ WaitedCall = tuple[int, str, int]
 @dataclass
 class LogTexts:
     """What the known texts of logs say. waits: calls that the watchdog of a rank found unfinished.
-    last_progress: path -> last line that shows that a rank trains on.
+    last_progress: path -> last line that shows that a rank trains on. ends: last lines of files.
+    prepares: how far the last progress bar of work before the training is.
     """
 
     findings: list[TextMatch] = field(default_factory=list)
@@ -157,6 +158,8 @@ class LogTexts:
     seen_local: set[int] = field(default_factory=set)  # of a host, as torchrun --tee names them
     asides: list[str] = field(default_factory=list)
     last_progress: dict[str, int] = field(default_factory=dict)
+    ends: list[str] = field(default_factory=list)
+    prepares: str = ""
 
     def add(self, other: LogTexts) -> None:
         """Take over what another file of the job says."""
@@ -169,6 +172,8 @@ class LogTexts:
         self.seen |= other.seen
         self.seen_local |= other.seen_local
         self.last_progress |= other.last_progress
+        self.ends += other.ends
+        self.prepares = self.prepares or other.prepares
         self.asides += [text for text in other.asides if text not in self.asides]
 
     def __bool__(self) -> bool:

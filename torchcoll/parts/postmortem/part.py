@@ -10,5 +10,5 @@ PART = Part(
         ),
     },
     public={"Postmortem": "show", "postmortem": "show"},
-    answers={"reads": "log_evidence:command_for", "jobs": "show:job_sections"},
+    answers={"reads": "log_evidence:command_for", "files": "show:job_sections"},
 )

@@ -109,8 +109,7 @@ def _titled(folder: FolderEvidence, diagnoses: list[Diagnosis]) -> list[tuple[st
                 ranks = f", {counted(diagnosis.job.ranks, 'rank')}" if diagnosis.job.ranks else ""
                 titled.append((f"{name}{ranks}", [grid]))
         asked = dict.fromkeys(text for each in diagnoses for text in each.collect_next)
-        further = [f"next time, collect {text}" for text in asked]
-        titled[-1][1].append(Grid([], [], above=further))
+        titled[-1][1].append(Grid([], [], above=_next_time([*asked])))
     if folder.left_out:
         titled[-1][1].append(Grid([], [], above=_left_out(folder)))
     return titled
@@ -221,9 +220,13 @@ def _grid(diagnosis: Diagnosis, answer: Answer, alone: bool = True) -> Grid:
     lines += [f"reason: {text}" for text in diagnosis.reasons]
     if alone:
         further = [text for text in diagnosis.collect_next if f"collect {text}" != diagnosis.remedy]
-        lines += [f"next time, collect {text}" for text in further]
+        lines += _next_time(further)
     lines.append(_sources(diagnosis))
     return Grid([], [], above=lines, answer=answer if alone else None)
+
+
+def _next_time(texts: Sequence[str]) -> list[str]:
+    return [f"next time, collect {'; '.join(texts)}"] if texts else []
 
 
 def _sources(diagnosis: Diagnosis) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.errors import cut_text, one_line
 from torchcoll.core.opening import open_to_read
-from torchcoll.core.units import format_digits, plural
+from torchcoll.core.units import format_digits, plural, shorten
 from torchcoll.parts.postmortem.diagnosis import (
     Diagnosis,
     EvidenceLine,
@@ -40,9 +40,16 @@ _MOST_MATCHES = 10_000
 _EXCERPT = 160
 _NEAR = 2000  # characters of a line around a text: lines may be very long
 _SIGNAL_DIGITS = 3
+_OF_HOSTS = ("shared memory", "disk full")  # causes that are of a host
 _WENT_ON = 50  # lines of progress after an exception that somebody must have handled
 # A line that shows that its rank trains on.
 PROGRESS = re.compile(r"\b(?:step|iter(?:ation)?|epoch|batch|INFO)\b|it/s\b", re.IGNORECASE)
+# A progress bar of work that comes before a training, such as tokenizing.
+_PREPARES = re.compile(
+    r"(?:prepar|process|tokeni|load|map|filter|download|cach|generat)\w{0,12}\b[^\r\n]{0,80}\|\s*"
+    r"(\d+)/(\d+) \[(\d+:\d+(?::\d+)?)",
+    re.IGNORECASE,
+)
 # What stands beside a finding and is worth a clause: a pattern, and what it says.
 _ASIDE = (
     (
@@ -51,7 +58,7 @@ _ASIDE = (
     ),
     (
         re.compile(r"\b(\d+)/(?!\1 )(\d+) \[(\d+:\d+(?::\d+)?)<"),
-        "the last progress bar stands at {0} of {1} after {2}: a rank may still prepare data",
+        "the last progress bar stands at {0} of {1} after {2}",
     ),
     (
         re.compile(r"failed \(exitcode: -6\) local_rank: (\d+)"),
@@ -104,12 +111,15 @@ def read_texts(path: Path, shown: str) -> LogTexts:
             texts.seen.add(int(match[1]))
     texts.reporting |= texts.waits.keys()
     texts.seen_local = {int(rank) for rank in set(_LOCAL.findall(text))}
+    texts.ends = text[-_NEAR:].rstrip().splitlines()[-1:]
     tail = max(0, len(text) - _END)
     if steps := [*_matches(PROGRESS, text[tail:])]:
         texts.last_progress[shown] = text.count("\n", 0, tail + steps[-1].start()) + 1
     for pattern, says in _ASIDE:
         if matches := [*_matches(pattern, text[-_END:])]:
             texts.asides.append(one_line(says.format(*matches[-1].groups())))
+    for match in _matches(_PREPARES, text[-_END:]):
+        texts.prepares = "{} of {} after {}".format(*match.groups())
     return texts
 
 
@@ -227,6 +237,8 @@ def _of_findings(facts: JobFacts, findings: Sequence[TextMatch]) -> Diagnosis | 
         result.culprits = tuple(sorted(_named(same)))
     hosts = [finding.host or finding.names.get("host", "") for finding in same]
     result.nodes = tuple(dict.fromkeys(host for host in hosts if host))
+    if first.text.cause in _OF_HOSTS and result.nodes and result.nodes[0] not in result.says:
+        result.says += f" on {shorten(result.nodes, 3)}"
     # An exception without a rank often repeats what a line of a rank says.
     ranked = {finding.groups for finding in same if finding.rank is not None and finding.groups}
     once = [finding for finding in same if finding.rank is not None or finding.groups not in ranked]
@@ -331,7 +343,7 @@ def missing_from_reports(facts: JobFacts) -> Diagnosis | None:
     missing = sorted({*range(world)} - {*ranks})
     # Of an excerpt, a rank that does not report may only have been cut away.
     if not missing or texts.reporting != {*ranks} or 3 * len(missing) > len(ranks):
-        return _all_waited(facts, "the logs of all ranks: look at the rank without a timeout")
+        return _all_waited(facts, "the logs of all ranks")
     verb = plural(len(missing), "does", "do")
     result = Diagnosis(facts.job, kind="stopped", certainty="likely", culprits=tuple(missing))
     result.number, result.collective, result.waiting = call[0] or None, call[1], tuple(ranks)
@@ -365,11 +377,35 @@ def _all_waited(facts: JobFacts, collect: str) -> Diagnosis:
         collect = (
             "the logs of all ranks, with TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1"
         )
+    done = {rank for (rank, _), number in facts.job.last_completed.items() if number == call[0] - 1}
+    if at_it := done - texts.waits.keys():
+        text = f"{ranks_text(at_it)} completed number {call[0] - 1} last, and {verb} there too"
+        result.details.append(text.replace(" waits ", " wait ") if len(at_it) > 1 else text)
+        result.evidence.append(EvidenceLine(text.partition(",")[0], Place(facts.job.files[0].path)))
     world = max(texts.reporting | texts.seen) + 1
-    if missing := sorted({*range(world)} - texts.reporting):
+    missing = sorted({*range(world)} - texts.reporting)
+    where = "the rank without a timeout" if len(calls) == 1 else ""
+    if missing:
         result.details.append(f"{ranks_text(missing)} did not report")
-    result.details += texts.asides
-    result.remedy = f"collect {collect}"
+        if len(missing) < len(texts.waits) + len(at_it):
+            where = f"{ranks_text(missing)} first"
+    result.remedy = f"collect {collect}" + f": look at {where}" * bool(where)
+    if not texts.prepares:
+        result.details += texts.asides
+        return result
+    minutes = max(texts.waited_ms.values(), default=0) / 60_000
+    limit = f" above {minutes:.0f} min" if minutes >= 1 else ""
+    result.remedy = "prepare the data before the first collective, or raise timeout= of "
+    result.remedy += f"init_process_group{limit}"
+    if len(missing) == 1:
+        result.kind, result.certainty, result.culprits = "slow", "likely", tuple(missing)
+        result.says = (
+            f"Probably {ranks_text(missing)} still prepared data ({texts.prepares}) while "
+            f"{ranks_text(texts.waits)} waited in {_call(call)}"
+        )
+        result.details = []
+    else:
+        result.details.append(f"a rank may still prepare data ({texts.prepares})")
     return result
 
 

@@ -24,15 +24,15 @@ from torchcoll.parts.postmortem.job_facts import JobFacts, name_wait
 from torchcoll.parts.postmortem.standing import OpenCall
 from torchcoll.report import chart
 
-CERTAIN, PROBABLY, UNKNOWN = "the cause (certain)", "the cause (probably)", "cannot tell"
+# The sentence says how sure the cause is.
+CAUSE, UNKNOWN = "the cause", "cannot tell"
 WAITED, TOOK_PART = "waited", "took part"
 # In the order of the rows.
 _COLOURS = {
-    CERTAIN: chart.PALETTE[1],
-    PROBABLY: "rgba(213,94,0,0.5)",
+    CAUSE: chart.PALETTE[1],
     UNKNOWN: chart.NEUTRAL,
-    WAITED: chart.PALETTE[0],
-    TOOK_PART: "rgba(61,143,196,0.4)",
+    WAITED: chart.WAITING,
+    TOOK_PART: "#a5cbe4",
 }
 _MOST_ROWS = 16  # of one role
 _MOST_LETTERS = 30  # of a line beside a bar
@@ -66,7 +66,7 @@ def waits_charts(diagnosis: Diagnosis) -> list[chart.Chart]:
     times += job.alive_ns.values()
     first, last = min(times, default=0), max(times, default=0)
     waits = [row for row in rows if row.role == WAITED]
-    named = [row for row in rows if row.role in (CERTAIN, PROBABLY)]
+    named = [row for row in rows if row.role == CAUSE]
     if len(rows) < 2 or not (named or waits or diagnosis.candidates):
         return []
     # Times of complaints alone do not say how long a rank waited.
@@ -85,7 +85,7 @@ def waits_charts(diagnosis: Diagnosis) -> list[chart.Chart]:
     spans = list(zip((row.role for row in rows), stops, ends, strict=True))
     lengths = {TOOK_PART: [0.0 if of == UNKNOWN else stop for of, stop, _ in spans]}
     lengths[UNKNOWN] = [end if of == UNKNOWN else 0.0 for of, _, end in spans]
-    for role in (CERTAIN, PROBABLY, WAITED):
+    for role in (CAUSE, WAITED):
         lengths[role] = [end - stop if of == role else 0.0 for of, stop, end in spans]
     bars = [chart.bars(of, x, hover, _COLOURS[of]) for of, x in lengths.items() if any(x)]
     if died := [n for n, row in enumerate(rows) if row.ended]:
@@ -139,7 +139,7 @@ def _rows(diagnosis: Diagnosis, clocked: bool) -> list[_Row]:
     awaited: dict[int, frozenset[int]] = {}
     for edge in facts.graph.edges:
         awaited[edge.wait.rank] = awaited.get(edge.wait.rank, frozenset()) | edge.behind
-    named = {"certain": CERTAIN, "unknown": UNKNOWN}.get(diagnosis.certainty, PROBABLY)
+    named = UNKNOWN if diagnosis.certainty == "unknown" else CAUSE
     verb, noun = DIFFERENCES.get(diagnosis.detail or "", ("made", "call"))
     differs = f"{verb} another {noun}" if diagnosis.kind == "mismatch" else ""
     did = what_it_did(diagnosis) or differs

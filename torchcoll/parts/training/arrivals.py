@@ -87,11 +87,6 @@ class RankArrival:
     detectable_ns: float | None = None
 
     @property
-    def share(self) -> float:
-        """The share of the calls of the group in which it was last."""
-        return self.last / (self.calls + self.ties)
-
-    @property
     def others(self) -> int:
         """How many other ranks the group has."""
         return round(1 / self.chance) - 1
@@ -104,7 +99,8 @@ class RankArrival:
     def probable(self) -> bool:
         """Whether it is not known to be late, but last in far more calls than by chance."""
         error = math.sqrt(self.chance * (1 - self.chance) / self.steps)
-        return self.undecided and self.share >= self.chance + _PROBABLE * error
+        share = self.last / (self.calls + self.ties)
+        return self.undecided and share >= self.chance + _PROBABLE * error
 
 
 _LATE = "look at what this rank does before its calls, and at its node with torchcoll doctor"
@@ -218,15 +214,12 @@ class Arrivals:
         elif self.waited_ns:
             span = f"on average {span}"
         facts = [f"{100 * caused / self.wait_ns:.0f} % of all waiting"] if self.wait_ns else []
+        single = " with a single last rank" if rank.ties else ""
         facts.append(
-            f"last in {rank.last} of {counted(rank.calls + rank.ties, 'call')}, "
+            f"last in {rank.last} of {counted(rank.calls, 'call')}{single}, "
             f"{100 * rank.chance:.0f} % by chance"
         )
-        details = []
-        if rank.ties:
-            details.append(f"no single rank was last in {rank.ties} of these calls")
-        if self.unrecorded:
-            details.append("unless it waited for a rank that was not recorded")
+        details = ["unless it waited for a rank that was not recorded"] * self.unrecorded
         when = f" in the {rank.when}" if rank.when else ""
         return Answer(
             _name(rank),

@@ -10,7 +10,6 @@ of the model in one thread: steps of small models took 1.3 to 2 times as long.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import secrets
@@ -20,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +55,6 @@ _NO_GROUP = "{} calls of {} are missing: their process group is not known"
 _UNREAD = "{} calls of {} are missing: they could not be read ({})"
 _NO_ENTRY = "{} calls are missing in the ring file ({})"
 _LONGEST_MESSAGE = 300  # of an exception that ended the capture
-_RANK_0_TIMEOUT = timedelta(minutes=1)  # how long other ranks wait for rank 0 to begin its capture
 _captures: Counter[Path] = Counter()  # captures of this process, by folder
 _metrics_count = itertools.count()  # captures with metrics of this process
 _active: Traffic | None = None
@@ -98,13 +96,14 @@ def capture(
     by their number in the group, and where no other thread communicates.
 
     A full disk does not end the training: the capture prints one warning, and the file keeps what
-    it has. An exception in the block is recorded in ``traffic.end``. A process that is forked
-    inside the block writes nothing. docs/gradients.md has the limits of memory and what a capture
-    never sees; ``traffic.notes`` lists what could not be seen.
+    it has. A file of metrics that cannot be written is a warning too. An exception in the block is
+    recorded in ``traffic.end``. A process that is forked inside the block writes nothing.
+    docs/gradients.md has the limits of memory and what a capture never sees; ``traffic.notes``
+    lists what could not be seen.
 
     Raises UsageError outside of a process group, inside of another capture, for a path that cannot
-    be written (on the ranks that cannot), for ``metrics`` that rank 0 cannot write (on all ranks),
-    and for another argument out of range; UnavailableError if torch has no distributed package.
+    be written (on the ranks that cannot), and for another argument out of range; UnavailableError
+    if torch has no distributed package.
     """
     global _active
     if not dist.is_available():
@@ -121,7 +120,7 @@ def capture(
         action = "Name it: capture(FOLDER, on_hang=...)."
         raise UsageError("on_hang", on_hang, "a folder for the files that it writes", action)
     folder, rank = None if path is None else _folder(path), dist.get_rank()
-    step_metrics = None if metrics is None else _open_metrics(metrics, rank)
+    step_metrics = None if metrics is None else _open_metrics(metrics)
     traffic, process = Traffic(), os.getpid()
     if folder and (name := _capture_name(folder)):
         traffic.environment["capture"] = name
@@ -194,33 +193,18 @@ def _capture_name(folder: Path) -> str | None:
         return None
 
 
-def _open_metrics(path: str | os.PathLike[str], rank: int) -> StepMetrics:
-    """Returns the metrics of this capture.
+def _open_metrics(path: str | os.PathLike[str]) -> StepMetrics:
+    """Returns the metrics of this capture; a file that rank 0 cannot write gives a warning later.
 
-    Raises UsageError on all ranks if rank 0 cannot write the file: otherwise the other ranks would
-    enter a collective that rank 0 never makes.
+    Raises UsageError for another name than NAME.prom.
     """
-    from torchcoll.core.metrics import check_metrics, metrics_name
+    from torchcoll.core.metrics import metrics_name
     from torchcoll.parts.training.sampled import StepMetrics
 
     # Without the path, which may differ between nodes.
     name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_metrics_count)}"
     store = dist.distributed_c10d._get_default_store()
-    refused, key = "", f"torchcoll/metrics/{name}/refused"
-    if rank == 0:
-        try:
-            check_metrics(path)
-        except UsageError as error:
-            refused = str(error)
-    with contextlib.suppress(Exception):  # a lost store is reported by StepMetrics
-        if rank == 0:
-            store.set(key, refused)
-        else:
-            store.wait([key], _RANK_0_TIMEOUT)
-            refused = store.get(key).decode()
-    if refused:
-        raise UsageError(refused)
-    return StepMetrics(metrics_name(path), store, name, rank, dist.get_world_size())
+    return StepMetrics(metrics_name(path), store, name, dist.get_rank(), dist.get_world_size())
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:

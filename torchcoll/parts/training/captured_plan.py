@@ -8,7 +8,6 @@ asynchronous calls overlap with the rest of the backward pass, and synchronous o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 
 from torchcoll.core.errors import UsageError
@@ -68,16 +67,9 @@ def plan_traffic(
     def groups(count: int) -> dict[str, PlannedGroup]:
         placed_groups: dict[str, PlannedGroup] = {}
         for name, own_ranks in members.items():
-            size = len(own_ranks)
-            grown = size * count / captured_ranks if size == captured_ranks else size
-            if grown != int(grown):
-                raise UsageError(
-                    "ranks",
-                    count,
-                    f"a multiple of {captured_ranks // math.gcd(captured_ranks, size)}",
-                )
-            apart = own_ranks[1] - own_ranks[0] if size > 1 else 1
-            placed_groups[name] = place_group(name, int(grown), apart, machine)
+            size = count if len(own_ranks) == captured_ranks else len(own_ranks)
+            apart = own_ranks[1] - own_ranks[0] if len(own_ranks) > 1 else 1
+            placed_groups[name] = place_group(name, size, apart, machine)
         return placed_groups
 
     def step(count: int, share: float = 1.0) -> PlannedStep:

@@ -10,13 +10,17 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.commands import SubCommand
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell
+from torchcoll.core.other_commands import begin_of
 from torchcoll.core.units import counted, parse_ranks
+from torchcoll.report.pictures import add_plot, check_plot
 
 if TYPE_CHECKING:
+    from torchcoll.core.traffic import Traffic
     from torchcoll.machine.launcher import Launch
 
 _MACHINE = "NAME|FILE"
@@ -36,11 +40,37 @@ _RANKS = 64  # of `gradients` of a model, where --ranks does not say
 _CONFIG = re.compile(
     rb'\A\s*\{[^\0]*"(?:model_type|architectures|num_hidden_layers|_diffusers_version)"\s*:'
 )
+_SAVED_LAYOUTS = re.compile(rb'"schema": "torchcoll-layouts/\d+"')
 
 
 def command_for(path: str, text: bytes) -> str | None:
-    """``plan`` for a model's config.json of Hugging Face; None for any other file."""
-    return "plan" if _CONFIG.match(text) else None
+    """``plan`` for a model's config.json of Hugging Face, ``show`` for layouts that it compared."""
+    if _CONFIG.match(text):
+        return "plan"
+    return "show" if _SAVED_LAYOUTS.search(text) else None
+
+
+def _is_saved(path: str) -> bool:
+    return bool(_SAVED_LAYOUTS.search(begin_of(path)))
+
+
+def show_saved(options: argparse.Namespace) -> ExitCode | None:
+    """Shows files of compared layouts; None where any argument is another file."""
+    if not options.files or not all(map(_is_saved, options.files)):
+        return None
+    from torchcoll.parts.training import layouts_show
+
+    return layouts_show.show_saved(options)
+
+
+def saved_sections(arguments: Sequence[str]) -> dict[str, Any]:
+    """Returns the section and the charts of each argument that has compared layouts."""
+    saved = [argument for argument in arguments if _is_saved(argument)]
+    if not saved:
+        return {}
+    from torchcoll.parts.training import layouts_show
+
+    return layouts_show.saved_sections(saved)
 
 
 def run_gradients(options: argparse.Namespace) -> ExitCode:
@@ -72,9 +102,10 @@ _FORMATS = ("table", "markdown", "csv", "json")
 
 
 def replay_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "torchrun --nproc-per-node N -m torchcoll replay FILE [options]"
+    parser.usage = "torchrun --nproc-per-node N -m torchcoll replay PATH [options]"
     add = parser.add_argument
-    add("file", metavar="FILE", help="what torchcoll.capture saved, or a folder of such files")
+    paths = "what torchcoll.capture or torch.profiler wrote: a folder, or one file of all ranks"
+    add("file", metavar="PATH", help=paths)
     add("--backend", help="such as nccl, xccl, ccl or gloo (default: what the machine has)")
     add("--device", help="cpu, cuda or xpu")
     add(
@@ -82,11 +113,6 @@ def replay_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=10,
         help="how many times to play the step (default %(default)s)",
-    )
-    add(
-        "--shrink",
-        action="store_true",
-        help="on fewer ranks than captured: the first ranks play what is left of their groups",
     )
     add(
         "--rehearse",
@@ -104,10 +130,10 @@ def replay_arguments(parser: argparse.ArgumentParser) -> None:
 def run_replay(options: argparse.Namespace) -> int:
     from torchcoll.bench.main import on_ranks
 
-    return on_ranks(lambda launch: _replay(options, launch))
+    return on_ranks(lambda launched: _replay(options, launched))
 
 
-def _replay(options: argparse.Namespace, launch: Launch) -> int:
+def _replay(options: argparse.Namespace, launched: Launch) -> int:
     from torchcoll.bench.main import import_torch
     from torchcoll.core.case import fingerprint
     from torchcoll.core.spec import Spec
@@ -121,44 +147,41 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
     )
     torch = import_torch()
     from torchcoll.bench.session import SessionOptions
-    from torchcoll.core.traffic import Traffic
-    from torchcoll.parts.training.replay import ReplayFile, play
+    from torchcoll.parts.training.replay import play
 
-    file = ReplayFile(options.output)
-
-    recorder = None
-    if launch.rank == 0:
-        from torchcoll.bench.recorder import Recorder
-
-        recorder = Recorder(file.emit)
-    asked = [spec.to_json(), options.file, options.steps, options.shrink]
+    asked = [spec.to_json(), options.file, options.steps]
     what = SessionOptions(
         spec,
-        launch,
+        launched,
         asked=fingerprint(asked),
         argv=sys.argv[1:],
-        recorder=recorder,
-        on_exit=file.close,
+        on_exit=lambda: None,  # as of a command: a signal ends the process
     )
 
-    try:
-        result = play(
-            torch, what, lambda: Traffic.load(options.file), options.steps, options.shrink
-        )
-        if result is not None and file.writer:
-            from torchcoll.questions.show.show import show
+    def captured() -> Traffic:
+        from torchcoll.parts.training.traces import read_traffic
+        from torchcoll.report.destination import check_new
 
-            lost = not file.writer.there()
-            result.write(file.writer)
-            result.path = file.path
-            if not lost:
-                tell(f"traffic file: {file.path}")
+        if launched.rank == 0 and options.output:
+            check_new(options.output, "output")
+        return read_traffic([options.file])
+
+    result = play(torch, what, captured, options.steps)
+    if result is not None:
+        from torchcoll.bench.output import open_default
+        from torchcoll.questions.show.show import show
+
+        try:
+            if options.output:
+                result.save(options.output)
+                result.path = Path(options.output)
+            else:
+                backend = next(iter(result.groups.values())).backend
+                result.path, writer = open_default("replay", backend, result.ranks)
+                result.write(writer)
+            tell(f"traffic file: {result.path}")
+        finally:
             show(result, format=options.format)
-            if lost:
-                tell(f"torchcoll: error: traffic file {file.path}: removed or moved while playing")
-                return ExitCode.FAILED
-    finally:
-        file.close()
     return ExitCode.OK
 
 
@@ -193,7 +216,7 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_trace(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.parts.training.traces import read_jobs, read_traffic
+    from torchcoll.parts.training.traces import read_traffic
     from torchcoll.parts.training.traffic_show import VIEWS, show_traffic
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.report.formats import FORMATS, split_list
@@ -208,27 +231,24 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
     step = None if options.step is None else int(options.step)
     if options.perfetto:
         check_new(options.perfetto, "perfetto", options.force)
-    if not (options.output or options.perfetto):
-        jobs = read_jobs(options.files)
-    else:
-        jobs = [read_traffic(options.files)]
+    traffic = read_traffic(options.files)
     if options.output:
         # The new file is complete, so problems of the files that were read must be noted in it.
-        kept = [*jobs[0].notes, *jobs[0].problems]
-        dataclasses.replace(jobs[0], notes=kept).save(options.output)
+        notes = [*traffic.notes, *traffic.problems]
+        dataclasses.replace(traffic, notes=notes).save(options.output)
         tell(f"written: {options.output}")
     if options.perfetto:
         from torchcoll.parts.training.ledger import Ledger
         from torchcoll.parts.training.perfetto import traffic_trace
 
-        text, clocks = traffic_trace(Ledger(jobs[0]))
+        text, clocks = traffic_trace(Ledger(traffic))
         write_file(options.perfetto, text, "perfetto", options.force)
         tell(f"torchcoll: trace: {options.perfetto}")
         for note in clocks:
             tell(f"torchcoll: note: {note}")
-    show_traffic(jobs, options.format, views=views, step=step)
-    for problem in (problem for job in jobs for problem in job.problems):
-        if options.format in ("csv", "json"):
+    show_traffic([traffic], options.format, views=views, step=step)
+    if options.format in ("csv", "json"):
+        for problem in traffic.problems:
             tell(f"torchcoll: warning: {problem}")
     return ExitCode.OK
 
@@ -294,6 +314,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--reduce-dtype", metavar="NAME", help="as in MixedPrecisionPolicy (default: --dtype)")
     add("--verbose", action="store_true", help="all notes below the tables")
     add("--format", default="table", help="table (default), markdown, csv or json")
+    add_plot(parser, "the time and the memory of each layout")
 
 
 def run_plan(options: argparse.Namespace) -> ExitCode:
@@ -303,9 +324,11 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
     from torchcoll.parts.training.plan_show import show_training_plans
     from torchcoll.parts.training.planning import compare_plans
     from torchcoll.parts.training.planning import plan as make_plan
+    from torchcoll.questions.show.plot import draw_finding
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
+    check_plot(options)
     if options.machine == LIST:
         show_machines(options.format)
         return ExitCode.OK
@@ -346,6 +369,7 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
             **arguments,
         )
         show_layouts([comparison], options.format, verbose=options.verbose)
+        draw_finding(comparison, options)
         return ExitCode.OK
     if options.memory_gb is not None:
         expected = "--compare or --find too: the limit excludes layouts"
@@ -354,6 +378,7 @@ def run_plan(options: argparse.Namespace) -> ExitCode:
         options.model, options.parallel, ranks=ranks or None, measured=options.measured, **arguments
     )
     show_training_plans([result], options.format, verbose=options.verbose)
+    draw_finding(result, options)
     return ExitCode.OK
 
 
@@ -410,7 +435,7 @@ _PLAN_OPTIONS = {
     "model": "--batch --dtype --param-dtype --reduce-dtype",
     "layout": "--parallel --ranks --compare --find --memory-gb",
     "machine": "--machine --mfu --step-ms --measured",
-    "output": "--format --verbose",
+    "output": "--format --verbose --plot --force",
 }
 
 COMMANDS = {
@@ -444,6 +469,5 @@ COMMANDS = {
         replay_arguments,
         run_replay,
         examples=("torchrun --nproc-per-node 8 -m torchcoll replay traffic/",),
-        exit_1="the file that is being written was removed",
     ),
 }

@@ -10,7 +10,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,8 +31,8 @@ def is_inspector(begin: bytes) -> bool:
     return b"coll_exec_time_us" in begin or b"inspector_output_format_version" in begin
 
 
-def read_inspector(paths: Sequence[Path]) -> list[Traffic]:
-    """The traffic of each job in the files, the oldest first. UnreadableError without any."""
+def read_inspector(paths: Sequence[Path]) -> Traffic:
+    """The traffic of the latest job in the files. Raises UnreadableError without any."""
     imported = base.Imported()
     records: list[Record] = []
     lost = sum(_add_records(records, Source(str(path)).lines(), imported) for path in paths)
@@ -46,8 +45,11 @@ def read_inspector(paths: Sequence[Path]) -> list[Traffic]:
         notes.append(LOST.format(n=lost))
     if imported.refused:
         notes.append(f"{counted(len(imported.refused), 'line')} of Inspector's were not read")
+    if len(jobs) > 1:
+        of_others = ", ".join(f"{job[0].identity} of {job[0].ranks} ranks" for job in jobs[:-1])
+        notes.append(f"the files are of {len(jobs)} jobs, this is the latest: left out {of_others}")
     folder = paths[0] if len(paths) == 1 else Path(common_folder(paths))
-    return [_traffic(job, notes, folder) for job in jobs]
+    return _traffic(jobs[-1], notes, folder)
 
 
 def _traffic(job: Sequence[JobCommunicator], notes: Sequence[str], path: Path) -> Traffic:
@@ -87,9 +89,6 @@ def _traffic(job: Sequence[JobCommunicator], notes: Sequence[str], path: Path) -
     }
     hosts = {str(rank): host for (host, _, _), rank in sorted(rank_of.items(), key=itemgetter(1))}
     traffic.environment = {"hosts": hosts}
-    if first_us := _first_us(job):
-        largest = f"{job[0].identity} of {job[0].ranks} ranks"
-        traffic.environment["written"] = f"{largest} from {_clock(first_us)}"
     return traffic
 
 
@@ -296,13 +295,6 @@ def _add(
     imported.take(most=MOST_RECORDS)
 
 
-def _clock(us: int) -> str:
-    try:
-        return datetime.fromtimestamp(us / 1e6, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
-    except (ValueError, OverflowError, OSError):
-        return f"{us} us"
-
-
 def _communicators(
     every: Sequence[Record], imported: base.Imported
 ) -> dict[tuple[str, int], JobCommunicator]:
@@ -353,10 +345,6 @@ def _jobs(communicators: Mapping[tuple[str, int], JobCommunicator]) -> list[list
                 connected += job[1]
         jobs = [*apart, (processes, connected)]
     ordered = [sorted(job, key=lambda each: (-each.ranks, each.identity)) for _, job in jobs]
-    return sorted(ordered, key=lambda job: (_first_us(job) or 0, job[0].identity))
-
-
-def _first_us(job: Sequence[JobCommunicator]) -> int | None:
-    """When the first record of a job was written, since 1970."""
-    stamps = (record.dumped_us for communicator in job for record in communicator.records)
-    return min(filter(None, stamps), default=None)
+    return sorted(
+        ordered, key=lambda job: min(r.dumped_us or 0 for each in job for r in each.records)
+    )

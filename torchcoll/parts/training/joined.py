@@ -281,12 +281,12 @@ def measure_offsets(traffic: Traffic, calls: Iterable[JoinedCall]) -> Offsets:
         return Offsets(added, dict.fromkeys(ranks, 0), "one host, one clock: no error")
     bounds = _bounds(calls)
     # Ranks are aligned starting from the first, through calls shared with an aligned rank.
-    added, error, deviations = {ranks[0]: 0}, {ranks[0]: 0}, []
+    added, error = {ranks[0]: 0}, {ranks[0]: 0}
     neighbours: dict[int, list[int]] = defaultdict(list)
     contradicting: set[int] = set()
     for first, peer in bounds:
         neighbours[first].append(peer)
-    waiting, count = [ranks[0]], 0
+    waiting = [ranks[0]]
     for rank in waiting:  # the loop appends to it
         for peer in sorted(neighbours[rank]):
             bound = bounds[rank, peer]
@@ -299,17 +299,14 @@ def measure_offsets(traffic: Traffic, calls: Iterable[JoinedCall]) -> Offsets:
             added[peer] = added[rank] + round(middle)
             farther = max(bound.high - middle, middle - bound.low)
             error[peer] = error[rank] + round(farther)
-            deviations.append(median([abs(gap - middle) for gap in bound.ends]))
-            count = max(count, len(bound.ends))
             waiting.append(peer)
     missing = [rank for rank in ranks if rank not in added]
     text = problem = ""
-    if deviations:
+    if len(added) > 1:
         text = (
-            f"clocks aligned by the ends of up to {count} calls that ranks made together, which "
-            f"agree within {format_ns(max(deviations), 3)} (median); at most "
-            f"{format_ns(max(error.values()), 3)} off, for no rank leaves such a call "
-            "before all have begun it"
+            "clocks aligned by calls that ranks made together, at most "
+            f"{format_ns(max(error.values()), 3)} off: no rank leaves such a call before all have "
+            "begun it"
         )
     if missing:
         which = f"rank{'s' * (len(missing) > 1)} {format_ranges(missing)}"

@@ -8,11 +8,10 @@ no other kernel on the device, or no other operator on the host.
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -231,8 +230,8 @@ def is_trace(data: object) -> bool:
 def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None]:
     """Read the calls of one rank: (traffic, number of the first step that the profiler marked).
 
-    Raises UnreadableError for a trace without communication, without a rank, or without sizes, as
-    a gloo profile without record_shapes is.
+    A gloo profile without record_shapes has no sizes: its calls have 0 bytes and no dtype, and a
+    note says so. Raises UnreadableError for a trace without communication or without a rank.
     """
     events, zero = kineto_events.read_events(data)
     calls, computing = kineto_events.find_issued(events)
@@ -259,17 +258,17 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
     ranks = max((len(group.ranks) for group in maker.groups.values()), default=1)
     works = _assign_works(calls, [e for e in events if e.name.startswith("gloo:")], ranks)
     pairs = [(issued, maker.make(issued, _dtype(works.get(issued, ())))) for issued in calls]
-    if all(call.bytes_in == UNKNOWN for _, call in pairs):
-        reasons = "; ".join(maker.unknown)
-        raise UnreadableError(
-            f"trace {path}", reasons, "sizes of its calls", "Profile with record_shapes=True."
-        )
+    some_size = any(call.bytes_in > 0 or call.bytes_out > 0 for _, call in pairs)
+    unsized = bool(maker.unknown) and not some_size
+    if unsized:  # how often and how long remain
+        maker.unknown.clear()
+        pairs = [(issued, replace(call, bytes_in=0, bytes_out=0)) for issued, call in pairs]
     steps = sorted(kineto_events.read_steps(events).items())
     spans = [span for _, span in steps]
     timed = _timed(pairs, works, computing, kernels, on_device)
     units = kineto_events.find_units(events, calls)
     timed = [
-        dataclasses.replace(call, module=units[issued] or ROOT) if issued in units else call
+        replace(call, module=units[issued] or ROOT) if issued in units else call
         for call, (issued, _) in zip(timed, pairs, strict=True)
     ]
     numbered = _numbered(pairs, _in_steps(timed, spans))
@@ -292,6 +291,8 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
     ran = [(event.start, event.end) for event in unassigned]
     traffic.apart = {rank: merged([*filter(None, left), *ran])} if ran or any(left) else {}
     traffic.notes = _notes(traffic_calls, maker, unassigned)
+    if unsized:
+        traffic.notes.insert(0, "the trace has no sizes: profile again with record_shapes=True")
     traffic.left_out = maker.unknown.total()
     return traffic, steps[0][0] if steps else None
 
@@ -364,7 +365,7 @@ def _timed(
         hiding = Union(computing if device is None else on_device.get(device, ()))
         open_.update(zip(indices, exposed([spans[i] for i in indices], hiding), strict=True))
     return [
-        dataclasses.replace(
+        replace(
             call,
             start_ns=issued.event.start,
             time_ns=spans[index][1] - spans[index][0] if index in spans else None,
@@ -390,7 +391,7 @@ def _in_steps(calls: Sequence[TrafficCall], steps: Sequence[Span]) -> list[Traff
         start = call.start_ns or 0
         index = bisect_right(begins, start) - 1
         inside = index >= 0 and start < steps[index][1]
-        placed.append(dataclasses.replace(call, step=index) if inside else call)
+        placed.append(replace(call, step=index) if inside else call)
     return placed
 
 
@@ -409,7 +410,7 @@ def _numbered(pairs: Sequence[Pair], calls: Sequence[TrafficCall]) -> list[Traff
         sequence = numbers.next(call.collective, call.group, call.peer)
         if call.group not in counted and not call.point_to_point:
             sequence = number - 1  # torch counts from 1
-        numbered.append(dataclasses.replace(call, sequence=sequence))
+        numbered.append(replace(call, sequence=sequence))
     return numbered
 
 

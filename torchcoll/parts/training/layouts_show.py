@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import math
+import shlex
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.answer import Answer
-from torchcoll.core.errors import one_line
+from torchcoll.core.errors import ExitCode, UsageError, one_line
 from torchcoll.core.units import counted, format_ns, shorten
 from torchcoll.parts.curves.predictor import Ends
 from torchcoll.parts.training.config_projection import (
@@ -16,9 +18,15 @@ from torchcoll.parts.training.config_projection import (
 )
 from torchcoll.parts.training.plan_show import flat_ends, format_gigabytes
 from torchcoll.parts.training.projection import TIGHT, TOO_LARGE, UNSURE
+from torchcoll.parts.training.saved_layouts import SCHEMA, read_layouts
+from torchcoll.parts.training.traffic_charts import layouts_charts
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.report.notes import first_notes
+from torchcoll.report.page import Section, TitledGrids
+
+if TYPE_CHECKING:
+    from torchcoll.report.chart import Chart
 
 _FITS = (
     f"tight: does not fit if the plan is {100 * UNSURE:.0f} % too low, or if kernels are not fused"
@@ -42,6 +50,29 @@ def show_layouts(
     print_results([_forms(comparison, verbose) for comparison in comparisons], format, file)
 
 
+def show_saved(options: argparse.Namespace) -> ExitCode:
+    """Shows files of compared layouts."""
+    for name in ("filter", "view", "columns", "explain"):
+        if value := getattr(options, name):
+            raise UsageError(name, value, "result files with it, not layouts")
+    show_layouts([read_layouts(path) for path in options.files], options.format)
+    return ExitCode.OK
+
+
+def saved_sections(arguments: Sequence[str]) -> dict[str, tuple[Section, list[Chart]]]:
+    """Returns the section and the charts of each file of compared layouts."""
+    sections = {}
+    for argument in arguments:
+        comparison = read_layouts(argument)
+        section = Section(
+            f"Layouts on {counted(comparison.ranks, 'rank')}",
+            commands=[f"torchcoll show {shlex.quote(argument)}"],
+            tables=[TitledGrids("", [*_forms(comparison, verbose=False).grids])],
+        )
+        sections[argument] = section, layouts_charts(comparison)
+    return sections
+
+
 def _forms(comparison: LayoutComparison, verbose: bool) -> Forms:
     source = f", by {comparison.machine}" if comparison.machine else ""
     heading = Grid([], [], above=[one_line(f"{comparison.what}{source}")])
@@ -49,7 +80,7 @@ def _forms(comparison: LayoutComparison, verbose: bool) -> Forms:
     notes = Grid([], [], below=list(shown_notes), answer=layouts_answer(comparison))
     rows = [_json_row(row) for row in comparison.rows]
     document = {
-        "schema": "torchcoll-layouts/1",
+        "schema": SCHEMA,
         "what": comparison.what,
         "ranks": comparison.ranks,
         "machine": comparison.machine or None,
@@ -217,6 +248,9 @@ def _json_row(row: LayoutRow) -> dict[str, Any]:
         **flat_ends("comm", step.comm_ns),
         **flat_ends("exposed", step.exposed_ns),
         **flat_ends("step", step.step_ns),
+        **flat_ends("at_rate", step.at_rate_ns),
         "idle_ns": step.idle_ns,
         "memory_bytes": row.memory_bytes,
+        "compute": vars(step.compute) if step.compute else None,
+        "memory": vars(step.memory) if step.memory else None,
     }

@@ -24,8 +24,12 @@ PART = Part(
         "replay": "replay",
         "try_buckets": "bucket_trial",
     },
-    extends={"compare": "command:compare_captures"},
+    extends={"compare": "command:compare_captures", "show": "command:show_saved"},
     sections={"traffic": "traffic_show:add_traffic"},
     shows={"torchcoll.core.traffic": "traffic_show"},
-    answers={"compares": "traffic_comparison:compare_traffic", "reads": "command:command_for"},
+    answers={
+        "compares": "traffic_comparison:compare_traffic",
+        "reads": "command:command_for",
+        "files": "command:saved_sections",
+    },
 )

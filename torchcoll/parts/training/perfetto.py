@@ -14,23 +14,7 @@ from torchcoll.parts.training.steps import group_labels
 
 UNKNOWN_CALLS = "unknown call"  # communication that belongs to no recorded call
 _US = 1e3  # ns; the format counts microseconds
-_FIELDS = {
-    "collective",
-    "bytes_in",
-    "bytes_out",
-    "dtype",
-    "op",
-    "root",
-    "peer",
-    "group",
-    "sequence",
-    "step",
-    "asynchronous",
-    "clock",
-    "exposed_ns",
-    "algorithm",
-    "module",
-}
+_NOT_SHOWN = {"start_ns", "time_ns", "began_ns", "logged_ns", "tensors", "splits"}
 
 
 def traffic_trace(ledger: Ledger) -> tuple[str, list[str]]:
@@ -55,7 +39,7 @@ def traffic_trace(ledger: Ledger) -> tuple[str, list[str]]:
         spans = [(call.span, number, call) for number, call in enumerate(calls) if call.span]
         for (start, end), number, call in sorted(spans, key=lambda entry: entry[:2]):
             args = {
-                **{name: value for name, value in call.to_json().items() if name in _FIELDS},
+                **{name: value for name, value in call.to_json().items() if name not in _NOT_SHOWN},
                 "wait_ns": ledger.wait_ns(rank, number),
                 "error_ns": offsets.error_ns.get(rank),
             }

@@ -317,8 +317,9 @@ def _corrected(
     given_ns, peak = (computing.step_ns, computing.peak) if computing else (None, None)
     measured = measure_step(there, captured, layout, given_ns)
     if given_ns is None and measured.computing_ns is not None:
+        kind = "of computation" if captured.computing else "outside of calls, as computation,"
         note = (
-            f"{format_ns(measured.computing_ns, 3)} of computation are the capture's, taken to be "
+            f"{format_ns(measured.computing_ns, 3)} {kind} are the capture's, taken to be "
             f"of {taken}; --step-ms says another"
         )
         measured = replace(measured, notes=(*measured.notes, note))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchcoll.core.case import fingerprint
@@ -18,6 +18,8 @@ from torchcoll.core.spec import ExactCall
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.traffic_spec import point_of
 from torchcoll.core.units import counted
+from torchcoll.parts.training.intervals import Union
+from torchcoll.parts.training.steps import find_steps
 
 Step = int | None  # its number; None where no step was marked: all calls are one
 
@@ -55,11 +57,13 @@ class RankPlayback:
 
     - plays: the calls in the order of issue.
     - span_ns: duration of the step in training; None without marks.
+    - in_flight_ns: how long any of its calls was in flight then; None if a call has no time.
     - notes: what is not replayed as captured, one sentence each.
     """
 
     plays: tuple[PlayedCall, ...]
     span_ns: int | None
+    in_flight_ns: int | None
     notes: tuple[str, ...]
 
 
@@ -69,18 +73,10 @@ def most_common_steps(traffic: Traffic, rank: int) -> list[Step]:
     [None] if no call is in a marked step; [] if the rank made no call.
     """
     calls = _calls_of(traffic, rank)
-    sent_in_step: dict[Step, list[Any]] = {}
-    for call in calls:
-        if call.step is not None:
-            sent = (call.collective, call.bytes_in, call.bytes_out, call.dtype, call.group)
-            sent_in_step.setdefault(call.step, []).append((*sent, call.peer))
-    if not sent_in_step:
+    if all(call.step is None for call in calls):
         return [None] if calls else []
-    sent_by = {step: tuple(sent) for step, sent in sent_in_step.items()}
-    usual = Counter(reversed(sent_by.values())).most_common(1)[0][
-        0
-    ]  # the latest if several are equally common
-    return [step for step, sent in sent_by.items() if sent == usual]
+    marks = {rank: traffic.steps.get(rank, [])}
+    return list(find_steps(replace(traffic, calls={rank: calls}, steps=marks)).steady)
 
 
 def _calls_of(traffic: Traffic, rank: int) -> list[TrafficCall]:
@@ -121,7 +117,9 @@ def rank_playback(traffic: Traffic, rank: int, step: Step) -> RankPlayback:
         if call.span and call.clock == "host" and plays[-1].asynchronous:
             end_ns[len(plays) - 1] = call.span[1]
     span_ns = step_span[1] - step_span[0] if step_span else None
-    return RankPlayback(tuple(plays), span_ns, tuple(notes))
+    in_training = [call.span for call in calls if call.span]
+    in_flight_ns = Union(in_training).total if len(in_training) == len(calls) else None
+    return RankPlayback(tuple(plays), span_ns, in_flight_ns, tuple(notes))
 
 
 def _point(call: TrafficCall, members: tuple[int, ...], rank: int) -> tuple[ExactCall | None, str]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torchcoll.core.backends import BackendEntry
     from torchcoll.machine.devices import Device
 
-Mark = list[int | None]  # the start, then the end once it is known
+Mark = list[Any]  # the stamp of the start, then of the end once it is known; None: unknown
 _CALLBACK_TIMEOUT_S = 5.0
 
 
@@ -37,21 +37,25 @@ class HostStamps:
         self._callbacks = 0
         self._freed: list[None] = []  # appended to by threads of the backend
 
+    def stamp(self) -> Any:
+        return time.perf_counter_ns()
+
     def begin(self) -> Mark:
-        return [time.perf_counter_ns()]
+        return [self.stamp()]
 
     def end(self, mark: Mark) -> None:
         if len(mark) == 1:  # the first stamp counts
-            mark.append(time.perf_counter_ns())
+            mark.append(self.stamp())
 
     def follow(self, mark: Mark, work: Any, group: Hashable) -> None:
+        """Stamps the end of an asynchronous call."""
         try:
             future = work.get_future()
         except RuntimeError:
             mark.append(None)
             return
         self._callbacks += 1
-        future.add_done_callback(_EndCallback(mark, self._freed))
+        future.add_done_callback(_EndCallback(lambda: self.end(mark), self._freed))
 
     def wait_for_callbacks(self) -> None:
         """Waits until the backend's threads have freed every callback, a moment after the call."""
@@ -60,25 +64,24 @@ class HostStamps:
             time.sleep(0.001)
 
     def ns(self, mark: Mark) -> int | None:
-        start, end = mark[:2]
-        return None if start is None or end is None else end - start
+        start, end = mark
+        return None if end is None else end - start
 
 
 class _EndCallback:
     """Stamps the end of a call when called, and records when it is freed itself."""
 
-    def __init__(self, mark: Mark, freed: list[None]) -> None:
-        self._mark, self._freed = mark, freed
+    def __init__(self, end: Callable[[], None], freed: list[None]) -> None:
+        self._end, self._freed = end, freed
 
     def __call__(self, _: Any) -> None:
-        if len(self._mark) == 1:
-            self._mark.append(time.perf_counter_ns())
+        self._end()
 
     def __del__(self) -> None:
         self._freed.append(None)
 
 
-class DeviceStamps:
+class DeviceStamps(HostStamps):
     """Times a call from issue to completion on the device, with events.
 
     The end of an asynchronous call is an event on a stream that waits for it. One stream per group
@@ -88,34 +91,25 @@ class DeviceStamps:
     clock = "device"
 
     def __init__(self, torch: Any, device: Device) -> None:
+        super().__init__()
         self._torch = torch
         self._name = device.name
         self._module = torch.get_device_module(device.kind)
         self._streams: dict[Hashable, Any] = {}
 
-    def _event(self) -> Any:
+    def stamp(self) -> Any:
         event = self._torch.Event(self._name, enable_timing=True)
         event.record()
         return event
 
-    def begin(self) -> list[Any]:
-        return [self._event()]
-
-    def end(self, mark: list[Any]) -> None:
-        if len(mark) == 1:
-            mark.append(self._event())
-
-    def follow(self, mark: list[Any], work: Any, group: Hashable) -> None:
+    def follow(self, mark: Mark, work: Any, group: Hashable) -> None:
         if group not in self._streams:
             self._streams[group] = self._module.Stream()
         with self._module.stream(self._streams[group]):
             work.wait()
             self.end(mark)
 
-    def wait_for_callbacks(self) -> None:
-        """Does nothing: there are no callbacks."""
-
-    def ns(self, mark: list[Any]) -> int:
+    def ns(self, mark: Mark) -> int:
         elapsed_ms: float = mark[0].elapsed_time(mark[1])
         return round(elapsed_ms * 1e6)
 

@@ -491,10 +491,9 @@ def finish(projection: Plan, machine: Predictor | None, corrected_by_step: bool)
         projection.notes.append(UNCORRECTED)
     if projection.compute_ns is None:
         projection.notes.append("--step-ms MS tells how much of it is exposed, and how it scales")
-    projection.notes += machine.notes()
-    every = [
-        row for step in (projection.step, *projection.weak, *projection.strong) for row in step.rows
-    ]
+    steps = (projection.step, *projection.weak, *projection.strong)
+    projection.notes += machine.notes(max(step.ranks for step in steps))
+    every = [row for step in steps for row in step.rows]
     extrapolated = dict.fromkeys(row.extrapolated for row in every if row.extrapolated)
     if extrapolated:
         count = sum(bool(row.extrapolated) for row in every)

@@ -19,7 +19,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -67,32 +66,28 @@ def print_warning(text: str) -> None:
         tell(f"torchcoll: warning: capture: {text}")
 
 
+def _new_path(folder: Path, stem: str, suffix: str) -> Path:
+    """Returns the path of a new file of this rank, next to those of earlier captures."""
+    names = (f"{stem}-{number}{suffix}" for number in itertools.count(2))
+    paths = (folder / name for name in itertools.chain([f"{stem}{suffix}"], names))
+    return next(path for path in paths if not os.path.lexists(path))
+
+
 def open_rank_file(folder: Path, rank: int) -> Writer | None:
-    """Opens a new file of this rank, next to those of earlier captures.
+    """Opens a new file of this rank.
 
     Returns None, with a warning, if there is no room for it. Raises UsageError for a folder that
     cannot be written.
     """
-    for number in itertools.count(1):
-        name = f"{RANK_FILE}{rank}.jsonl" if number == 1 else f"{RANK_FILE}{rank}-{number}.jsonl"
-        if os.path.lexists(folder / name):
-            continue
-        try:
-            return Writer(folder / name, "Name another folder.")
-        except TorchcollError as error:
-            reason = error.__context__
-            if isinstance(reason, FileExistsError) and os.path.lexists(folder / name):
-                continue
-            if not isinstance(reason, OSError) or reason.errno not in NO_ROOM:
-                raise
-            warn(
-                reason.strerror,
-                folder / name,
-                "room for a new file",
-                "its calls are in memory alone",
-            )
-            return None
-    return None
+    path = _new_path(folder, f"{RANK_FILE}{rank}", ".jsonl")
+    try:
+        return Writer(path, "Name another folder.")
+    except TorchcollError as error:
+        reason = error.__context__
+        if not isinstance(reason, OSError) or reason.errno not in NO_ROOM:
+            raise
+        warn(reason.strerror, path, "room for a new file", "its calls are in memory alone")
+        return None
 
 
 class CaptureFile:
@@ -186,17 +181,6 @@ _LIBRARY_FOLDERS = tuple(
 )
 
 
-_rings: WeakSet[RingFile] = WeakSet()
-
-
-def _leave_rings_to_parent() -> None:
-    for ring in _rings:
-        ring.leave_to_parent()
-
-
-os.register_at_fork(after_in_child=_leave_rings_to_parent)
-
-
 class RingEntry:
     """A call in the ring, to be told how it ended."""
 
@@ -232,6 +216,7 @@ class RingFile:
         self.last_call: tuple[int, str, str] | None = None  # number, group, collective
         self.host = socket.gethostname()
         self._map: mmap.mmap | None = file_map
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._serial = 0
         self._numbers: dict[Any, int] = {}  # of the last call of a group, or with a peer
@@ -250,41 +235,35 @@ class RingFile:
             "rank": self.rank,
             "ranks": self.ranks,
             "host": self.host,
-            "pid": os.getpid(),
+            "pid": self._process,
             "start_ns": time.time_ns(),
             "capture": capture,
             "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
             "torchelastic_run_id": os.environ.get("TORCHELASTIC_RUN_ID"),
         }
         self.write_text(header)
-        _rings.add(self)
 
-    def leave_to_parent(self) -> None:
-        """In a process that was forked from this one: writes nothing from now on."""
-        self._map = None
+    @property
+    def _writable(self) -> bool:
+        """Whether the file is open, in the process that opened it and not in one forked from it."""
+        return self._map is not None and os.getpid() == self._process
 
     @classmethod
     def open(cls, folder: Path, capture: str | None) -> RingFile | None:
-        """Opens a new ring of this rank, next to those of earlier captures.
+        """Opens a new ring of this rank.
 
         Returns None, with a warning, if there is no room for it. Raises UsageError for a folder
         that cannot be written.
         """
-        number = 1
-        while True:
-            suffix = "" if number == 1 else f"-{number}"
-            path = folder / f"{RING_FILE}{dist.get_rank()}{suffix}.ring"
-            try:
-                file = open_to_write(path, "x+b", buffering=0)
-                break
-            except FileExistsError:
-                number += 1
-            except OSError as error:
-                if error.errno in NO_ROOM:
-                    _warn_no_room(path, error)
-                    return None
-                expected = f"a folder that can be written ({error.strerror})"
-                raise UsageError("path", folder, expected, "Name another folder.") from None
+        path = _new_path(folder, f"{RING_FILE}{dist.get_rank()}", ".ring")
+        try:
+            file = open_to_write(path, "x+b", buffering=0)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                _warn_no_room(path, error)
+                return None
+            expected = f"a folder that can be written ({error.strerror})"
+            raise UsageError("path", folder, expected, "Name another folder.") from None
         try:
             with file:
                 rest = memoryview(bytes(CALLS_AT + CAPACITY * CALL.size))
@@ -304,7 +283,7 @@ class RingFile:
         - fields: what ``decode`` returned, with ranks of the world.
         - certain: whether the end of the call will be noticed at once.
         """
-        if self._map is None:
+        if not self._writable:
             return None
         collective, peer, root = fields["collective"], fields.get("peer"), fields.get("root")
         point_to_point = collective in POINT_TO_POINT
@@ -353,7 +332,7 @@ class RingFile:
 
     def write_text(self, record: dict[str, Any]) -> bool:
         """Appends a record to the texts; returns whether there was room."""
-        if self._map is None:
+        if not self._writable:
             return False
         named = record["record"] in ("group", "text")
         with self._lock:
@@ -369,7 +348,7 @@ class RingFile:
 
     def end(self, status: str, error: BaseException | None) -> None:
         """Records how the capture ended, and closes the file."""
-        if self._map is None:
+        if not self._writable:
             return
         reason = type(error).__name__ if error is not None else None
         text = None if error is None else _text(error)
@@ -388,7 +367,7 @@ class RingFile:
 
     def _write(self, data: bytes, offset: int) -> None:
         """Writes with the lock held, unless the capture has ended."""
-        if self._map is not None:
+        if self._map is not None and self._writable:
             self._map[offset : offset + len(data)] = data
 
     def _group(self, group: Group) -> int:

@@ -4,6 +4,7 @@ from torchcoll.parts.training.config_projection import LayoutComparison
 from torchcoll.parts.training.layouts_show import layouts_answer, show_layouts
 from torchcoll.parts.training.plan_show import plan_answer, show_training_plans
 from torchcoll.parts.training.projection import Plan
+from torchcoll.parts.training.traffic_charts import layouts_charts, plan_charts
 from torchcoll.parts.training.traffic_comparison import TrafficComparison
 from torchcoll.parts.training.traffic_comparison_show import show_traffic_comparisons
 from torchcoll.parts.training.trial import Trial
@@ -11,8 +12,10 @@ from torchcoll.parts.training.trial_show import show_trials
 from torchcoll.report.shown import Shown
 
 SHOWN = {
-    LayoutComparison: Shown(show_layouts, answer=layouts_answer),
-    Plan: Shown(show_training_plans, answer=plan_answer),
+    LayoutComparison: Shown(
+        show_layouts, charts=layouts_charts, plotted=True, answer=layouts_answer
+    ),
+    Plan: Shown(show_training_plans, charts=plan_charts, plotted=True, answer=plan_answer),
     TrafficComparison: Shown(show_traffic_comparisons),
     Trial: Shown(show_trials),
 }

@@ -28,7 +28,7 @@ class CapturedSide(OneLine):
     """One of the two captures. Figures are of the steady steps; None: unknown.
 
     - name: what it is called; path: its file or folder.
-    - calls, sent_bytes: of a rank in a step; None if the ranks do not send alike.
+    - calls, sent_bytes: of a rank in a step; None if the ranks do not send alike, or have no sizes.
     - wait_ns: the waiting of all ranks in a step, a mean over the steps.
     """
 
@@ -46,10 +46,10 @@ class CapturedSide(OneLine):
     @property
     def sent(self) -> str:
         """What a rank sends in a step, in words."""
-        if self.calls is None or self.sent_bytes is None:
+        if self.calls is None:
             return "other calls on each rank"
         calls = f"{format_digits(self.calls, 4)} {plural(self.calls, 'call')}"
-        return f"{format_bytes(self.sent_bytes)} in {calls}"
+        return calls if self.sent_bytes is None else f"{format_bytes(self.sent_bytes)} in {calls}"
 
     @property
     def parts(self) -> dict[str, float]:
@@ -189,7 +189,7 @@ def _side(traffic: Traffic, name: str) -> CapturedSide:
         steps,
         table.step_ns,
         sum(row.calls_per_step for row in table.rows) if alike else None,
-        sum(row.bytes_per_step for row in table.rows) if alike else None,
+        sum(row.bytes_per_step for row in table.rows) if alike and table.sized else None,
         arrivals.wait_ns / steps if arrivals and arrivals.calls and steps else None,
         table,
         arrivals,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.answer import PROBABLY, Answer
 from torchcoll.core.errors import one_line
+from torchcoll.core.summary import median
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import (
     counted,
@@ -58,7 +59,7 @@ _SUMMARY = (
 _BYTES = "bytes a step: the input of one rank"
 _TIME = "time a step: of the calls on their slowest ranks, added up; they may overlap"
 _WAITING = "waiting: for the last rank of each call, on the rank that waited longest"
-_TRANSFER = "transfer: of a call, from when all ranks had begun it"
+_TRANSFER = "transfer: from when all ranks had begun a call; medians of columns need not add up"
 _ALGORITHM = "algorithm: a hint (?) by the names of the kernels, some of which run others too"
 # Dimensions are columns, or part of the header if all rows agree; the functions make that text.
 _TRAFFIC_DIMENSIONS: dict[str, Callable[[Any], str]] = {
@@ -145,11 +146,14 @@ _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
 _FIGURES = [*_COLUMNS][[*_COLUMNS].index("calls_per_step") : [*_COLUMNS].index("module")]
 
 
-def _columns(names: Iterable[str]) -> list[tuple[Head, Callable[[Any], str]]]:
+def _columns(names: Iterable[str], sized: bool = True) -> list[tuple[Head, Callable[[Any], str]]]:
+    """Returns the columns of these fields; without those of bytes if the source has no sizes."""
+
     def column(head: Head, cell: Callable[[Any], str], name: str) -> Any:
         return head, lambda row: cell(getattr(row, name))
 
-    return [column(*_COLUMNS[name], name) for name in names]
+    kept = [name for name in names if sized or not name.startswith("bytes_")]
+    return [column(*_COLUMNS[name], name) for name in kept]
 
 
 def show_traffic(
@@ -195,6 +199,9 @@ def show_traffic(
             **({"over_time": dataclasses.asdict(table.over_time)} if table.over_time else {}),
             **({"arrivals": arrivals_object(arrivals)} if arrivals else {}),
         }
+        if not table.sized:
+            for row in (*document["rows"], *document["modules"]):
+                row.update((name, None) for name in row if name.startswith("bytes_"))
         records = [{**file_name, **row} for row in document["rows"]]
         forms.append(Forms(traffic_grids(traffic, table, arrivals, views), document, records))
     print_results(forms, format, file)
@@ -234,19 +241,21 @@ def _summary(table: TrafficTable, arrivals: Arrivals | None) -> Grid:
         return f"on rank {most.rank}" if most and len(table.ranks) > 1 else ""
 
     exposed = table.exposed
-    module = exposed.most
+    of_exposed, module = "", exposed.most
+    if module:
+        moving = f"{format_ns(module.moving_ns, 3)} without waiting, on average"
+        of_exposed = f"{one_line(module.text)}: {moving}"
+    elif exposed.unknown:
+        of_exposed = f"not known of {_count(exposed.unknown)} calls a step"
+    computing = rank_with_most("computing_ns")
+    if table.computing_ns is None:
+        computing = "not recorded: traces of torch.profiler have it"
     waited = arrivals.ranks[0] if arrivals and arrivals.ranks else None
     rows = [
         ("step", table.step_ns, rank_with_most("step_ns")),
-        ("computing", table.computing_ns, rank_with_most("computing_ns")),
+        ("computing", table.computing_ns, computing),
         ("in flight", table.busy_ns, rank_with_most("in_flight_ns")),
-        (
-            "exposed",
-            None if exposed.unknown else exposed.total_ns,
-            f"{one_line(module.text)}: {format_ns(module.moving_ns, 3)} without waiting, on average"
-            if module
-            else "",
-        ),
+        ("exposed", None if exposed.unknown else exposed.total_ns, of_exposed),
         (
             "waiting",
             table.wait_ns,
@@ -255,6 +264,8 @@ def _summary(table: TrafficTable, arrivals: Arrivals | None) -> Grid:
             else "",
         ),
     ]
+    if table.replayed:  # nothing is computed, so every call is exposed
+        rows = [row for row in rows if row[0] not in ("computing", "exposed")]
     return make_grid(
         [
             (Head("", left=True), lambda row: row[0]),
@@ -272,10 +283,11 @@ def _summary(table: TrafficTable, arrivals: Arrivals | None) -> Grid:
 def _calls(table: TrafficTable) -> Grid:
     if not table.rows:
         return Grid([], [], below=["no calls"])
-    out = any(row.bytes_out != row.bytes_in for row in table.rows)
-    varying = [name for name, varies in _varying(table.rows).items() if varies]
-    names = ["collective", "bytes_in", *["bytes_out"] * out, *varying, *_FIGURES]
-    return make_grid(_columns(names), table.rows)
+    names = ["collective", "bytes_in"]
+    if any(row.bytes_out != row.bytes_in for row in table.rows):
+        names.append("bytes_out")
+    names += [name for name, varies in _varying(table.rows).items() if varies]
+    return make_grid(_columns([*names, *_FIGURES], table.sized), table.rows)
 
 
 def _varying(rows: Sequence[TrafficRow]) -> dict[str, bool]:
@@ -297,7 +309,7 @@ def _modules(table: TrafficTable) -> Grid:
     )
     more = len(rows) - MOST_ROWS
     figures = ("calls_per_step", "bytes_per_step", "time_per_step_ns", "exposed_ns", "share")
-    columns = _columns(("module", "collective", *figures))
+    columns = _columns(("module", "collective", *figures), table.sized)
     return make_grid(
         [(dataclasses.replace(head, legend=""), cell) for head, cell in columns],
         rows[:MOST_ROWS],
@@ -311,13 +323,14 @@ def _arrivals_grid(arrivals: Arrivals) -> Grid:
     shown = rows[: max(MOST_ROWS, sum(row.late for row in rows))]
     several = len({row.group for row in rows}) > 1
     columns = _columns(("rank", "host", *["group"] * several))
-    columns.append((Head("calls"), lambda row: str(row.calls + row.ties)))
-    columns.append((Head("last in", "% of calls"), lambda row: _whole_percent(row.share)))
+    columns.append((Head("calls"), lambda row: str(row.calls)))
+    columns.append((Head("last in", "% of calls"), lambda row: _percent(row.last / row.calls, 0)))
     columns += _columns(("chance", "caused_ns", "caused_share"))
     columns.append((Head("late", left=True), _late_text))
     below = [
         f"{counted(number, 'call')} not counted: {reason}"
-        for reason, number in arrivals.unsplit.items()
+        for reason, number in {"no single rank was last": arrivals.ties, **arrivals.unsplit}.items()
+        if number
     ]
     if len(rows) > len(shown):
         below.insert(0, f"the {len(shown)} of {len(rows)} rows with most waiting caused")
@@ -375,7 +388,8 @@ def traffic_answer(table: TrafficTable, arrivals: Arrivals | None = None) -> Ans
     if arrivals is None:
         return cost
     who = arrivals.answer
-    who = dataclasses.replace(who, subject=one_line(who.subject))
+    details = (*who.details, *_why_late(table, arrivals))
+    who = dataclasses.replace(who, subject=one_line(who.subject), details=details)
     if cost is None:
         return who
     if table.replayed and not arrivals.late:
@@ -386,66 +400,62 @@ def traffic_answer(table: TrafficTable, arrivals: Arrivals | None = None) -> Ans
     return dataclasses.replace(cost, details=details, next_step=cost.next_step or who.next_step)
 
 
+def _why_late(table: TrafficTable, arrivals: Arrivals) -> list[str]:
+    """Returns what the late rank does longer than the other ranks, if that explains the waiting."""
+    texts = []
+    late, waited_ns = arrivals.late[:1], arrivals.answer.size
+    for name, verb in (("computing_ns", "computes"), ("idle_ns", "is idle")):
+        of_ranks = {rank.rank: getattr(rank, name) for rank in table.ranks}
+        own_ns = of_ranks.pop(late[0].rank, None) if late else None
+        others = [ns for ns in of_ranks.values() if ns is not None]
+        if own_ns and others and waited_ns and own_ns - median(others) >= waited_ns / 2:
+            times = f"{format_ns(own_ns, 3)} in a step, the others {format_ns(median(others), 3)}"
+            texts.append(f"rank {late[0].rank} {verb} {times}")
+    return texts
+
+
 def _cost(table: TrafficTable, arrivals: Arrivals | None = None) -> Answer | None:
     """What communication costs a step: what is exposed, or else how long any call is in flight."""
     if not table.rows:
         return None
+    sent, busy_ns, step_ns = _sent(table), table.busy_ns, table.step_ns
     if table.behind:
-        return dataclasses.replace(table.behind, details=(_sent(table),))
+        return dataclasses.replace(table.behind, details=(sent,))
     if not table.marked:
         unmarked = "(no steps are marked)"
-        if not table.busy_ns:
-            return Answer(_sent(table), scope=unmarked)
-        return Answer(
-            "communication",
-            verb="takes {} in all",
-            size=table.busy_ns,
-            unit="ns",
-            scope=unmarked,
-            details=(_sent(table),),
-        )
-    if not table.step_ns:
-        return Answer(_sent(table))
+        if not busy_ns:
+            return Answer(sent, scope=unmarked)
+        return _time_answer("communication", "takes {} in all", busy_ns, unmarked, sent)
+    if not step_ns:
+        return Answer(sent)
     if table.replayed:
-        number, trained_ns = map(table.replayed.get, ("step", "step_ns"))
+        names = ("step", "step_ns", "in_flight_ns")
+        number, trained_ns, flight_ns = map(table.replayed.get, names)
         which = "the captured step" if number is None else one_line(f"step {number}")
-        details = [_sent(table)]
+        details = [sent]
         if isinstance(trained_ns, int):
-            details.insert(0, f"in training the step took {format_ns(trained_ns, 3)}")
-        names = ", ".join(distinct_values(table.rows, "backend"))
-        return Answer(
-            f"the calls of {which}",
-            verb="take {} alone",
-            many=True,
-            size=table.step_ns,
-            unit="ns",
-            scope=f"on {len(table.ranks)} {one_line(names)} ranks",
-            details=tuple(details),
-        )
-    step = f"a step of {format_ns(table.step_ns, 3)}"
-    busy = None if table.busy_ns is None else _whole_percent(table.busy_ns / table.step_ns)
-    exposed = table.exposed
+            training = f"the step took {format_ns(trained_ns, 3)}"
+            if isinstance(flight_ns, int):
+                training += f", and they were in flight for {format_ns(flight_ns, 3)} of it"
+            details.insert(0, f"in training {training}")
+        backends = one_line(", ".join(distinct_values(table.rows, "backend")))
+        where = f"on {len(table.ranks)} {backends} ranks"
+        answer = _time_answer(f"the calls of {which}", "take {} alone", step_ns, where, *details)
+        return dataclasses.replace(answer, many=True)
+    step, exposed = f"a step of {format_ns(step_ns, 3)}", table.exposed
+    busy = None if busy_ns is None else _whole_percent(busy_ns / step_ns)
     if exposed.total_ns is not None and not exposed.unknown:
-        what = _spent_on(exposed, arrivals)
-        flight = () if busy is None else (f"a collective is in flight in {busy} of the step",)
-        return Answer(
-            step,
-            verb="spends {} on communication",
-            size=exposed.total_ns,
-            unit="ns",
-            scope=f"({_whole_percent(exposed.share)}{what})",
-            details=(*flight, _sent(table)),
-        )
-    if busy is None:
-        return Answer(step, verb="has communication of unknown time", details=(_sent(table),))
-    return Answer(
-        step,
-        verb="has a collective in flight for {}",
-        size=table.busy_ns,
-        unit="ns",
-        scope=f"({busy})",
-        details=(_sent(table),),
-    )
+        scope = f"({_whole_percent(exposed.share)}{_spent_on(exposed, arrivals)})"
+        flight = [] if busy is None else [f"a collective is in flight in {busy} of the step"]
+        verb = "spends {} on communication"
+        return _time_answer(step, verb, exposed.total_ns, scope, *flight, sent)
+    if busy_ns is None:
+        return Answer(step, verb="has communication of unknown time", details=(sent,))
+    return _time_answer(step, "has a collective in flight for {}", busy_ns, f"({busy})", sent)
+
+
+def _time_answer(subject: str, verb: str, time_ns: float, scope: str, *details: str) -> Answer:
+    return Answer(subject, verb=verb, size=time_ns, unit="ns", scope=scope, details=details)
 
 
 def _spent_on(exposed: Exposed, arrivals: Arrivals | None) -> str:
@@ -469,10 +479,11 @@ def _sent(table: TrafficTable) -> str:
     numbers = table.most_calls.items()
     calls = ", ".join(f"{_count(number)} {one_line(name)}" for name, number in numbers)
     span = " a step" if table.marked else " in all"
-    if len({row.ranks for row in table.rows}) == 1:
+    alike = len({row.ranks for row in table.rows}) == 1
+    if alike and table.sized:
         size = format_bytes(sum(row.bytes_per_step for row in table.rows))
         return f"each rank sends {size}{span} in {calls}"
-    most = "at most " if len(table.ranks) > 1 else ""  # each rank has a different sum
+    most = "" if alike else "at most "  # each rank has a different sum
     return f"each rank makes {most}{calls}{span}"
 
 

@@ -436,8 +436,8 @@ class TrafficTable:
     - notes: one sentence each.
     - over_time: the steps over time; only for a capture of every Nth step.
     - behind: the answer if ranks never entered the last calls of their group; otherwise None.
-    - replayed: the number of the ``step`` that a replay plays, and its ``step_ns`` in training;
-      {} for another source.
+    - replayed: the number of the ``step`` that a replay plays, and its ``step_ns`` and
+      ``in_flight_ns`` in training; {} for another source.
     """
 
     rows: list[TrafficRow]
@@ -456,6 +456,11 @@ class TrafficTable:
     over_time: OverTime | None = None
     behind: Answer | None = None
     replayed: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def sized(self) -> bool:
+        """Whether the source has the sizes of the calls; a trace without shapes has none."""
+        return not self.rows or any(row.bytes_out or row.bytes_per_step for row in self.rows)
 
 
 def summarise_traffic(ledger: Ledger) -> TrafficTable:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torchcoll.core.answer import CANNOT_TELL, PROBABLY, Answer
 from torchcoll.core.display import Displayed
-from torchcoll.core.summary import HIGH, LOW, geometric_interval, median, quantile
+from torchcoll.core.summary import geometric_interval, median
 from torchcoll.core.units import format_change, format_factor
 from torchcoll.stats.power import ACT_ON_STEP
 
@@ -32,24 +32,8 @@ class TrialRow:
         return "default" if self.cap_mb is None else f"{self.cap_mb:g}"
 
     @property
-    def steps(self) -> int:
-        return sum(map(len, self.times_ns))
-
-    @property
     def median_ns(self) -> float:
-        return self._quantile(0.5)
-
-    @property
-    def low_ns(self) -> float:
-        """The 5th percentile of the steps."""
-        return self._quantile(LOW)
-
-    @property
-    def high_ns(self) -> float:
-        return self._quantile(HIGH)
-
-    def _quantile(self, q: float) -> float:
-        return quantile(sorted(ns for round_ns in self.times_ns for ns in round_ns), q)
+        return median([ns for round_ns in self.times_ns for ns in round_ns])
 
     @property
     def ratio(self) -> tuple[float, float | None, float | None]:

@@ -87,7 +87,8 @@ def baseline_phrases(rows: Sequence[Row], run: Run, base: Run) -> list[limits.Ph
     times = f"{format_ns(slowest.before.median_ns)} to {format_ns(slowest.row.median_ns)}"
     median_figure = middle, f"in the median of {counted(len(speeds), 'case')} in common"
     largest_figure = largest.share, f"in {limits.case_text(largest.row)}{several}"
-    slowest_figure = slowest.share, f"in {limits.case_text(slowest.row)} ({times})"
+    slowest_case = limits.case_text(slowest.row, rows)
+    slowest_figure = slowest.share, f"in {slowest_case} ({times})"
     # The figure that decides comes first.
     verdict = limits.word_of(min(middle, largest.share))
     figures = [median_figure, largest_figure, slowest_figure]
@@ -104,9 +105,7 @@ def baseline_phrases(rows: Sequence[Row], run: Run, base: Run) -> list[limits.Ph
     disturbed = any(event.get("kind") == "machine" for event in events)
     if verdict == limits.FAIL and disturbed and share > 1 / limits.SLOW_FACTOR:
         verdict, texts[0] = limits.CANNOT_TELL, f"whether this run is slower: {texts[0]}"
-    slower = (
-        f"{limits.case_text(slowest.row)} takes {format_factor(1 / share)} as long as in {name}"
-    )
+    slower = f"{slowest_case} takes {format_factor(1 / share)} as long as in {name}"
     if verdict != limits.FAIL and share <= 1 / limits.SLOW_FACTOR:
         verdict = limits.FAIL
         texts.insert(0, slower)

@@ -46,34 +46,29 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--junit", metavar="FILE", help="write the verdict and the cases as JUnit XML")
     add(
-        "--health", metavar="FILE", help="write the verdict as a health event for schedulers (JSON)"
-    )
-    add(
         "--metrics",
         metavar="NAME.prom",
         help=(
             "write verdict and cases for Prometheus' node_exporter; replaces a file of that name"
         ),
     )
-    add("--force", action="store_true", help="replace the files of --junit and --health")
+    add("--force", action="store_true", help="replace the file of --junit")
 
 
 def run_check(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.metrics import check_metrics, write_metrics
     from torchcoll.core.opening import not_written
     from torchcoll.core.result import Run
-    from torchcoll.questions.check.gates import health_text, junit_text
     from torchcoll.questions.check.judging import judge
     from torchcoll.questions.check.limits import CANNOT_TELL, FAIL
-    from torchcoll.questions.check.show import FORMATS, show_verdicts
+    from torchcoll.questions.check.show import FORMATS, junit_text, show_verdicts
     from torchcoll.reading.inputs import load_all
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.stats.filters import keep_cases, read_runs
 
     choice(options.format, "format", FORMATS)
-    for what in ("junit", "health"):
-        if path := getattr(options, what):
-            check_new(path, what, options.force)
+    if options.junit:
+        check_new(options.junit, "junit", options.force)
     baseline: Run | BaselineRuns | None = None
     good_runs: BaselineRuns | None = None
     if options.metrics is not None:
@@ -89,12 +84,8 @@ def run_check(options: argparse.Namespace) -> ExitCode:
     runs = read_runs(options)
     verdicts = [judge(run, options.fabric, baseline) for run in runs]
     show_verdicts(runs, verdicts, options.format)
-    for what, path, text_of in (
-        ("junit", options.junit, junit_text),
-        ("health", options.health, health_text),
-    ):
-        if path:
-            write_file(path, text_of(runs, verdicts), what, options.force)
+    if options.junit:
+        write_file(options.junit, junit_text(runs, verdicts), "junit", options.force)
     failed = any(verdict.word == FAIL for verdict in verdicts)
     if options.metrics is not None:
         from torchcoll.questions.check.prometheus import check_metrics_of
@@ -146,7 +137,7 @@ COMMANDS = {
         option_groups={
             "what is read": "--collective --ranks --filter",
             "what the run is judged by": "--fabric --baseline",
-            "output": "--format --gate --junit --health --metrics --force",
+            "output": "--format --gate --junit --metrics --force",
         },
     ),
 }

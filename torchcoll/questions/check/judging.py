@@ -34,6 +34,7 @@ from torchcoll.core.units import (
 from torchcoll.questions.check import limits
 from torchcoll.questions.check.assumed import by_names, device_name_of
 from torchcoll.questions.check.baseline import BaselineRuns, JudgedByBaseline, baseline_phrases
+from torchcoll.questions.check.oddities import odd_cases
 from torchcoll.questions.check.rules import Fabric
 from torchcoll.reading.inputs import load_one
 
@@ -75,9 +76,14 @@ class Verdict(OneLine):
         )
 
     @property
+    def is_decided(self) -> bool:
+        """Whether the run passed or failed: it was compared with something, and that decides."""
+        return self.judged and self.word != limits.CANNOT_TELL
+
+    @property
     def answer(self) -> Answer:
         """The verdict as an Answer. ``worst``: why it is no better; a WARN may begin well."""
-        first, *others = [str(phrase) for phrase in self.phrases] or [""]
+        first, *others = self._texts or [""]
         level = _LEVELS[self.word]
         failing = [p.text for p in self.phrases if p.word == self.word and level in _FAILING]
         next_step = self.by_good_runs.next_step if self.by_good_runs else ""
@@ -94,7 +100,16 @@ class Verdict(OneLine):
 
     @property
     def line(self) -> str:
-        return "; ".join(map(str, self.phrases))
+        return "; ".join(self._texts)
+
+    @property
+    def _texts(self) -> list[str]:
+        """The phrases. Of neighbours with the same verdict only the first one names it."""
+        before = ["", *(phrase.word for phrase in self.phrases)]
+        return [
+            phrase.text if phrase.word == verdict else str(phrase)
+            for phrase, verdict in zip(self.phrases, before, strict=False)
+        ]
 
     def to_json(self) -> dict[str, Any]:
         phrases = [{"word": phrase.word, "text": phrase.text} for phrase in self.phrases]
@@ -173,15 +188,24 @@ def judge(
         reference = [nothing] if nothing else limits.by_fabric(good, fabric_found, run)
     if failures and all(phrase.word == limits.NO_REFERENCE for phrase in reference):
         reference = []
-    unread = () if failures else _unread(run, rows)
+    unread = [] if failures else [*_unread(run, rows)]
     events = (*_stated(run, "setting"), *_stated(run, "machine"))
     texts = [*problems, *limits.odd_links(run), *events]
     step = _QUIET if events else ""
     warnings = [*unread, *(limits.Phrase(limits.WARN, t, next_step=step) for t in texts if t)]
+    on_tcp = fabric_found is not None and fabric_found.name.startswith("ethernet")
+    slow = [] if on_tcp else _slow_paths(run)
+    if slow and not failures:
+        remedy = slow[0].next_step
+        reference = [replace(p, next_step=remedy if p.next_step else "") for p in reference]
     if failures:
         taken = []
     judged = bool(failures) or any(p.word not in (limits.NO_REFERENCE, "") for p in reference)
-    phrases = [*failures, *reference, *taken, *warnings, *_facts(run, rows, failures, judged)]
+    why = [*reference, *slow] if judged else [*slow, *reference]
+    odd = [] if failures or baseline else [limits.Phrase("", text) for text in odd_cases(rows)]
+    why = [*(phrase for phrase in unread if phrase.explains), *why]
+    warnings = [phrase for phrase in warnings if not phrase.explains]
+    phrases = [*failures, *why, *taken, *warnings, *odd, *_facts(run, rows, failures, judged)]
     if any(phrase.word == limits.FAIL for phrase in phrases):
         phrases = [replace(p, word="" if p.word == limits.PASS else p.word) for p in phrases]
     plain = (replace(phrase, text=one_line(phrase.text)) for phrase in phrases)
@@ -204,7 +228,8 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[limits.Phrase]:
     from torchcoll.questions.pairs.show import pairs_answer
     from torchcoll.questions.pairs.suspects import find_suspects
 
-    if run.ending:
+    wrong = [row for row in rows if row.outcome == "wrong"]
+    if run.ending and not (wrong and (run.end or {}).get("wrong_results")):  # said below
         text = run.ending.removeprefix("failed: ") if run.source else run.ending
         yield limits.Phrase(limits.FAIL, text, next_step=_step_after(run))
     elif run.end is None and not run.source:
@@ -214,7 +239,6 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[limits.Phrase]:
         steps = [_COPY] if damage else []
         steps += [one_line(run.way_on)] if run.way_on else []
         yield limits.Phrase(limits.FAIL, damage or text, next_step=", or ".join(steps))
-    wrong = [row for row in rows if row.outcome == "wrong"]
     doubted = [row for row in rows if row.outcome == plausibility.IMPLAUSIBLE]
     accepted = (*EXPECTED_STATUSES, "wrong", plausibility.IMPLAUSIBLE)
     failed = [row for row in rows if row.outcome not in accepted]
@@ -224,7 +248,15 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[limits.Phrase]:
         (failed, "failed"),
     ):
         if items:
-            first = limits.case_text(items[0])
+            first = limits.case_text(items[0], rows)
+            step = _STEPS[status]
+            if status == "wrong":
+                verified = (result.verification for result in run.results)
+                outcome = next((each for each in verified if each and each.failed), None)
+                if outcome:
+                    elements = f"{outcome.wrong or outcome.changed:,} of {outcome.checked:,}"
+                    first += f" ({elements} elements)"
+                step = _CHECK_AGAIN if run.source else step
             if status == plausibility.IMPLAUSIBLE:
                 first = _implausible_text(run, items)
             elif len(items) > 1:
@@ -232,7 +264,7 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[limits.Phrase]:
             if status == "failed" and items[0].reason:
                 first += f": {items[0].reason}"
             text = f"{len(items)} of {counted(len(rows), 'case')} {status}: {first}"
-            yield limits.Phrase(limits.FAIL, text, next_step=_STEPS[status])
+            yield limits.Phrase(limits.FAIL, text, next_step=step)
     # What reading the pairs shows, as `torchcoll pairs` says it; else what the ranks reported.
     if pairs := read_pairs(run):
         suspects = find_suspects(pairs, pairs.threshold)
@@ -268,6 +300,20 @@ def _implausible_text(run: Run, rows: Sequence[Row]) -> str:
     return f"busbw up to {format_digits(busbw, 4)} GB/s, {why}" if busbw >= 0.01 else why
 
 
+def _slow_paths(run: Run) -> list[limits.Phrase]:
+    """Why the run is slow, by the log of the library in its file."""
+    return [
+        limits.Phrase(
+            limits.WARN,
+            str(event.get("message")),
+            next_step=str(event.get("remedy")),
+            explains=True,
+        )
+        for event in run.events
+        if event.get("kind") == "slow_path"
+    ]
+
+
 def _stated(run: Run, kind: str) -> list[str]:
     return _first(_messages(run, kind), kind)
 
@@ -297,7 +343,7 @@ def _damage_text(run: Run, rows: Sequence[Row]) -> str:
 def _unread(run: Run, rows: Sequence[Row]) -> Iterator[limits.Phrase]:
     """Problems in reading the file. They do not make it fail."""
     if damage := _damage_text(run, rows):
-        yield limits.Phrase(limits.WARN, damage, next_step=_COPY)
+        yield limits.Phrase(limits.WARN, damage, next_step=_COPY, explains=True)
         return
     failures = (truncated_text(run), run.ending)  # which have phrases of their own
     lost = [p for p in run.problems if p not in failures and not p.endswith("shown once")]

@@ -38,6 +38,7 @@ GOOD, POOR = 0.9, 0.75
 DOUBTED_FACTOR, SLOW_FACTOR = 2.0, 6.0
 
 _ASK_LOG = "NCCL's log says why: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,TUNING, then torchcoll log"
+_CHECK = "check the names of the GPUs, the number of ranks and the fabric: torchcoll show FILE"
 FIND_SLOW = "torchcoll doctor, then torchcoll pairs, find what is slow"
 
 _Best = tuple[float, Row, rules.Limit]  # the share of the limit of the best row of a collective
@@ -48,13 +49,14 @@ class Phrase:
     """A part of the sentence.
 
     word: one of WORDS, or '' for a fact. between: joins the word and the text. next_step: what to
-    do about it, as an imperative.
+    do about it, as an imperative. explains: whether it is why the other phrases are so.
     """
 
     word: str
     text: str
     between: str = " "
     next_step: str = ""
+    explains: bool = False
 
     def __str__(self) -> str:
         return f"{self.word}{self.between}{self.text}".strip()
@@ -64,9 +66,15 @@ def word_of(share: float) -> str:
     return PASS if share >= GOOD else WARN if share >= POOR else FAIL
 
 
-def case_text(row: Row) -> str:
+def case_text(row: Row, among: Sequence[Row] = ()) -> str:
+    """``all_reduce 1M``; with the placement and the backend if others of ``among`` have another."""
     size = format_size(row.size_bytes or row.size_bytes_requested)
-    return f"{row.collective} {size}" if COLLECTIVES[row.collective].has_data else row.collective
+    text = f"{row.collective} {size}" if COLLECTIVES[row.collective].has_data else row.collective
+    case = row.collective, row.size_bytes
+    alike = [other for other in among if (other.collective, other.size_bytes) == case]
+    if len({other.in_place for other in alike}) > 1:
+        text += " in place" if row.in_place else " out of place"
+    return text + f" on {row.backend}" * (len({other.backend for other in alike}) > 1)
 
 
 def correct_text(rows: Sequence[Row], noun: str) -> str:
@@ -207,7 +215,7 @@ def _no_reference(rows: Sequence[Row], run: Run) -> list[Phrase]:
     text, next_step = published.no_reference_text(
         run, where.replace("unknown on unknown", "these figures")
     )
-    reached = [Phrase("", case.text) for case in published.standings(run, rows)[:1]]
+    reached = [Phrase("", case.text()) for case in published.standings(run, rows)[:1]]
     return [Phrase(NO_REFERENCE, text, next_step=next_step), *reached]
 
 
@@ -272,13 +280,15 @@ def _headline(
     }
     beyond = any((r.busbw_gbps or 0.0) > _ANOTHER * most[r.collective] for _, r, _ in judged)
     if beyond:
-        of_limit += "; more than it carries: another fabric, switches that reduce, or fewer ranks"
+        reduces = "switches that reduce, " if fabric.several_hosts else ""
+        text = f"{busbw} is more than {fabric.name} carries, {of_limit}: another fabric or GPU, "
+        return [Phrase(WARN, f"{text}{reduces}or fewer ranks", next_step=_CHECK)], row.collective
     texts = [of_limit]
     if unused := _faster(fabric, row, limit):
         share = 100 * (row.busbw_gbps or 0.0) / unused.busbw_gbps
         of_unused = f"{share:.0f} % of {unused.algorithm} ({unused.busbw_gbps:g} GB/s), which "
         texts.insert(0 if level == PASS else 1, f"{of_unused}{_sure(row)}was not used")
-    word = WARN if (beyond or unused) and level == PASS else level
+    word = WARN if unused and level == PASS else level
     further = [Phrase("", text) for text in texts[1:]]
     step = "" if word == PASS else _ASK_LOG if level == PASS else FIND_SLOW
     return [Phrase(word, f"{busbw}, {texts[0]}", next_step=step), *further], row.collective

@@ -35,13 +35,19 @@ def run_answer(verdict: Verdict, rows: Sequence[Row], bimodal: int = 0) -> Answe
     measured = measured_answer(rows)
     if verdict.judged or measured is None:
         return answer
-    warnings = [str(phrase) for phrase in verdict.phrases if phrase.word not in (NO_REFERENCE, "")]
+    slow = [phrase for phrase in verdict.phrases if phrase.explains]
+    warnings = [
+        str(phrase)
+        for phrase in verdict.phrases
+        if phrase.word not in (NO_REFERENCE, "") and phrase not in slow
+    ]
     absent = [str(phrase) for phrase in verdict.phrases if phrase.word == NO_REFERENCE]
     details = [phrase.text for phrase in verdict.phrases if not phrase.word]
     noun = "case" if measured.many else "size"
     details += [f"{units.counted(bimodal, noun)} bimodal"] if bimodal else []
     return replace(
         measured,
+        before="".join(f"{phrase.text}; " for phrase in slow),
         level=answer.level,
         worst=answer.worst,
         details=(*measured.details, *details, *warnings, *absent),
@@ -88,12 +94,16 @@ def runs_answer(
         for phrase in verdict.phrases
         if phrase.word == NO_REFERENCE
     )
-    answer = over_all(list(zip(names, verdicts, strict=True)), measured is None)
+    answer = over_all(list(zip(names, verdicts, strict=True)), measured is None, groups)
     if measured is None:
         return answer
     if answer.level and answer.level != "doubt":
         return replace(answer, details=(*answer.details, measured.headline, *details))
     before = "" if pooled else f"{units.counted(len(names), 'run')}: "
+    compare = ""
+    sides = [{(row.collective, row.size_bytes, row.dtype) for row in of} for of in rows_by_run]
+    if len(names) == len(right) == 2 and sides[0] & sides[1]:
+        compare = f"torchcoll compare {shlex.join(map(one_line, names))} says how they differ"
     judged = answer.level or answer.counts[PASS]
     details += [answer.subject, *answer.details] if judged else []
     return replace(
@@ -103,15 +113,20 @@ def runs_answer(
         worst=answer.worst if answer.level else (),
         details=(*measured.details, *details, *list(absent)[:1]),
         counts=answer.counts,
-        next_step=measured.next_step or answer.next_step,
+        next_step=compare or measured.next_step or answer.next_step,
     )
 
 
-def over_all(named: Sequence[tuple[str, Verdict]], unjudged: bool = True) -> Answer:
+def over_all(
+    named: Sequence[tuple[str, Verdict]],
+    unjudged: bool = True,
+    groups: Sequence[Sequence[int]] = (),
+) -> Answer:
     """One answer about several runs, given as (name, verdict): the number of runs of each verdict,
     and the runs with the worst verdict.
 
-    unjudged: whether to count the runs without a reference.
+    unjudged: whether to count the runs without a reference. groups: indices of runs with the same
+    cases and settings; those with one remedy share the reason of the first.
     """
     results = [verdict.word for _, verdict in named]
     names = short_names([name for name, _ in named])
@@ -141,9 +156,13 @@ def over_all(named: Sequence[tuple[str, Verdict]], unjudged: bool = True) -> Ans
                 text = f"{results.count(PASS)} of {len(results)} judged: {text}"
         return Answer(text, level, **facts)
     facts["worst"] = tuple(name for name, _ in of_worst)
+    group_of = {names[index]: number for number, group in enumerate(groups) for index in group}
     reasons: dict[str, list[str]] = {}
+    shared: dict[tuple[int, str], str] = {}
     for name, answer in of_worst:
         reason = answer.worst[0] if answer.worst else answer.headline
+        if answer.next_step and name in group_of:
+            reason = shared.setdefault((group_of[name], answer.next_step), reason)
         reasons.setdefault(reason, []).append(one_line(name))
     if len(reasons) == 1 and (len(of_worst) > 1 or not level):
         [reason] = reasons
@@ -173,7 +192,7 @@ def measured_answer(rows: Sequence[Row], runs: int = 1) -> Answer | None:
     wide = [row for row in good if (row.busbw_gbps or 0) >= _LEAST and row.clock != "issue"]
     wide.sort(key=lambda row: -(row.busbw_gbps or 0.0))
     if wide and not several:
-        scope = f"of busbw at {_size_text(wide[0].size_bytes)}"
+        scope = f"of busbw at {units.size_text(wide[0].size_bytes)}"
         verb = f"{answer.verb} and reaches {{}}"
         answer = replace(answer, verb=verb, size=wide[0].busbw_gbps, unit="GB/s", scope=scope)
     elif wide:
@@ -218,7 +237,7 @@ def _times_text(rows: Sequence[Row], several: bool) -> str:
     smallest = min(rows, key=lambda row: row.size_bytes)
     text = f"takes {units.format_ns(smallest.median_ns, 3)}"
     sizes = {row.size_bytes for row in rows}
-    return text if len(sizes) == 1 else f"{text} at {_size_text(smallest.size_bytes)}"
+    return text if len(sizes) == 1 else f"{text} at {units.size_text(smallest.size_bytes)}"
 
 
 def _subject(rows: Sequence[Row], several: bool) -> str:
@@ -243,11 +262,7 @@ def _case_at(row: Row, rows: Sequence[Row]) -> str:
     """``all_reduce at 1M on ccl``: with the backend and the ranks if ``rows`` have several."""
     varying = [name for name in ("backend", "ranks") if len(distinct_values(rows, name)) > 1]
     where = " ".join(_value_text(row, name) for name in varying)
-    return f"{row.collective} at {_size_text(row.size_bytes)}{where and f' on {where}'}"
-
-
-def _size_text(size_bytes: int) -> str:
-    return units.format_size(size_bytes) if size_bytes >= 1024 else f"{size_bytes} B"
+    return f"{row.collective} at {units.size_text(row.size_bytes)}{where and f' on {where}'}"
 
 
 def _value_text(row: Row, name: str) -> str:

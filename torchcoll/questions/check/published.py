@@ -17,15 +17,20 @@ from torchcoll.core.backends import BACKENDS, NCCL, ONECCL, of_family
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, busbw_gbps
 from torchcoll.core.errors import one_line
+from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import CaseResult, Reported, Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.summary import Row
 from torchcoll.core.toml_text import toml_table
-from torchcoll.core.units import counted, format_digits, format_size, parse_size
+from torchcoll.core.units import counted, format_digits, format_factor, format_size, parse_size
 
 # Other forms of a GPU of the same name: fewer links, or a part of one.
 _OTHERS = {"PCIE", "NVL", "MIG"}
+_ANOTHER_MACHINE = 1.2  # times the best published figure: hardly of the same kind of machine
 _ROUNDED = 0.999  # what is printed with three digits is no more exact
+_PRINTED = 0.006  # GB/s: nccl-tests rounds a bandwidth to 0.01
+_TIMED = 0.0002  # a share: it rounds the time too, from which the bandwidth of a row follows
+_ABOVE = 1.05  # a run that exceeds the best by more is said to
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,11 @@ class Publication:
             return f"{self.ranks} {self.gpu}"
         return f"{self.hosts}x{self.ranks // self.hosts} {self.gpu}"
 
+    @property
+    def itself_text(self) -> str:
+        """A sentence about the run that this entry was made from."""
+        return f"this is the published run {self.id} of {self.who}"
+
     def gbps(self, collective: str, size_bytes: int, in_place: bool | None) -> float | None:
         """busbw; of the other placement where that one was not published."""
         by_placement = self.figures.get((collective, size_bytes), {})
@@ -91,13 +101,40 @@ def _figures(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], dict[b
 
 def alike(run: Run) -> list[Publication]:
     """The entries with as many such GPUs on as many hosts; [] if the kind is not known."""
-    name, hosts = _name_of(run), hosts_of(run)
-    gpu_words = _words(name)
-    if not gpu_words or gpu_words & _OTHERS:
+    if itself := published_as(run):
+        return [each for each in publications() if each.kind == itself.kind and each != itself]
+    gpu_words = _words(_name_of(run))
+    if not gpu_words or gpu_words & _OTHERS or not hosts_of(run):
         return []
-    size = hosts, run.ranks
-    equal = [each for each in publications() if (each.hosts, each.ranks) == size]
-    return [each for each in equal if _words(each.gpu) <= gpu_words]
+    return [each for each in of_as_many(run) if _words(each.gpu) <= gpu_words]
+
+
+def of_as_many(run: Run) -> list[Publication]:
+    """The entries of as many GPUs, of any kind; on as many hosts if the run names its hosts."""
+    hosts = hosts_of(run)
+    return [e for e in publications() if e.ranks == run.ranks and hosts in (0, e.hosts)]
+
+
+def published_as(run: Run) -> Publication | None:
+    """The entry that was made from this run: it has two figures or more, and all are the run's."""
+    figures_of_run: dict[tuple[str, int, bool | None], list[float]] = {}
+    for row in summarise_run(run) if run.source else ():
+        figures_of_run.setdefault((row.collective, row.size_bytes, row.in_place), []).append(
+            row.busbw_gbps or 0.0
+        )
+    for entry in of_as_many(run):
+        figures = [
+            (gbps, figures_of_run.get((*case, in_place), []))
+            for case, by_placement in entry.figures.items()
+            for in_place, gbps in by_placement.items()
+        ]
+        equal = [
+            any(abs(gbps - each) <= _PRINTED + _TIMED * gbps for each in values)
+            for gbps, values in figures
+        ]
+        if len(equal) > 1 and all(equal):
+            return entry
+    return None
 
 
 def kind_of_run(run: Run) -> str:
@@ -126,11 +163,14 @@ def no_reference_text(run: Run, where: str) -> tuple[str, str]:
     baseline = "torchcoll check FILE --baseline EARLIER-RUN"
     if name and not any(_words(each.gpu) <= _words(name) for each in publications()):
         return f"for {kind or name}: neither a limit nor a published run is known", baseline
+    has_others = "torchcoll show --published FILE has what others reached"
+    if itself := published_as(run):
+        return f"for {itself.kind}: {itself.itself_text}", has_others if alike(run) else baseline
     missing, step = missing_labels(run)
     if missing:
         return f"for {where}: {missing}", step
     if alike(run):
-        return f"for {kind}", "torchcoll show --published FILE has what others reached"
+        return f"for {kind}", has_others
     return f"for {kind or where}: no published run of as many is known", baseline
 
 
@@ -152,10 +192,10 @@ class PublishedCase:
 
     row: Row
     published: tuple[tuple[Publication, float], ...]
+    noun: str = "published run"
 
-    @property
-    def text(self) -> str:
-        """One sentence."""
+    def text(self, name: str = "this run") -> str:
+        """One sentence. name: of the run."""
         low, high = (pick(gbps for _, gbps in self.published) for pick in (min, max))
         many, busbw = len(self.published), self.row.busbw_gbps or 0.0
         below = sum(busbw < _ROUNDED * gbps for _, gbps in self.published)
@@ -167,20 +207,29 @@ class PublishedCase:
         )
         where = f"{self.row.collective} {format_size(self.row.size_bytes)}"
         count = f"below {f'{below} of {many}' if many > 1 else 'it'}"
-        count = count if below else "as high as the best" if many > 1 else "not below it"
+        if not below:
+            count = "as high as the best" if many > 1 else "not below it"
+        if busbw > _ABOVE * high:
+            count = f"{format_factor(busbw / high)} the best" if many > 1 else "above it"
+        if busbw > _ANOTHER_MACHINE * high:
+            count = f"{format_factor(busbw / high)} the best: are these really {kind}?"
         return (
-            f"{counted(many, 'published run')} on {kind} {reach} GB/s busbw in {where}; "
-            f"this run's {format_digits(busbw, 4)} is {count}"
+            f"{counted(many, self.noun)} on {kind} {reach} GB/s busbw in {where}; "
+            f"{name}'s {format_digits(busbw, 4)} is {count}"
         )
 
 
-def standings(run: Run, rows: Sequence[Row]) -> list[PublishedCase]:
+def standings(
+    run: Run, rows: Sequence[Row], entries: Sequence[Publication] | None = None
+) -> list[PublishedCase]:
     """One of each collective and size that both have, those that most have published first, and of
     these the largest; all_reduce before others. [] where nothing is published of such a machine.
+    entries: those to compare with, if not the ones of such a machine.
     """
     usable = [r for r in rows if r.is_right and r.busbw_gbps and r.ranks == run.ranks]
     usable = [r for r in usable if not r.group and r.clock != "issue"]
-    publications_alike = alike(run) if usable else []
+    publications_alike = (alike(run) if entries is None else entries) if usable else []
+    noun = "other published run" if usable and published_as(run) else "published run"
     best: dict[tuple[str, int], Row] = {}
     for row in usable:
         key = row.collective, row.size_bytes
@@ -191,7 +240,7 @@ def standings(run: Run, rows: Sequence[Row]) -> list[PublishedCase]:
         placement = row.in_place
         figures = [(each, each.gbps(collective, size, placement)) for each in publications_alike]
         figures_given = tuple((entry, gbps) for entry, gbps in figures if gbps is not None)
-        cases += [PublishedCase(row, figures_given)] if figures_given else []
+        cases += [PublishedCase(row, figures_given, noun)] if figures_given else []
     names = [DEFAULT_COLLECTIVE, *COLLECTIVES]
 
     def order(standing: PublishedCase) -> tuple[int, int, int]:

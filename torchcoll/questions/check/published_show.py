@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any, TextIO
 
@@ -10,12 +11,13 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
-from torchcoll.core.units import counted, format_bandwidth, format_size
+from torchcoll.core.units import counted, format_bandwidth, format_size, plural
 from torchcoll.questions.check import published
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head, make_grid
 
 SCHEMA = "torchcoll-published/1"
+_SOURCES = "source and note of an entry: torchcoll again ENTRY --dry-run"
 _CAVEAT = (
     "no verdict: networks, versions and settings of one kind of machine differ; most are means of "
     "calls back to back"
@@ -47,12 +49,12 @@ def published_lines(run: Run, rows: Sequence[Row]) -> list[Caveat]:
     """Where the run stands, in one sentence; none where nothing is published of such a machine."""
     best = published.standings(run, rows)[:1]
     text = " (torchcoll show --published)"
-    return [Caveat(standing.text, after=text, of_runs=True) for standing in best]
+    return [Caveat(standing.text(), after=text, of_runs=True) for standing in best]
 
 
-def published_grid(run: Run) -> Grid | None:
+def published_grid(run: Run, name: str = "this run") -> Grid | None:
     """Each figure of a size that the run has too; of all sizes where it has none of them. None
-    where nothing is published of such a machine.
+    where nothing is published of such a machine. name: of the run in the sentence.
     """
     alike_runs = published.alike(run)
     if not alike_runs:
@@ -68,7 +70,7 @@ def published_grid(run: Run) -> Grid | None:
         for (collective, size), gbps in publication.figures.items()
     ]
     kind = f"{counted(len(alike_runs), 'published run')} on {alike_runs[0].kind}"
-    text = cases[0].text if cases else f"{kind}, of none of this run's cases and sizes"
+    text = cases[0].text(name) if cases else f"{kind}, of none of {name}'s cases and sizes"
     grid = make_grid(
         [
             (Head("collective", left=True), lambda i: i[0]),
@@ -80,21 +82,25 @@ def published_grid(run: Run) -> Grid | None:
             (Head("date", left=True, drop=2), lambda i: i[2].date),
         ],
         items,
-        below=["source and note of an entry: torchcoll again ENTRY --dry-run", _CAVEAT],
+        below=[_SOURCES, _CAVEAT],
     )
-    grid.answer = Answer(text)
+    itself = published.published_as(run)
+    grid.answer = Answer(f"{itself.itself_text}; {text}" if itself else text)
     return grid
 
 
 def _of_run(run: Run) -> tuple[list[Grid], list[dict[str, Any]]]:
-    grid = published_grid(run)
-    if grid is None:
-        kind = one_line(published.kind_of_run(run))
-        missing, step = published.missing_labels(run)
-        text = missing or f"nothing is published of {kind}"
-        step = step if missing else "torchcoll show --published has all"
-        return [Grid([], [], answer=Answer(text, next_step=step))], []
-    cases: list[published.PublishedCase] = published.standings(run, summarise_run(run))
+    rows = summarise_run(run)
+    cases, grid = published.standings(run, rows), published_grid(run)
+    itself = published.published_as(run)
+    if grid is None and not itself and published.missing_labels(run)[0]:
+        cases = published.standings(run, rows, published.of_as_many(run))
+        grid = _choice_grid(run, cases)
+    elif grid is None:
+        text = f"nothing is published of {one_line(published.kind_of_run(run))}"
+        text = f"{itself.itself_text}, the only one of {itself.kind}" if itself else text
+        step = "torchcoll show --published has all"
+        grid = Grid([], [], answer=Answer(text, next_step=step))
     return [grid], [
         {
             **_record(publication),
@@ -106,6 +112,41 @@ def _of_run(run: Run) -> tuple[list[Grid], list[dict[str, Any]]]:
         for standing in cases
         for publication, gbps in standing.published
     ]
+
+
+def _choice_grid(run: Run, cases: Sequence[published.PublishedCase]) -> Grid:
+    """For a run that does not name its GPUs or hosts: every kind of as many GPUs, in the case that
+    most entries have in common with the run.
+    """
+    missing, step = published.missing_labels(run)
+    file = one_line(run.path or run.source.get("file") or "FILE")
+    step = step.replace("FILE", shlex.quote(file)).replace("RUN", "RUN.jsonl")
+    if not cases:
+        return Grid([], [], answer=Answer(missing, next_step=step))
+    row = cases[0].row
+    where = f"{row.collective} {format_size(row.size_bytes)}"
+    items = sorted(cases[0].published, key=lambda item: -item[1])
+    ends = [f"{gbps:.3g} ({entry.kind})" for entry, gbps in (items[-1], items[0])]
+    reach = f"{counted(len(items), 'published run')} of {run.ranks} GPUs"
+    reach = f"{reach} {plural(len(items), 'reaches', 'reach')} {' to '.join(dict.fromkeys(ends))}"
+    text = (
+        f"which GPUs are these? {missing}; it reaches {row.busbw_gbps:.3g} GB/s busbw in {where}, "
+        f"where {reach}"
+    )
+    grid = make_grid(
+        [
+            (Head("kind", left=True, repeat=True), lambda i: i[0].kind),
+            (Head("busbw", "GB/s"), lambda i: format_bandwidth(i[1])),
+            (Head("entry", left=True), lambda i: i[0].id),
+            (Head("machine", left=True, drop=1), lambda i: i[0].machine),
+            (Head("date", left=True, drop=2), lambda i: i[0].date),
+        ],
+        items,
+        above=[where],
+        below=[_SOURCES, _CAVEAT],
+    )
+    grid.answer = Answer(text, next_step=step.replace("NAME", items[0][0].gpu))
+    return grid
 
 
 def _record(publication: published.Publication) -> dict[str, Any]:

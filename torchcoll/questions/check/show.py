@@ -1,4 +1,4 @@
-"""How verdicts are displayed: of one run, and of several in one sentence."""
+"""How verdicts are displayed: of one run, of several in one sentence, and as JUnit XML."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from dataclasses import replace
 from typing import TextIO
 
 from torchcoll.core.errors import one_line
+from torchcoll.core.metrics import case_labels, unique_labels
 from torchcoll.core.plausibility import summarise_run
-from torchcoll.core.result import Run
+from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.questions.check.judging import Verdict
+from torchcoll.questions.check.limits import CANNOT_TELL, FAIL
 from torchcoll.questions.check.measured_show import measured_answer, over_all
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import View, json_text, run_object
 from torchcoll.report.grid import Grid, Head, print_grids
 from torchcoll.report.header import header_lines, requested_cases
+from torchcoll.report.junit import JunitTest, junit_document
 
 FORMATS = ("table", "markdown", "json")
 _WHAT_RAN = 2  # lines of a run's header: the collective, and where it ran
@@ -61,3 +64,24 @@ def _notable_cases(verdict: Verdict) -> tuple[list[Head], list[list[str]]]:
         Head("state", left=True),
     ]
     return (heads, [list(case) for case in cases]) if cases else ([], [])
+
+
+def junit_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
+    """A test suite per run, with a test for the verdict and one for each case, which has the labels
+    of its metrics as its name.
+    """
+    suites = []
+    for run, verdict in zip(runs, verdicts, strict=True):
+        # A run that was compared with nothing, or not decided, has not passed.
+        passed = verdict.judged and verdict.word != CANNOT_TELL
+        kind = "failure" if verdict.word == FAIL else "" if passed else "skipped"
+        tests = [JunitTest("verdict", kind, verdict.line)]
+        labels = unique_labels([case_labels(result.case) for result in run.results])
+        for row, of_case in zip(summarise_run(run), labels, strict=True):
+            title = " ".join(f"{name}={value}" for name, value in of_case.items())
+            text = f"{row.status}: {row.reason or row.verified}"
+            expected = row.outcome in EXPECTED_STATUSES
+            kind = "failure" if not expected else "skipped" if row.status != "ok" else ""
+            tests.append(JunitTest(title, kind, text if kind else "", row.median_ns))
+        suites.append((str(run.path or run.header.get("run_id") or "run"), tests))
+    return junit_document(suites, "torchcoll")

@@ -48,6 +48,7 @@ from torchcoll.stats.statistics import (
 
 THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
 _LONGEST_NAME = 40
+_ENDINGS = {"", ".jsonl", ".json", ".txt", ".log", ".out", ".csv", ".md"}
 
 
 @dataclass(repr=False)
@@ -102,12 +103,11 @@ class Comparison(Displayed):
         sides = (self.base, self.new)
         names = [errors.one_line(side.only[1] if side.only else side.name) for side in sides]
         if names == ["base", "new"]:
-            files = [
-                errors.one_line(
-                    PurePath(side.where).name.removesuffix(".gz").removesuffix(".jsonl")
-                )
-                for side in sides
-            ]
+            paths = [PurePath(side.where) for side in sides]
+            files = [errors.one_line(path.name.removesuffix(".gz")) for path in paths]
+            stems = [file.removesuffix(PurePath(file).suffix) for file in files]
+            if stems[0] != stems[1] and {PurePath(file).suffix for file in files} <= _ENDINGS:
+                files = stems
             short = all(0 < len(file) <= _LONGEST_NAME for file in files)
             if files[0] != files[1] and short and not set("".join(files)) & set("*?["):
                 names = files

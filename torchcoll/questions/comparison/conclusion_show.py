@@ -15,13 +15,14 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import CHECK_RANKS, IMPLAUSIBLE
 from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.across_hardware_show import across_answer
+from torchcoll.questions.comparison.next_step import step_in_turn
 from torchcoll.questions.comparison.results import (
     NOTABLE,
     ONE_AFTER_THE_OTHER,
     Compared,
     Judged,
-    beyond,
 )
+from torchcoll.questions.comparison.scope import scope_text
 from torchcoll.stats.differences import differences_of
 from torchcoll.stats.distributions import two_sample_p
 from torchcoll.stats.ratios import LEVEL
@@ -234,53 +235,42 @@ def _judged_answer(comparison: Comparison, faults: SideFaults) -> Answer:
 
 
 def _untested_answer(comparison: Comparison, ratios: wording.Items, what: str) -> Answer:
-    """``new looks slower than base in 2 of 80 cases: broadcast 4M 3.2x slower, ...``: the direction
-    of most cases, then the other one.
+    """``new looks slower than base in 2 of 80 cases: broadcast 4M 3.2x, ...``: the direction of
+    most cases, then the other one. Next to a large change, small ones are not named.
     """
     base, new = comparison.side_names
     reasons = list(dict.fromkeys(item.reason for item in ratios))
     why = "no case could be tested"
     if len(reasons) == 1:
         why = _why_untested(comparison, ratios[0].judged)
-    of = units.counted(len(ratios), "case")
+    largest = max(math.log(item.factor) for item in ratios)
+    from_on = max(math.log1p(comparison.threshold), min(_PLAIN, largest / 3))
     apart: dict[str, list[Compared]] = {direction: [] for direction in wording.CHANGED}
     for item in ratios:
-        if item.judged.ratio and beyond(item.judged.ratio, comparison.threshold):
+        if math.log(item.factor) > from_on:
             apart["slower" if item.speed < 1 else "faster"].append(item)
-    texts: list[str] = []
     fewer, more = sorted(map(len, apart.values()))
-    far = {key: max((abs(math.log(i.speed)) for i in apart[key]), default=0.0) for key in apart}
+    far = {key: max((math.log(i.factor) for i in apart[key]), default=0.0) for key in apart}
     # The direction of most cases; where both have many, that of the largest change.
     weights = {key: len(apart[key]) for key in apart} if more >= 2 * fewer else far
-    for direction, items in sorted(apart.items(), key=lambda pair: -weights[pair[0]]):
-        if items:
-            sizes = [item.row.size_bytes for item in items]
-            larger = [item for item in ratios if item.row.size_bytes >= min(sizes)]
-            where = f"{len(items)} of {of}"
-            if wording.MOST_NAMED < len(larger) == len(items) < len(ratios):
-                where = f"all {len(items)} cases of {units.format_size(min(sizes))} and more"
-            each = {wording.change_text(item.speed) for item in items}
-            named = _furthest(comparison, items)
-            if len(each) == 1 and len(items) > wording.MOST_NAMED:
-                named = [f"each {each.pop()}"]
-            start = f"{new} looks {direction} than {base}{what} in {where}"
-            start = f"{direction} in {len(items)}" if texts else start
-            texts.append(f"{start}: {', '.join(named)}")
-    same = len(ratios) - sum(map(len, apart.values()))
-    if texts and same:
-        limit = units.format_percent(comparison.threshold)
-        differ = units.plural(same, "case differs", "cases differ")
-        texts.append(f"{same} {differ} by {limit} at most")
-    if 0 < more < 2 * fewer and max(far.values()) < 4 * min(far.values()):
+    apart = dict(sorted(apart.items(), key=lambda pair: -weights[pair[0]]))
+    step = step_in_turn(comparison)
+    if not more or (largest <= _PLAIN and more < wording.MOST_CHANGED * len(ratios)):
+        where = scope_text(ratios, ratios)
+        text = f"{new} is within {wording.limit_text(comparison, ratios)} of {base}{what} {where}"
+        furthest = _furthest(comparison, [*apart["slower"], *apart["faster"]])[:1]
+        details = [f"furthest: {furthest[0]}"] if furthest and len(ratios) > 1 else []
+        details.append(f"not judged: {why}")
+        return Answer(text.rstrip(), "doubt", details=tuple(details), next_step=step)
+    texts = wording.changes_texts(comparison, ratios, apart, "looks")
+    if more < 2 * fewer and max(far.values()) < 4 * min(far.values()):
         texts.insert(0, f"Cannot tell whether {new} is slower than {base}{what} ({why})")
-    elif texts:
-        texts.append(f"not judged: {why}")
     else:
-        every = "the case does not differ" if len(ratios) == 1 else f"none of {of} differs"
-        limit = units.format_percent(comparison.threshold)
-        texts = [f"not judged ({why}): {every} by more than {limit}{what}"]
-    step = f"{FEWEST} runs of each side in turn: torchcoll versus --env NAME=A,B -o DIR -- COMMAND"
+        texts.append(f"not judged: {why}")
     return Answer(texts[0], "doubt", details=tuple(texts[1:]), next_step=step)
+
+
+_PLAIN = math.log(1.1)  # a change that is named, however much larger others are
 
 
 def _why_untested(comparison: Comparison, judged: Judged) -> str:

@@ -12,8 +12,10 @@ from torchcoll.questions.comparison.results import tables_of, titles_of
 from torchcoll.questions.comparison.show import interval_text
 from torchcoll.questions.comparison.wording import CHANGED, MOST_NAMED, speed_cell
 from torchcoll.report import chart
+from torchcoll.stats.sides import unnamed_note
 
 MOST_CASES = 64  # of one chart
+_FOLDED = 40  # cases: of more, only those outside of the band
 _WIDEST = 100.0  # times the speed-up: a wider interval would hide all others
 _RESULT_STYLES = {
     "slower": ("triangle-down", chart.PALETTE[1]),
@@ -38,6 +40,11 @@ def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> lis
     ]
     if not every:
         return []
+    same = 1 + comparison.threshold
+    apart = [pair for pair in every if abs(math.log(pair[1].speed)) > math.log(same)]
+    folded = len(every) - len(apart) if apart and len(every) > _FOLDED else 0
+    if folded:
+        every = apart
     most = sorted((abs(math.log(row.speed)) for _, row in every), reverse=True)[:MOST_CASES]
     named = [(name, row) for name, row in every if abs(math.log(row.speed)) >= most[-1]]
     changed = [pair for pair in named if pair[1].result in CHANGED or pair[1].is_notable]
@@ -74,7 +81,6 @@ def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> lis
             }
         )  # fmt: skip
     base, new = map(chart.plain, comparison.side_names)
-    same = 1 + comparison.threshold
     drawn = [speed for trace in traces for speed in trace["x"] if speed]
     ticks = {}
     if max(drawn) > 4 * min(drawn):  # plotly would label all of 1 to 9, one over the other
@@ -84,11 +90,12 @@ def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> lis
     layout = {
         "xaxis": {"type": "log", "title": {"text": f"speed-up of {new} over {base}"},
                   "tickformat": ".3~r", "ticksuffix": "x", "nticks": 6, **ticks},
-        "yaxis": {"autorange": "reversed", "automargin": True,
+        "yaxis": {"automargin": True,
                   "tickvals": list(range(len(named))),
-                  "ticktext": [chart.plain(name) for name, _ in named]},
+                  "ticktext": [chart.plain(name) for name, _ in named],
+                  "range": [len(named) - 0.5, -1.5]},
         "showlegend": True,
-        "height": 130 + 19 * len(named),
+        "height": 150 + 19 * len(named),
         "shapes": [
             {**down, "type": "rect", "x0": 1 / same, "x1": same, "line": {"width": 0},
              "fillcolor": "rgba(122,127,133,0.25)"},
@@ -96,11 +103,18 @@ def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> lis
              "line": {"color": chart.NEUTRAL, "width": 1}},
         ],
         "annotations": [
-            {"x": 0, "xref": "x", "y": 1, "yref": "paper", "yanchor": "bottom", "yshift": 14,
-             "text": "same", "showarrow": False},  # x: the logarithm
+            {"x": 0, "y": -1, "text": "same", "showarrow": False},  # x: the logarithm
         ],
     }  # fmt: skip
-    caption = ["whiskers: 95 % intervals; band: the same; grey: cannot tell"]
+    chart.axis_on_top(layout)
+    caption = [f"right of the band {new} is faster, left of it slower; whiskers: 95 % intervals"]
+    if any(row.result == "inconclusive" for _, row in named):
+        caption.append("grey: inconclusive, cannot tell whether they differ")
+    if 0 < len(worst) < len(named):
+        caption.append("the cases that the answer names are on top")
+    caption += filter(None, map(unnamed_note, (comparison.base, comparison.new)))
+    if folded:
+        caption.append(f"{counted(folded, 'case')} inside of the band not drawn")
     if len(named) < len(every):
         caption.append(f"the {len(named)} cases that differ most, of {len(every)}")
-    return [chart.Chart(counted(len(every), "case"), traces, layout, caption=caption)]
+    return [chart.Chart(counted(len(every) + folded, "case"), traces, layout, caption=caption)]

@@ -19,6 +19,7 @@ from torchcoll.questions.comparison.results import (
     speed_interval,
     targets_of,
 )
+from torchcoll.questions.comparison.scope import scope_text, sizes_text
 from torchcoll.stats.needed import MOST_ADVISED, Target, runs_needed
 from torchcoll.stats.power import ACT_ON_ALL, ACT_ON_CASE
 from torchcoll.stats.ratios import LEVEL
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
 MOST_NAMED = 3  # cases in the sentence
 QUIETER = "measure on a quieter machine (torchcoll doctor names what is busy)"
 # From this share of all cases on, one factor says more than the names of the cases that changed.
-_MOST_CHANGED = 2 / 3
+MOST_CHANGED = 2 / 3
 CHANGED = ("slower", "faster")
+_FAR = 0.1  # an undecided case is named if it may differ by so much
+_NARROW = 1.1  # factors whose ends are closer have no mean
 _LARGEST = 10.0  # a share: of a larger one nothing is said but that any may be hidden
 
 Items = Sequence[Compared]
@@ -91,7 +94,7 @@ def hidden_slowdown(comparison: Comparison, asked: float = 0.0) -> str:
 
 
 def judged_sentence(comparison: Comparison, ratios: Items, others: bool = False) -> str:
-    """Who is faster, by how much, over what, and in how many cases.
+    """Who is faster, by how much, over what, and how close the rest is.
 
     others: the sentence before was about further cases.
     """
@@ -103,67 +106,134 @@ def judged_sentence(comparison: Comparison, ratios: Items, others: bool = False)
         of = "of " if len(ratios) > 1 else ""
         return f"{of}{_the_others(ratios)}: {judged_sentence(comparison, ratios)}"
     base, new = comparison.side_names
-    results = [item.result for item in ratios]
-    changed = [result for result in CHANGED if result in results]
-    what = metric_words(comparison)
-    count = len(ratios)
-    if not changed:  # nor inconclusive: see undecided_answer
+    changed = {result: [i for i in ratios if i.result == result] for result in CHANGED}
+    if not any(changed.values()):  # nor inconclusive: see undecided_answer
         limit = format_percent(comparison.threshold)
         name = comparison.name_of(ratios[0]) or "the one case"
-        every = f"{name} is" if count == 1 else f"all {count} cases are"
+        every = f"{name} is" if len(ratios) == 1 else f"all {len(ratios)} cases are"
+        what = metric_words(comparison)
         return f"{new} is as fast as {base}{what}: {every} the same within {limit}"
-    if count == 1:
-        (item,) = ratios
-        name = comparison.name_of(item)  # a barrier has no size
-        where = ", ".join(filter(None, [name, least_text(item.judged)]))
-        return f"{new} is {change_text(item.speed)} than {base}{what} ({where}{_runs_text(ratios)})"
-    speeds = sorted(item.speed for item in ratios)
-    mean = math.exp(sum(map(math.log, speeds)) / count)
-    most = len(changed) == 1 and results.count(changed[0]) >= _MOST_CHANGED * count
-    # Inconclusive cases may pull the mean to the other side of 1: then it is no summary.
-    if most and (mean > 1) == (changed[0] == "faster"):
-        ends = speeds if mean >= 1 else [1 / speed for speed in reversed(speeds)]
-        low, high = (
-            format_factor(end) if end >= 1 else change_text(1 / end if mean < 1 else end)
-            for end in (ends[0], ends[-1])
-        )
-        text = f"{new} is {change_text(mean)} than {base}{what}"
-        text += f" (geometric mean of {count} cases, from {low} to {high}{_runs_text(ratios)})"
-        every = "all " if results.count(changed[0]) == count else ""
-        counts = [
-            f"{every}{results.count(changed[0])} {changed[0]}",
-            *_unchanged(comparison, ratios),
-        ]
-        return "; ".join([text, ", ".join(counts), *_looks(comparison, ratios)])
+    return "; ".join(changes_texts(comparison, ratios, changed))
+
+
+def changes_texts(
+    comparison: Comparison, ratios: Items, changed: dict[str, list[Compared]], verb: str = "is"
+) -> list[str]:
+    """A clause for each direction of ``changed``, in its order, and one or two for the rest."""
+    base, new = comparison.side_names
     texts: list[str] = []
-    for result in changed:
-        of_result = [item for item in ratios if item.result == result]
-        named = [
-            f"{comparison.name_of(item)} {format_factor(item.factor)} ({least_text(item.judged)})"
-            for item in sorted(of_result, key=lambda item: -abs(math.log(item.speed)))
-        ]
-        begin = f"{new} is {result} than {base}{what} in {len(named)} of {counted(count, 'case')}"
-        begin = f"{result} in {len(named)}" if texts else begin
-        texts.append(f"{begin}: {units.shorten(named, MOST_NAMED, ', ...')}")
-    texts += [*_looks(comparison, ratios), ", ".join(_unchanged(comparison, ratios))]
-    return "; ".join(filter(None, texts))
+    rest = [item for item in ratios if not any(item in items for items in changed.values())]
+    for direction, unsorted in changed.items():
+        if not unsorted:
+            continue
+        items = sorted(unsorted, key=lambda item: -item.factor)
+        than = f"than {base}{metric_words(comparison)}"
+        where = scope_text(items, ratios)
+        alone = len(items) == len(ratios) - len(rest)
+        as_mean = not where and len(rest) > 0 and alone and _is_most(items, ratios)
+        mean_of = ratios if as_mean else items
+        if where or as_mean or not rest:
+            size, span = _size_texts(mean_of, direction)
+            start = f"{new} {verb} {size} {than}" if not texts else size
+            if as_mean:
+                span = f"geometric mean of {counted(len(ratios), 'case')}, from {span}"
+            bound = "" if as_mean or verb != "is" else _bound_text(items)
+            runs = _runs_text(mean_of) if verb == "is" and not texts else ""
+            aside = ", ".join(filter(None, (span, bound, runs)))
+            texts.append(f"{start} {where}".rstrip() + (f" ({aside})" if aside else ""))
+            continue
+        named = [f"{comparison.name_of(item)} {format_factor(item.factor)}" for item in items]
+        bound = _bound_text(items) if verb == "is" else ""
+        if verb == "is" and bound != NO_BOUND:
+            named = [f"{n} ({least_text(i.judged)})" for n, i in zip(named, items, strict=True)]
+        start = f"{new} {verb} {direction} {than} in {len(items)} of {counted(len(ratios), 'case')}"
+        start = f"{direction} in {len(items)}" if texts else start
+        at_sizes = sizes_text(*({i.pair.size_bytes for i in each} for each in (items, ratios)))
+        start += f", all {at_sizes}" if at_sizes else ""
+        start += f" ({NO_BOUND})" if bound == NO_BOUND else ""
+        texts.append(f"{start}: {units.shorten(named, MOST_NAMED, ', ...')}")
+    named_items = [item for items in changed.values() for item in items]
+    return [*texts, *_rest_texts(comparison, rest, named_items)]
 
 
-def _looks(comparison: Comparison, ratios: Items) -> list[str]:
-    """``looks slower in 2, not decided: 1K 62x, 4K 3.1x``: the notable cases of each direction."""
-    texts = []
-    for direction in CHANGED:
-        notable = [
-            item
-            for item in ratios
-            if item.is_notable and (item.speed < 1) == (direction == "slower")
-        ]
-        notable.sort(key=lambda item: -item.factor)
-        named = [f"{comparison.name_of(i)} {format_factor(i.factor)}".strip() for i in notable]
-        if named:
-            shown = units.shorten(named, max(MOST_NAMED, _most_far(notable)), ", ...")
-            texts.append(f"looks {direction} in {len(notable)}, not decided: {shown}")
-    return texts
+def _is_most(items: Items, ratios: Items) -> bool:
+    """Whether one factor says more than the names of these cases: all but a few changed alike, and
+    no other one looks far off.
+    """
+    mean = math.fsum(math.log(item.speed) for item in ratios)
+    alike = (mean > 0) == (items[0].speed > 1)
+    looking = any(item.is_notable and item not in items for item in ratios)
+    return alike and not looking and len(items) >= MOST_CHANGED * len(ratios)
+
+
+def _size_texts(items: Items, direction: str) -> tuple[str, str]:
+    """``1.28x to 1.29x slower`` and '', or a mean and ``1.17x to 1.42x``."""
+    factors = sorted(item.speed if direction == "faster" else 1 / item.speed for item in items)
+    low, high = (
+        format_factor(end) if end >= 1 else change_text(1 / end if direction == "slower" else end)
+        for end in (factors[0], factors[-1])
+    )
+    if low == high:
+        return f"{low} {direction}", ""
+    if len(items) <= MOST_NAMED or (factors[-1] < _NARROW * factors[0] and len(low) == len(high)):
+        return f"{low} to {high} {direction}", ""
+    mean = math.exp(math.fsum(map(math.log, factors)) / len(factors))
+    return f"{format_factor(mean)} {direction}", f"{low} to {high}"
+
+
+def _bound_text(items: Items) -> str:
+    """``at least 1.26x``, the bound of every case; '' if only some cases have one."""
+    bounds = [item.judged.least for item in items]
+    if all(bound is None for bound in bounds):
+        return NO_BOUND
+    least = min(items, key=lambda item: abs(math.log(item.judged.least or 1.0)))
+    return least_text(least.judged) if None not in bounds else ""
+
+
+def _rest_texts(comparison: Comparison, rest: Items, named: Items) -> list[str]:
+    """``not decided: 1K 62x slower, 4K 3.1x slower`` and ``the other 54 cases are within 3 %``.
+
+    named: the cases that were named before.
+    """
+    far = max(_FAR, comparison.threshold)
+    looks = [
+        item
+        for item in rest
+        if item.result == "inconclusive"
+        and (item.factor - 1 if item.interval is None else _possible(item.interval)) >= far
+    ]
+    looks.sort(key=lambda item: (item.factor < 1 + far, item.speed > 1, -item.factor))
+    open_names = [f"{comparison.name_of(i)} {change_text(i.speed)}".strip() for i in looks]
+    most = max(MOST_NAMED, _most_far(looks))
+    shown = units.shorten(open_names, most, ", ...")
+    number = f"{len(looks)} cases are " if len(looks) > most else ""
+    texts = [f"{number}not decided: {shown}"] if looks else []
+    near = [item for item in rest if item not in looks]
+    if not near:
+        return texts
+    limit = limit_text(comparison, near)
+    same = "the same " if all(item.result == "same" for item in near) else ""
+    name = comparison.name_of(near[0]) if len(near) == 1 else ""
+    which = f"{name} is" if name else f"{_the_others(near)} {units.plural(len(near), 'is', 'are')}"
+    text = f"{which} {same}within {limit}"
+    sizes = {item.pair.size_bytes for item in [*named, *looks]}
+    apart = [item for item in near if item.pair.size_bytes not in sizes]
+    every = {item.pair.size_bytes for item in [*named, *rest]}
+    at_sizes = apart and sizes_text({item.pair.size_bytes for item in apart}, every)
+    if at_sizes and limit_text(comparison, apart) != limit:
+        text += f", those {at_sizes} within {limit_text(comparison, apart)}"
+    return [*texts, text]
+
+
+def limit_text(comparison: Comparison, items: Items) -> str:
+    """The whole percentage, and at least the threshold, that none of the cases exceeds."""
+    largest = max(item.factor for item in items) - 1
+    within = largest <= comparison.threshold
+    return (
+        format_percent(comparison.threshold)
+        if within
+        else f"{math.ceil(round(100 * largest, 2))} %"
+    )
 
 
 def _the_others(items: Items) -> str:
@@ -180,22 +250,7 @@ def _runs_text(ratios: Items) -> str:
     if len(counts) > 1:
         return ""
     (base, new) = counts.pop()
-    return f", {counted(base, 'run')} each" if base == new else f", {base} and {new} runs"
-
-
-def _unchanged(comparison: Comparison, ratios: Items) -> list[str]:
-    """``["31 the same", "1 inconclusive (broadcast 16M)"]``: few are named. Those that ``_looks``
-    names are not counted again.
-    """
-    texts = []
-    others = [item for item in ratios if not item.is_notable]
-    more = "" if len(others) == len(ratios) else "more "
-    for result, text in (("same", "the same"), ("inconclusive", f"{more}inconclusive")):
-        names = [comparison.name_of(item) for item in others if item.result == result]
-        named = f" ({', '.join(names)})" if any(names) and len(names) <= MOST_NAMED else ""
-        if names:
-            texts.append(f"{len(names)} {text}{named}")
-    return texts
+    return f"{counted(base, 'run')} each" if base == new else f"{base} and {new} runs"
 
 
 def undecided_answer(comparison: Comparison, ratios: Items, others: bool = False) -> Answer:
@@ -233,21 +288,22 @@ def undecided_answer(comparison: Comparison, ratios: Items, others: bool = False
             next_step=next_step,
             detectable=possible if math.isfinite(possible) else None,
         )
-    what = "difference in one case" if len(ratios) > 1 else "difference"
+    of = " in a case" if len(ratios) > 1 else ""
     over_all = speed_interval(comparison.over_all, comparison.more_is_faster)
     if over_all and possible <= act_from:
-        mean, over = _possible(over_all), f"over all {len(ratios)} cases"
+        mean, over = _possible(over_all), f" over all {len(ratios)} cases"
         if mean > ACT_ON_ALL:
-            possible, act_from, what = mean, ACT_ON_ALL, f"difference {over}"
+            possible, act_from, of = mean, ACT_ON_ALL, over
         else:
-            details.append(f"{over} one of {format_quantity(mean, '%')} would have been")
+            of, details = f"{of}, or of {format_quantity(mean, '%')}{over},", []
     answer = nothing_found(
-        f"difference above {limit}",
+        "difference",
         f"was found between {base} and {new}{metric_words(comparison)}{where}",
         possible if possible < _LARGEST else None,
         act_from,
         next_step,
-        what=what,
+        what="difference",
+        of=of,
         details=tuple(details),
     )
     if answer.certainty == CANNOT_TELL:

@@ -35,10 +35,8 @@ class Overlap:
     calls_ns, work_ns: one call on the slowest rank, and the work of a block, each alone; medians
     over the blocks. slowdown: of the calls at the same time as the work; work_slowdown: of the work
     during the calls. efficiency: the share of the time that could be hidden and was, (calls + work
-    - both) / min(calls, work), by the last rank: 1 is all, 0 is one after the other; None if the
-    work began later. uncovered: blocks in which the work of some rank ended before the calls;
-    covered: whether those are few. offset_ns: with ``--offset``, how much later than the call the
-    work began (0: at once). Then work_ns is one repeat, and work_slowdown is of its whole time.
+    - both) / min(calls, work), by the last rank: 1 is all, 0 is one after the other. uncovered:
+    blocks in which the work of some rank ended before the calls; covered: whether those are few.
     """
 
     case: Case
@@ -52,40 +50,27 @@ class Overlap:
     work_ns: float
     slowdown: Estimate
     work_slowdown: Estimate
-    efficiency: Estimate | None
+    efficiency: Estimate
     uncovered: int
     covered: bool
     work_bus_bytes: int | None = None
-    offset_ns: float | None = None
 
 
 def overlaps(run: Run) -> list[Overlap]:
-    """The overlap of each case with concurrent work; two for each with an offset."""
-    rows = []
-    for result in run.results:
-        if result.concurrent and result.concurrent.blocks:
-            rows.append(overlap(result))
-            if result.concurrent.offset_ns is not None:
-                rows.append(overlap(result, later=True))
-    return rows
+    """The overlap of each case with concurrent work."""
+    return [
+        overlap(result) for result in run.results if result.concurrent and result.concurrent.blocks
+    ]
 
 
-def overlap(result: CaseResult, later: bool = False) -> Overlap:
-    """later: with the offset. Raises AssertionError without concurrent work."""
+def overlap(result: CaseResult) -> Overlap:
+    """Raises AssertionError without concurrent work."""
     blocks = result.concurrent
     assert blocks is not None
     together = blocks.both_calls_ns, blocks.both_work_ns, blocks.both_ns
-    offset_ns, repeats = (None, 1) if blocks.offset_ns is None else (0.0, blocks.repeats)
-    if later:
-        together = blocks.later_calls_ns, blocks.later_work_ns, blocks.later_ns
-        offset_ns = median([ns for of_rank in blocks.later_begins_ns for ns in of_rank])
     alone, work = _last(blocks.alone_ns), _last(blocks.work_ns)
     both_calls, both_work, whole = map(_last, together)
-    if offset_ns is None:
-        triples = zip(work, both_work, both_calls, strict=True)
-        work_slowdown = _mean_of_logs([math.log(_while_both(*block)) for block in triples])
-    else:  # one of each: how much longer it took is all there is
-        work_slowdown = _ratio(both_work, work)
+    triples = zip(work, both_work, both_calls, strict=True)
     turns = zip(alone, work, whole, strict=True)
     return Overlap(
         result.case,
@@ -96,24 +81,19 @@ def overlap(result: CaseResult, later: bool = False) -> Overlap:
         blocks.repeats,
         blocks.blocks,
         median(alone) / blocks.calls,
-        median(work) / repeats,
-        _ratio(both_calls, alone),
-        work_slowdown,
-        None if later else _mean([(a + w - t) / min(a, w) for a, w, t in turns]),
+        median(work),
+        _mean_of_logs([math.log(b / a) for b, a in zip(both_calls, alone, strict=True)]),
+        _mean_of_logs([math.log(_while_both(*block)) for block in triples]),
+        _mean([(a + w - t) / min(a, w) for a, w, t in turns]),
         blocks.uncovered,
         blocks.covered,
         blocks.work_bus_bytes,
-        offset_ns,
     )
 
 
 def _last(matrix: Matrix) -> list[float]:
     """The time of the last rank in each block; at least 1 ns, as others are divided by it."""
     return [max(1.0, *block) for block in zip(*matrix, strict=True)]
-
-
-def _ratio(over: Sequence[float], under: Sequence[float]) -> Estimate:
-    return _mean_of_logs([math.log(a / b) for a, b in zip(over, under, strict=True)])
 
 
 def _while_both(alone: float, work: float, calls: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.answer import Answer
@@ -33,9 +33,10 @@ def concurrent_answer(overlaps: Sequence[Overlap]) -> Answer:
     interval = "" if low is None or high is None else f" (90 %: {low:.2f}x to {high:.2f}x)"
     cases = len({overlap.case for overlap in overlaps})
     of_cases = f", most of {cases} cases" if cases > 1 else ""
-    details = [f"the work takes {_text(worst.work_slowdown, 'x')} as long"]
-    if worst.efficiency is not None:
-        details.append(f"overlap {_overlap_text(worst)} (1 is all, 0 is none)")
+    details = [
+        f"the work takes {_text(worst.work_slowdown, 'x')} as long",
+        f"overlap {_overlap_text(worst)} (1 is all, 0 is none)",
+    ]
     if not worst.covered:
         details.insert(0, "the work ended before the calls: the real slowdown is larger")
     return Answer(
@@ -51,27 +52,16 @@ def concurrent_answer(overlaps: Sequence[Overlap]) -> Answer:
 
 
 def concurrent_grid(overlaps: Sequence[Overlap], machine: Sequence[str] = ()) -> Grid:
-    """A row per case, two with an offset. machine: warnings about the machine during the run."""
-    begins: list[tuple[Head, Callable[[Overlap], str]]] = []
-    of_work = _WORK
-    if overlaps[0].offset_ns is not None:  # all rows have it, or none
-        begins.append(
-            (
-                Head("work", "begins", legend=_BEGINS),
-                lambda o: f"+{format_time(o.offset_ns)}" if o.offset_ns else "at once",
-            )
-        )
-        of_work = _WORK_SINGLE
+    """A row per case. machine: warnings about the machine during the run."""
     return make_grid(
         [
             (Head("collective", left=True, repeat=True), lambda o: o.case.collective),
             (Head("size", repeat=True), lambda o: format_size(o.case.size_bytes)),
             (Head("group", left=True, repeat=True), lambda o: o.case.group or "-"),
-            *begins,
             (Head("call", "alone", legend=_ALONE), lambda o: format_time(o.calls_ns)),
             (Head("call", "slowdown"), lambda o: _text(o.slowdown, "x")),
             (Head("work", "alone"), lambda o: format_time(o.work_ns)),
-            (Head("work", "slowdown", legend=of_work), lambda o: _text(o.work_slowdown, "x")),
+            (Head("work", "slowdown", legend=_WORK), lambda o: _text(o.work_slowdown, "x")),
             (Head("overlap", legend=_OVERLAP), _overlap_text),
             (Head("", left=True), lambda o: "" if o.covered else "too short"),
         ],
@@ -101,10 +91,8 @@ def _heads(overlaps: Sequence[Overlap]) -> list[str]:
 
 
 def _overlap_text(overlap: Overlap) -> str:
-    """``-`` if the interval is wider than the whole range, or the work began later."""
+    """``-`` if the interval is wider than the whole range."""
     value = overlap.efficiency
-    if value is None:
-        return "-"
     wide = value.low is not None and value.high is not None and value.high - value.low > 1
     return "-" if wide else _text(value)
 
@@ -120,17 +108,11 @@ _TOO_SHORT = (
     "too short: the work of some rank ended before its calls, so they were alone for a part of the "
     "time: slowdown and overlap are too small"
 )
-_BEGINS = (
-    "work begins: one call and one of the work at a time; how long after the call it began, as "
-    "measured; its time is from there"
-)
 _WORK = "slowdown of the work: while the calls ran; what was left of it then ran alone"
-_WORK_SINGLE = "slowdown of the work: of its whole time"
 _FIELDS = (
     "collective=case.collective size_bytes=case.size_bytes dtype=case.dtype "
-    "backend=case.backend group=case.group ranks work threads calls repeats blocks offset_ns "
-    "calls_ns "
-    "work_ns "
+    "backend=case.backend group=case.group ranks work threads calls repeats blocks "
+    "calls_ns work_ns "
     "slowdown=slowdown.value slowdown_low=slowdown.low slowdown_high=slowdown.high "
     "work_slowdown=work_slowdown.value work_slowdown_low=work_slowdown.low "
     "work_slowdown_high=work_slowdown.high efficiency=efficiency.value "

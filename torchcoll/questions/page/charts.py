@@ -19,7 +19,7 @@ from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import median
 from torchcoll.core.two_modes import two_modes
 from torchcoll.report import chart
-from torchcoll.report.chart import Chart, heat_map, keys_of, merged, plain
+from torchcoll.report.chart import TIMES, Chart, heat_map, keys_of, merged, plain
 from torchcoll.report.header import case_text
 from torchcoll.report.sample_views import calls_in_order, rank_of
 
@@ -265,6 +265,7 @@ def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
         "median time / median of the other ranks",
         "rank %{y}" + (f" to %{{y}} + {step - 1}" if step > 1 else "")
         + "<br>%{x}<br>%{z:.3f} of the other ranks<extra></extra>",
+        TIMES,
     )  # fmt: skip
     chart.layout["yaxis"] |= {"title": {"text": "rank", "standoff": 12}, "tickformat": "d"}
     chart.layout["xaxis"]["nticks"] = _TICKS  # more slanted names lie over each other

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
-from torchcoll.questions.page.page_draft import Drawing, PageDraft
+from torchcoll.questions.page.page_draft import Drawing, PageDraft, named
 from torchcoll.reading.inputs import split_label
-from torchcoll.stats.sides import Side
+from torchcoll.report.many import same_cases
+from torchcoll.stats.sides import Side, unnamed_files
 
 if TYPE_CHECKING:
     from torchcoll.questions.comparison.compare import Comparison
@@ -22,13 +24,22 @@ _SIDES = 12  # cells of a matrix that are compared with its first
 
 def _sides(runs: Sequence[Run]) -> list[Side]:
     """A side for each label ``cell``, where all runs have one and there are several; else for each
-    backend, where runs have several.
+    backend, where runs have several; else for each of two runs on as many ranks whose settings,
+    labels or cases differ.
     """
     names = [run.labels.get("cell", "") for run in runs]
     if not any(names):
+        if unnamed_files(runs):  # perhaps of several machines
+            return []
         backends = dict.fromkeys(r.case.backend for run in runs for r in run.results)
         sides = [Side(f"backend:{name}", list(runs)) for name in backends]
-        return sides if len(sides) > 1 else []
+        if len(sides) > 1:
+            return sides
+        if len(runs) != 2 or runs[0].ranks != runs[1].ranks:
+            return []
+        groups = same_cases(runs, list(map(summarise_run, runs)))
+        of_runs = [Side(name.removesuffix(".jsonl"), [run]) for name, run in named(runs)]
+        return of_runs if len(groups) == 2 else []
     if not all(names) or not 2 <= len(set(names)) <= _SIDES:
         return []
     return [
@@ -58,22 +69,22 @@ def add_comparisons(document: PageDraft) -> list[Comparison]:
             document.notes.append(f"no section on {names}: {error}")
             continue
         comparison.differences = [d for d in comparison.differences if d.name not in _TOLD]
-        named = " ".join(
+        files = " ".join(
             shlex.quote(f"{side.name}={run.path or run.source.get('file')}")
             for side in (sides[0], other)
             for run in side.runs[:_FEW]
         )
-        named += " ..." if max(len(sides[0].runs), len(other.runs)) > _FEW else ""
+        files += " ..." if max(len(sides[0].runs), len(other.runs)) > _FEW else ""
         given = [
             argument
             for argument in document.material.arguments.get("runs", [])
             if split_label(argument)[0] in (sides[0].name, other.name)
         ]
         if {split_label(argument)[0] for argument in given} == {sides[0].name, other.name}:
-            named = shlex.join(given)
+            files = shlex.join(given)
         elif all(side.only for side in (sides[0], other)):  # of all files
             arguments = document.material.arguments.get("runs", [])
-            named = shlex.join(
+            files = shlex.join(
                 f"{side.name}={path}" for side in (sides[0], other) for path in arguments
             )
         title = " against ".join(
@@ -83,8 +94,9 @@ def add_comparisons(document: PageDraft) -> list[Comparison]:
         document.add(
             title,
             comparison_grids(comparison, every=True),
-            f"torchcoll compare {named}",
+            f"torchcoll compare {files}",
             speed_ups(document, comparison),
+            comparison.side_names,
         )
         compared.append(comparison)
     document.add_of_parts("compared")

@@ -15,7 +15,7 @@ from typing import Any
 
 from torchcoll.core.answer import Answer
 from torchcoll.core.errors import TorchcollError, UnreadableError, one_line
-from torchcoll.core.parts import first_answer, functions_of
+from torchcoll.core.parts import functions_of
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import facts_of
 from torchcoll.core.summary import Row
@@ -74,18 +74,20 @@ def page_of(
     is_store = [*functions_of("answers", "recognises")]
     stores = [argument for argument in arguments if any(of(argument) for of in is_store)]
     files = [argument for argument in arguments if argument not in stores]
-    jobs: dict[str, tuple[Section, list[Chart]]] = first_answer("answers", "jobs", files) or {}
+    answered: dict[str, tuple[Section, list[Chart]]] = {}
+    for sections_of in functions_of("answers", "files"):
+        answered |= sections_of(files)
     # A folder of a dead job may have captures too.
-    files = [path for path in files if path not in jobs or os.path.isdir(path)]
+    files = [path for path in files if path not in answered or os.path.isdir(path)]
     material = Material()
     try:
         material = read_material(files, collective, ranks) if files else material
     except UnreadableError:
-        if not jobs:
+        if not answered:
             raise
     material.runs = keep_cases(material.runs, filter)
     document = PageDraft(material, fabric, inline, stores)
-    for argument, (section, charts) in jobs.items():
+    for argument, (section, charts) in answered.items():
         for chart in charts:
             document.draw(section, Drawing(chart.title, partial(list, [chart])))
         document.sections.append(section)
@@ -99,20 +101,30 @@ def page_of(
         document.add_of_parts("traffic")
     if material.dumps or material.logs:
         answers = _about_logs(document)
-        document.answers += [] if jobs else answers
+        document.answers += [] if answered else answers
     if filter:
         document.notes.append(
             f"--filter {filter} left out cases that the commands of the sections show"
         )
     _ending(document, command)
-    document.answers.sort(key=lambda answer: {"bad": 0, "doubt": 1}.get(answer.level, 2))
+    document.answers.sort(key=lambda answer: _urgency(answer, document.compared))
     _lead(document.sections, document.answers)
     printed = {*document.printed, *(answer.text for answer in document.answers)}
     sections = shorten_repeated_caveats(document.sections, printed)
     title = document.title if stores else _title(material)
-    if jobs and not (stores or material.runs):
-        title = jobs[min(jobs)][0].title if len(jobs) == 1 else "Why jobs ended"
+    if answered and not (stores or material.runs):
+        titles = dict.fromkeys(
+            section.title.rpartition(": ")[2] for section, _ in answered.values()
+        )
+        title = ", ".join(titles)
     return Page(title, document.answers, sections, *_page_cases(document))
+
+
+def _urgency(answer: Answer, compared: Sequence[Answer]) -> int:
+    """A fault is first; then which side is faster, if the page compares sides."""
+    if answer.level == "bad":
+        return 0
+    return 1 if answer in compared else 2 if answer.level == "doubt" else 3
 
 
 def _lead(sections: list[Section], answers: Sequence[Answer]) -> None:
@@ -196,7 +208,9 @@ def _about_runs(document: PageDraft) -> None:
         answers = [runs_answer(list(names), verdicts, document.rows, groups)]
     _runs(document, verdicts)
     compared = add_comparisons(document)
-    document.answers += answers
+    document.compared = [*document.answers]
+    several = len({run.ranks for run in document.plain}) > 1
+    document.answers += [] if several else answers
     if document.plain:
         question_sections.add_curves(document, compared)
         question_sections.add_calls(document)
@@ -210,6 +224,7 @@ def _about_runs(document: PageDraft) -> None:
     for run in runs:
         question_sections.add_further(document, run)
     question_sections.add_published(document)
+    document.answers += answers if several else []  # after what happens over ranks
     document.sections += [tables] if tables.tables else []
 
 

@@ -56,6 +56,7 @@ class PageDraft:
         self.inline = inline
         self.sections: list[Section] = []
         self.answers: list[Answer] = []
+        self.compared: list[Answer] = []  # of these, those that compare sides
         self.sides: list[Side] = []  # that are compared
         self.printed: set[str] = set()  # texts of the caveats that the answers contain
         self.notes = list(material.notes)
@@ -78,7 +79,11 @@ class PageDraft:
         grids: Iterable[Grid],
         command: str,
         drawings: Sequence[Drawing] = (),
+        sides: Sequence[str] = (),
     ) -> Section:
+        """A section with an answer on the top of the page, behind the title unless it names the
+        sides of a comparison itself.
+        """
         section = Section(title, commands=[command] if command else [])
         section.tables.append(TitledGrids("", list(grids)))
         for drawing in drawings:
@@ -87,9 +92,10 @@ class PageDraft:
         for answer in answers_of(section):
             if isinstance(answer.subject, Caveat):
                 self.printed.add(answer.subject.text)
-        self.answers += [
-            replace(answer, before=f"{title}: {answer.before}") for answer in answers_of(section)
-        ]
+        for answer in answers_of(section):
+            names_sides = sides and all(name in answer.headline for name in sides)
+            before = answer.before if names_sides else f"{title}: {answer.before}"
+            self.answers.append(replace(answer, before=before))
         return section
 
     def add_of_parts(self, place: str) -> Any:

@@ -15,10 +15,14 @@ from torchcoll.questions.page.page_draft import Drawing, PageDraft, named
 from torchcoll.questions.pairs.matches import read_pairs
 from torchcoll.questions.show.show import further_grids, title_of
 from torchcoll.report.chart import plain
+from torchcoll.report.formats import View
+from torchcoll.report.grid import Grid
 from torchcoll.report.header import case_text
+from torchcoll.report.ranks_view import rank_values, ranks_answer
 from torchcoll.stats.sides import Side
 
 if TYPE_CHECKING:
+    from torchcoll.core.answer import Answer
     from torchcoll.questions.comparison.compare import Comparison
     from torchcoll.report.chart import Chart
 
@@ -31,6 +35,7 @@ def add_curves(document: PageDraft, compared: Sequence[Comparison]) -> None:
         bandwidth_map,
         check_lines,
         curves_charts,
+        picture_charts,
         picture_of,
     )
 
@@ -48,7 +53,10 @@ def add_curves(document: PageDraft, compared: Sequence[Comparison]) -> None:
         shared = limits if alike else []
         overview = None if compared else bandwidth_map(picture, document.keys, shared)
         maps = [overview] if overview else []
-        curves = curves_charts(picture, limits=limits, keys=document.keys)
+        if document.inline:
+            curves = curves_charts(picture, limits=limits, keys=document.keys)
+        else:
+            curves = picture_charts(picture, limits=limits)
         drawings = [
             Drawing("Bus bandwidth of each collective and size", lambda: maps),
             Drawing(title, lambda: curves, "collective"),
@@ -77,27 +85,45 @@ def add_calls(document: PageDraft) -> None:
             charts[0].caption.append(f"of the first {_MAPS} of {len(runs)} runs")
         return charts
 
-    document.add(
-        "Calls and ranks",
-        [],
-        f"torchcoll show --view calls {shlex.quote(str(run.path))}" if run.path else "",
-        [
-            Drawing(
-                f"Time of each call, in order{which}",
-                lambda: (
-                    _calls_charts(document)
-                    if document.inline
-                    else [calls_chart(run, result, most_ranks=None) for result in chosen(run)]
-                ),
-                "case",
+    drawings = [
+        Drawing(
+            f"Time of each call, in order{which}",
+            lambda: (
+                _calls_charts(document)
+                if document.inline
+                else [calls_chart(run, result, most_ranks=None) for result in chosen(run)]
             ),
-            Drawing(
-                "Median time of each rank in each case, over the median of all other ranks" + which,
-                rank_maps,
-                "run",
-            ),
-        ],
-    )
+            "case",
+        ),
+        Drawing(
+            "Median time of each rank in each case, over the median of all other ranks" + which,
+            rank_maps,
+            "run",
+        ),
+    ]
+    slow = [(name, answer) for name, run in named(runs[:_MAPS]) if (answer := _slow_rank(run))]
+    grids = []
+    for name, answer in slow[:1]:
+        answer = replace(answer, before=f"{name}: " if len(runs) > 1 else "")
+        grids.append(Grid([], [], answer=answer))
+        drawings.reverse()
+    command = f"torchcoll show --view calls {shlex.quote(str(run.path))}" if run.path else ""
+    document.add("Calls and ranks", grids, command, drawings)
+
+
+_SAMPLES = 2_000_000  # of a run, in which a slow rank is looked for: about 2 s
+
+
+def _slow_rank(run: Run) -> Answer | None:
+    """The answer of ``show --view ranks`` if it names a rank that is slow. Of two ranks one always
+    is the slower one.
+    """
+    entries = View().entries(run)
+    calls = sum(len(of) for e in entries for times in e.result.time_ns.values() for of in times)
+    if run.ranks < 3 or calls > _SAMPLES:
+        return None
+    answer = ranks_answer(run, entries, [list(rank_values(run, entry)) for entry in entries])
+    return answer if answer.worst else None
 
 
 _MAPS = 40  # runs whose ranks have a map
@@ -192,15 +218,20 @@ def add_further(document: PageDraft, run: Run) -> None:
 
 
 def add_published(document: PageDraft) -> None:
-    """What others publish of the kinds of machine of these runs, a table a kind."""
+    """What others publish of the kinds of machine of these runs, a table for the best of each."""
     from torchcoll.questions.check.published import standings
     from torchcoll.questions.check.published_show import published_grid
 
-    first: dict[str, Run] = {}
-    for run in document.plain:
+    kinds: dict[str, list[tuple[float, str, Run]]] = {}
+    for name, run in named(document.plain):
         if standing := standings(run, summarise_run(run)):
-            first.setdefault(standing[0].published[0][0].kind, run)
-    grids = [grid for run in first.values() if (grid := published_grid(run))]
+            item = standing[0].row.busbw_gbps or 0.0, one_line(name), run
+            kinds.setdefault(standing[0].published[0][0].kind, []).append(item)
+    grids = []
+    for runs in kinds.values():
+        _, name, run = max(runs, key=lambda item: item[0])
+        grid = published_grid(run, name if len(runs) > 1 else "this run")
+        grids += [grid] if grid else []
     document.answers += [grid.answer for grid in grids if grid.answer]
     if grids:
         grids = [replace(grid, answer=None) for grid in grids]

@@ -145,7 +145,7 @@ def show_pairs(
     """
     pairs = matches.read_pairs(run)
     if pairs is None:
-        what = run.path or "this run"
+        what = run.path or run.source.get("file") or "this run"
         action = "torchcoll show reads it." if run.results else ""
         raise UnusableError("pairs", one_line(what), "a result file of torchcoll.pairs", action)
     threshold = threshold or pairs.threshold

@@ -28,11 +28,6 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         "label=PATH; - is stdin",
     )
     add_reading_options(parser)
-    add(
-        "--reference",
-        metavar="FILE",
-        help="show the bandwidths of a file of points (results/points.json) next to these",
-    )
     add("--format", default="table", help="table (default), markdown, csv or json")
     add(
         "--columns",
@@ -80,16 +75,6 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         help=(
             "show the share of what the links allow, from NCCL's topology file "
             "(NCCL_TOPO_DUMP_FILE); once per host (see torchcoll log)"
-        ),
-    )
-    add(
-        "--nccl-log",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help=(
-            "show what NCCL's tuning table expected of each case, from its log "
-            "(NCCL_DEBUG_SUBSYS=INIT,TUNING) or a folder of logs"
         ),
     )
     add(
@@ -150,10 +135,6 @@ def _shown(options: argparse.Namespace) -> ExitCode:
     runs = load_all([*loaded, *files])
     if options.filter:
         runs = keep_cases(runs, options.filter)
-    for name in ("topology", "nccl_log"):
-        if options.reference and getattr(options, name):
-            value = getattr(options, name)[0]
-            raise UsageError(name.replace("_", "-"), value, "none with --reference")
     if options.explain is not None:
         if options.format not in (None, "table"):
             raise UsageError("format", options.format, "table with --explain")
@@ -173,14 +154,6 @@ def _shown(options: argparse.Namespace) -> ExitCode:
             answer = table_grid(run).answer
             print(quote_text(run, answer, summarise_run(run)) if answer else "")
         return ExitCode.OK
-    if options.reference and runs:
-        from torchcoll.report.reference import load_points, show_reference
-
-        if options.format not in ("table", "markdown"):
-            expected = "one of table, markdown with --reference"
-            raise UsageError("format", options.format, expected)
-        show_reference(runs, load_points(options.reference), options.format)
-        return ExitCode.OK
     show(*runs, **_choices(options))
     for text in note_lines(options.format, runs):
         tell(f"torchcoll: {text}")
@@ -196,7 +169,7 @@ def _explain(runs: Sequence[Run], requested: Sequence[str]) -> None:
     row = asked(requested)
     out = Destination()
     titles = [title_of(run) if len(runs) > 1 else "" for run in runs]
-    titled = [(title, [explained(run, *row)]) for title, run in zip(titles, runs, strict=True)]
+    titled = [(title, explained(run, *row)) for title, run in zip(titles, runs, strict=True)]
     print_grids(titled, "table", out)
     out.flush()
 
@@ -205,7 +178,6 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
     names = (
         "files",
         "run",
-        "reference",
         "explain",
         "published",
         "quote",
@@ -219,9 +191,8 @@ def _show_traffic(options: argparse.Namespace, paths: Sequence[str]) -> ExitCode
     from torchcoll.core.traffic import Traffic
     from torchcoll.questions.show.show import show
 
-    for name in ("reference", "filter"):
-        if value := getattr(options, name):
-            raise UsageError(name, value, "result files with it, not traffic")
+    if options.filter:
+        raise UsageError("filter", options.filter, "result files with it, not traffic")
     if options.explain is not None:
         raise UnreadableError("file", paths[0], "results; this is what a training sent")
     captures = [Traffic.load(path) for path in paths]
@@ -288,8 +259,8 @@ def run_plot(options: argparse.Namespace) -> ExitCode:
     sides = {label: select_cases(runs, label) for label, runs in sides.items()}
     check_import_options([run for runs in sides.values() for run in runs], **hints)
     choices = {name: getattr(options, name) for name in ("over_ranks", "filter", "fabric")}
-    plot(sides, path, **choices)
-    print(printable(f"picture: {path}"))
+    written = plot(sides, path, **choices)
+    print("\n".join(map(printable, filter(None, (written.text, f"picture: {path}")))))
     return ExitCode.OK
 
 
@@ -400,7 +371,7 @@ COMMANDS = {
                 "--view --columns --percentiles --over-ranks --clock --metric --all "
                 "--verbose --explain"
             ),
-            "what is shown next to it": "--reference --published --topology --nccl-log",
+            "what is shown next to it": "--published --topology",
             "output": "--format --quote",
         },
     ),

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchcoll.core.answer import Answer
+from torchcoll.core.case import DIMENSIONS, value_text
 from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, find_collective
 from torchcoll.core.errors import UnusableError, UsageError, one_line, unknown
 from torchcoll.core.plausibility import CHECK_RANKS, IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import COLD_CALL, PERIOD, Row
-from torchcoll.core.units import format_bandwidth, format_ns, format_size, parse_size, shorten
+from torchcoll.core.units import (
+    counted,
+    format_bandwidth,
+    format_ns,
+    format_size,
+    parse_size,
+    shorten,
+)
 from torchcoll.report.grid import Grid
 from torchcoll.report.header import reading, reported_text
 
@@ -35,8 +43,13 @@ def asked(terms: Sequence[str]) -> tuple[str | None, int | None]:
 _SAMPLED = {"first": "first_call_ns", "low": "low_ns", "high": "high_ns", "p99": "p99_ns"}
 
 
-def explained(run: Run, collective: str | None, size_bytes: int | None) -> Grid:
-    """One row of a run. Raises UsageError where no case is like that."""
+_MOST_ALIKE = 4  # rows of one collective and size that are explained together
+
+
+def explained(run: Run, collective: str | None, size_bytes: int | None) -> list[Grid]:
+    """The rows of a run that are of one collective and size, such as those in and out of place.
+    Raises UsageError where no case is like that.
+    """
     rows = list(zip(summarise_run(run), run.results, strict=True))
     fitting = [
         (row, result)
@@ -55,22 +68,41 @@ def explained(run: Run, collective: str | None, size_bytes: int | None) -> Grid:
     timed = [pair for pair in fitting if pair[0].median_ns] or fitting
     if not collective and not size_bytes:
         timed = [pair for pair in timed if pair[0].collective == DEFAULT_COLLECTIVE] or timed
-    row, result = max(timed, key=lambda pair: pair[0].size_bytes)
+    first, _ = max(timed, key=lambda pair: pair[0].size_bytes)
+    named = (first.collective, first.size_bytes)
+    alike = [pair for pair in timed if (pair[0].collective, pair[0].size_bytes) == named]
+    alike = alike[:_MOST_ALIKE]
+    varying = [
+        name for name in DIMENSIONS if len({getattr(r.case, name, None) for _, r in alike}) > 1
+    ]
+    texts, grids, bad = [], [], []
+    for row, result in alike:
+        dimensions = [value_text(name, getattr(result.case, name)) for name in varying]
+        text = _sentence(row, result)
+        if row.median_ns and not row.is_right:
+            outcome = "wrong results" if row.outcome == "wrong" else row.outcome
+            text = f"{outcome}, so no figure counts: {text}"
+            bad.append(row.outcome)
+        texts.append(f"{' '.join(dimensions)}: {text}" if dimensions else text)
+        grids.append(_row_grid(run, row, result, dimensions))
+    if more := len(fitting) - len(alike):
+        rest = f"{counted(more, 'further row')}: name a collective or a size for another"
+        grids[0].above.insert(0, f"({rest})")
+    step = CHECK_RANKS if IMPLAUSIBLE in bad else ""
+    grids[0].answer = Answer("; ".join(texts), "bad" if bad else "", next_step=step)
+    return grids
+
+
+def _row_grid(run: Run, row: Row, result: CaseResult, dimensions: Sequence[str]) -> Grid:
+    """Each figure of a row in its formula. dimensions: what tells it from the rows next to it."""
     parts = _parts(run, row, result)
     unknown = [n for n, field in _SAMPLED.items() if result.reported and not getattr(row, field)]
     lines = [f"{name}: {line}" for name in parts if name not in unknown for line in parts[name]]
     if unknown:
         lines.append(f"not recorded by the source: {', '.join(unknown)}")
-    more = len(fitting) - 1
-    head = one_line(f"{result.case.describe()}, {row.ranks or 'unknown'} ranks, {row.device}")
-    above = [head]
-    above += [f"(one of {more + 1} rows: name a collective or a size for another)"] if more else []
-    text, level = _sentence(row, result), ""
-    if row.median_ns and not row.is_right:
-        outcome = "wrong results" if row.outcome == "wrong" else row.outcome
-        text, level = f"{outcome}, so no figure counts: {text}", "bad"
-    step = CHECK_RANKS if level and row.outcome == IMPLAUSIBLE else ""
-    return Grid([], [], above=[*above, *lines], answer=Answer(text, level, next_step=step))
+    described = ", ".join([result.case.describe(), *dimensions])
+    head = one_line(f"{described}, {row.ranks or 'unknown'} ranks, {row.device}")
+    return Grid([], [], above=[head, *lines])
 
 
 def _sentence(row: Row, result: CaseResult) -> str:

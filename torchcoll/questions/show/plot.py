@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.display import Displayed
-from torchcoll.core.errors import UsageError, choice
+from torchcoll.core.errors import UsageError, choice, tell
 from torchcoll.core.plausibility import device_of, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import OVER_RANKS
-from torchcoll.questions.show.size_charts import check_lines, curves_charts, picture_of
+from torchcoll.questions.check.measured_show import measured_answer
+from torchcoll.questions.show.size_charts import check_lines, picture_charts, picture_of
 from torchcoll.report.chart_matplotlib import write_charts
 from torchcoll.report.destination import free_name
 from torchcoll.report.pictures import WrittenPicture, check_path
@@ -64,13 +66,24 @@ def plot(
             action = "First calls: torchcoll cold FILE ... --plot FILE." if starts else ""
             expected = "at least one, of 2 ranks or more"
             raise UsageError("picture", "no case with several numbers of ranks", expected, action)
-        return write_charts(charts, path)
+        answer = how.answer(what) if how.answer else getattr(what, "answer", None)
+        return write_charts(charts, path, answer.headline if answer else "")
     named: Mapping[str, Any] = what if isinstance(what, Mapping) else {"": what}
     sides = [named_side(name, sources) for name, sources in named.items()]
     picture = picture_of(sides, over_ranks, filter)
     check_lines(picture, _MOST_LINES)
     limits = limits_of([part for side in sides for part in side.parts], fabric)
-    return write_charts(curves_charts(picture, over_ranks, limits), path)
+    rows = [row for lines in picture.panels.values() for line in lines for row in line.rows]
+    measured = measured_answer(rows)
+    written = write_charts(picture_charts(picture, over_ranks, limits), path)
+    return replace(written, text=measured.headline if measured else "")
+
+
+def draw_finding(finding: Displayed, options: argparse.Namespace) -> None:
+    """Writes the picture that ``--plot`` asks for."""
+    if options.plot:
+        plot(finding, options.plot)
+        tell(f"torchcoll: picture: {options.plot}")
 
 
 def limits_of(runs: Sequence[Run], fabric_name: str | None) -> list[tuple[str, Limit]]:

@@ -11,11 +11,13 @@ from torchcoll.core.case import FIELDS, MODES, Case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnavailableError, UnusableError, UsageError
 from torchcoll.core.result import Run
+from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.spec import Spec
 from torchcoll.core.traffic_spec import OF_POINTS
-from torchcoll.core.units import counted, format_size
+from torchcoll.core.units import counted, format_ranges, format_size
 from torchcoll.core.variables import MASK, SETTINGS, Name, command_line, kind_of, named
 from torchcoll.libraries.known_variables import names_file
+from torchcoll.questions.check.limits import MOST_OF_A_HOST
 
 # torchrun sets these itself, or they belong to one run.
 _OF_LAUNCHERS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_DEBUG_FILE", "GLOO_SOCKET_IFNAME"}
@@ -81,7 +83,7 @@ def recipe_of(run: Run, trust: bool = False) -> Recipe:
         raise UnusableError(
             "file", f"{run.path} without a number of ranks", "one that has it", action
         )
-    hosts = len({m["host"] for m in run.members if m.get("host")}) or 1
+    hosts = hosts_of(run)
     if "threshold" in run.header:
         action = "Run torchcoll.pairs again, and compare the two answers of torchcoll pairs."
         raise UnusableError(
@@ -94,8 +96,13 @@ def recipe_of(run: Run, trust: bool = False) -> Recipe:
         names = ", ".join(left_out)
         text = f"not set, for they name files or code: {names}"
         notes.append(f"{text}. If you trust the file: --trust")
+    if run.source and not hosts and ranks > MOST_OF_A_HOST:
+        notes.append(
+            f"{ranks} ranks on one host, as the file names no hosts; on 2 hosts: --launcher 'srun "
+            f"--nodes 2 --ntasks-per-node {ranks // 2} python -m'"
+        )
     if run.header.get("argv") is None or run.source:
-        recipe = _foreign_recipe(run, ranks, hosts)
+        recipe = _foreign_recipe(run, ranks, hosts or 1)
         notes = [*recipe.notes, *notes]
         return replace(recipe, variables=settings, left_out=left_out, notes=tuple(notes))
     spec = run.header.get("spec") or {}
@@ -107,7 +114,7 @@ def recipe_of(run: Run, trust: bool = False) -> Recipe:
         notes.append("the traffic file of --traffic must be where it was")
     return Recipe(
         ranks,
-        hosts,
+        hosts or 1,
         cases[0].device,
         tuple(dict.fromkeys(case.backend for case in cases)),
         module,
@@ -137,9 +144,12 @@ def _foreign_recipe(run: Run, ranks: int, hosts: int) -> Recipe:
         arguments += ["-o", ",".join(ops)]
     if run.source:
         arguments += _case_options(cases)
+        calls = sorted({r.reported.calls for r in run.results if r.reported and r.reported.calls})
+        instead = f", not the {format_ranges(calls)} of the file" if calls else ""
         note = (
             f"the file is of {run.source.get('tool') or 'another tool'}: torchcoll measures the "
-            "same cases through torch.distributed, with its own clock and calls"
+            "same cases through torch.distributed, with its own clock and as many calls as it "
+            f"needs{instead}"
         )
     else:
         spec = run.header.get("spec") or {}

@@ -152,7 +152,6 @@ def show(
     view: str | None = None,
     metric: str | None = None,
     topology: str | Sequence[str] | None = None,
-    nccl_log: str | Sequence[str] | None = None,
     file: TextIO | None = None,
     every: bool = False,
     verbose: bool = False,
@@ -163,11 +162,11 @@ def show(
     of Row fields, or ``all``. percentiles: further columns. over_ranks: max (the slowest rank of a
     call), mean, min, rank0. clock: host, device, issue; None: each case's default. view: cases,
     ranks, calls, or ``pivot:KEY`` with metric (busbw, algbw, time); None: cases, or on a terminal a
-    table of busbw where there are several collectives. topology, nccl_log: files whose limits and
-    expected times are shown beside each row. every: nothing is shortened. verbose: the phases of
-    the start and the cost of measuring too. Traffic and findings take format, and columns or every
-    where they have them. Raises UsageError for choices that do not exist or do not go together,
-    UnreadableError for a file.
+    table of busbw where there are several collectives. topology: files whose limits are shown
+    beside each row. every: nothing is shortened. verbose: the phases of the start and the cost of
+    measuring too. Traffic and findings take format, and columns or every where they have them.
+    Raises UsageError for choices that do not exist or do not go together, UnreadableError for a
+    file.
     """
     sources = tuple(map(_loaded, sources))
     others: list[Any] = [source for source in sources if not isinstance(source, _RUNS)]
@@ -175,7 +174,6 @@ def show(
         reported: dict[str, Any] = {"percentiles": percentiles, "clock": clock, "metric": metric}
         reported |= {"view": None if view == "cases" else view}
         reported |= {"over-ranks": None if over_ranks == "max" else over_ranks}
-        reported |= {"nccl-log": ", ".join(split_list(nccl_log, "nccl-log")) or None}
         reported |= {"topology": ", ".join(split_list(topology, "topology")) or None}
         _show_others(others, len(sources), format, columns, file, reported, every)
         return
@@ -187,18 +185,12 @@ def show(
         from torchcoll.libraries.shares import load_limits
 
         limits = load_limits(split_list(topology, "topology"))
-    expected = None
-    if nccl_log:
-        from torchcoll.libraries.shares import TuningTables
-
-        expected = TuningTables(split_list(nccl_log, "nccl-log")).filled
     readings = View(
         split_list(columns, "columns"),
         split_list(percentiles, "percentiles"),
         over_ranks,
         clock,
         limits,
-        expected,
         verbose,
     )
     out = Destination(file)
@@ -283,9 +275,8 @@ def _check_together(readings: View, format: str, view: str, metric: str | None) 
     if where and readings.percentiles:
         percentiles = ",".join(f"{p:g}" for p in readings.percentiles)
         raise UsageError("percentiles", percentiles, f"none with {where}")
-    for name, value in (("topology", readings.limits), ("nccl-log", readings.expected)):
-        if where and value is not None:
-            raise UsageError(name, "files", f"none with {where}")
+    if where and readings.limits is not None:
+        raise UsageError("topology", "files", f"none with {where}")
     each = view == "ranks" or (view == "calls" and format in ("csv", "json"))
     if each and readings.over_ranks != "max":
         raise UsageError("over-ranks", readings.over_ranks, f"none with {where}: ranks stay apart")

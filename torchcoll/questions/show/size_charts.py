@@ -21,10 +21,24 @@ from torchcoll.stats.filters import conditions
 from torchcoll.stats.matching import NAMES, value_of
 from torchcoll.stats.ratios import geometric
 from torchcoll.stats.side_faults import faults_of_items
-from torchcoll.stats.sides import Measured, Reading, Side, known_of, value_of_fact
+from torchcoll.stats.sides import (
+    Measured,
+    Reading,
+    Side,
+    known_of,
+    unnamed_files,
+    unnamed_note,
+    value_of_fact,
+)
 
 if TYPE_CHECKING:
     from torchcoll.questions.check.rules import Limit
+
+
+_BANDWIDTH = "bus bandwidth"
+_MOST_ROWS = 4  # charts below each other in a picture
+_MOST_TOGETHER = 16  # lines of several collectives in one chart
+_FEW = 3  # collectives that the name of a limit does not list
 
 
 @dataclass(frozen=True)
@@ -82,6 +96,8 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
         names = {name for part in side.parts for name in part.environment.get("libraries") or ()}
         shown = [*separate, "device_name", *names]
         notes.append(hidden_note(hidden_among([fact for _, fact in facts], shown), runs))
+        unnamed = unnamed_files(side.runs)
+        notes.append(unnamed_note(side) if side.name else "")
         groups: dict[str, tuple[dict[str, Any], list[Measured]]] = {}
         measured: list[Measured] = []
         without_time = 0
@@ -101,6 +117,8 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
                 values["statistic"] = item.row.statistic
                 # A mean over two machines or libraries is the figure of none.
                 values["device_name"] = item.facts.get("device_name", "unknown")
+                if not side.name and item.run in unnamed:
+                    values["file"] = unnamed[item.run]
                 if len(libraries[item.row.backend]) > 1:
                     values["library"] = item.row.library or "unknown"
                 groups.setdefault(repr(values), (values, []))[1].append(item)
@@ -118,7 +136,13 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
     if len(sides) > 1 and (text := hidden_among(between, ())):
         notes.append(f"the sides are not alike in {text}")
     notes += dict.fromkeys(side.rehearsal_note for side in sides)
-    lines = {name: list(panel.values()) for name, panel in panels.items()}
+    order = [side.name for side in sides]
+    lines = {
+        name: sorted(
+            panel.values(), key=lambda x: (order.index(x.side), x.values.get("ranks") or 0)
+        )
+        for name, panel in panels.items()
+    }
     return Picture(lines, [note for note in notes if note])
 
 
@@ -173,20 +197,62 @@ def line_names(lines: Sequence[PlotLine]) -> list[str]:
 
 def picture_caption(picture: Picture, over_ranks: str) -> list[str]:
     rows = [row for lines in picture.panels.values() for line in lines for row in line.rows]
+    points = [p for lines in picture.panels.values() for line in lines for p in line.points]
     sampled = any(row.low_ns for row in rows)
-    several = any(p.runs > 1 for lines in picture.panels.values() for x in lines for p in x.points)
+    drawn = any(p.low_ns for p in points)
+    several = any(p.runs > 1 for p in points)
     where = " on ".join(", ".join(distinct_values(rows, name)) for name in ("backend", "device"))
-    ranks = [str(n) for n in distinct_values(rows, "ranks") if n] or ["an unknown number of"]
+    ranks = [str(n) for n in sorted(filter(None, {row.ranks for row in rows}))] or [
+        "an unknown number of"
+    ]
     parts = [common_text(rows), f"{where}, {', '.join(ranks)} ranks"]
     parts += [f"{name} {', '.join(distinct_values(rows, name))}" for name in ("clock", "mode")]
     parts.append(reading(rows, over_ranks) if sampled else "")
     statistics = [f"{statistic} over calls" for statistic in distinct_values(rows, "statistic")]
-    bands = ["p5 to p95 of the calls of a run"] if sampled else []
-    bands += ["least to largest of the runs' medians where there are several"] if several else []
+    bands = ["p5 to p95 of the calls of a run"] if sampled and drawn else []
+    if several and drawn:
+        bands.append("least to largest of the runs' medians where there are several")
     over_runs = ", geometric mean over runs" if several else ""
     parts.append(f"line: {' or '.join(statistics)}{over_runs}")
-    parts.append(f"band: {'; '.join(bands)}" if bands else "no band: the source has no samples")
+    if bands or not sampled:
+        parts.append(f"band: {'; '.join(bands)}" if bands else "no band: the source has no samples")
     return ["; ".join(filter(None, parts)), *picture.notes]
+
+
+def picture_charts(
+    picture: Picture, over_ranks: str = "max", limits: Sequence[tuple[str, Limit]] = ()
+) -> list[chart.Chart]:
+    """The charts of a picture, whose reader cannot choose between them.
+
+    More collectives than fit below each other share one chart, without the spread of each line.
+    If they have too many lines for that, each has a chart of its bandwidth alone.
+    """
+    if len(picture.panels) <= _MOST_ROWS:
+        return curves_charts(picture, over_ranks, limits)
+    lines = [line for of_collective in picture.panels.values() for line in of_collective]
+    action = "torchcoll plot --filter collective=NAME"
+    if len(lines) <= _MOST_TOGETHER:
+        shared = Picture({f"{len(picture.panels)} collectives": [*map(_without_spread, lines)]}, [])
+        [drawn] = curves_charts(shared, over_ranks, limits)
+        drawn.caption = [*picture_caption(shared, over_ranks), *picture.notes]
+        drawn.notes = [*drawn.notes, f"one collective alone: {action}"]
+        return [drawn]
+    charts = curves_charts(picture, over_ranks, limits)
+    for drawn in charts:
+        figures = drawn.selectors[0]
+        bandwidth = [option for option in figures.options if option.text == _BANDWIDTH]
+        if bandwidth:
+            drawn.selectors[0] = replace(figures, options=bandwidth)
+    charts[0].caption.append(f"one collective with its times: {action}")
+    return charts
+
+
+def _without_spread(line: PlotLine) -> PlotLine:
+    points, doubted = (
+        [replace(point, low_ns=None, high_ns=None) for point in of_line]
+        for of_line in (line.points, line.doubted)
+    )
+    return replace(line, points=points, doubted=doubted)
 
 
 def curves_charts(
@@ -202,8 +268,7 @@ def curves_charts(
     """
     charts = []
     for collective, lines in picture.panels.items():
-        limits_here = [(name, limit) for name, limit in limits if collective in limit.collectives]
-        drawn = _curves_chart(collective, lines, limits_here, keys)
+        drawn = _curves_chart(collective, lines, limits, keys)
         drawn.caption = picture_caption(picture, over_ranks)
         charts.append(drawn)
     return charts
@@ -254,21 +319,21 @@ def _curves_chart(
             times.append(trace["y"])
             bandwidths.append([chart.rounded(p.busbw_gbps) for p in points])
     sizes = [p.size_bytes for line in lines for p in (*line.points, *line.doubted)]
-    for fabric, limit in limits:
-        text = f"{limit.algorithm} limit of {fabric}: {format_digits(limit.busbw_gbps, 4)} GB/s"
-        traces.append(chart.reference(limit.busbw_gbps, sizes, chart.plain(text)))
+    limits_here = _limit_lines(lines, limits)
+    for text, busbw_gbps in limits_here.items():
+        traces.append(chart.reference(busbw_gbps, sizes, chart.plain(text)))
         times.append([None, None])
         bandwidths.append(traces[-1]["y"])
     selectors = []
     notes = []
     if any(value is not None for values in bandwidths for value in values):
-        selectors.append(chart.time_or("bus bandwidth", "GB/s busbw", times, bandwidths))
+        selectors.append(chart.time_or(_BANDWIDTH, "GB/s busbw", times, bandwidths))
     else:
         unknown = not all(row.ranks for line in lines for row in line.rows)
         why = "ranks unknown: torchcoll convert --ranks N" if unknown else _NOTHING_MOVED
         notes.append(f"no bandwidth: {why}")
     scales, yaxis = chart.SCALES, chart.time_axis()
-    if limits and selectors:  # the question is how far it is to them
+    if limits and selectors:  # the question is how far it is to the limits, in every chart
         selectors[0] = replace(selectors[0], options=selectors[0].options[::-1])
         scales = replace(scales, options=scales.options[::-1])
         yaxis = {"title": {"text": "GB/s busbw"}, "type": "linear", "rangemode": "tozero"}
@@ -283,9 +348,28 @@ def _curves_chart(
     layout = {
         "xaxis": chart.size_axis(sizes),
         "yaxis": yaxis,
-        "showlegend": len(lines) > 1 or bool(limits),
+        "showlegend": len(lines) > 1 or bool(limits_here),
     }
     return chart.Chart(chart.plain(collective), traces, layout, selectors, notes=notes)
+
+
+def _limit_lines(
+    lines: Sequence[PlotLine], limits: Sequence[tuple[str, Limit]]
+) -> dict[str, float]:
+    """The name and busbw of each limit that holds for these lines; equal limits are one."""
+    drawn = dict.fromkeys(line.values["collective"] for line in lines)
+    equal: dict[tuple[str, float], tuple[list[str], set[str]]] = {}
+    for fabric, limit in limits:
+        if held := set(drawn) & set(limit.collectives):
+            algorithms, names = equal.setdefault((fabric, limit.busbw_gbps), ([], set()))
+            algorithms.append(limit.algorithm)
+            names |= held
+    texts = {}
+    for (fabric, busbw_gbps), (algorithms, names) in equal.items():
+        of = f", {' and '.join(names)}" if len(names) < min(_FEW, len(drawn)) else ""
+        text = f"{' and '.join(dict.fromkeys(algorithms))} limit of {fabric}{of}"
+        texts[f"{text}: {format_digits(busbw_gbps, 4)} GB/s"] = busbw_gbps
+    return texts
 
 
 def bandwidth_map(
@@ -301,13 +385,15 @@ def bandwidth_map(
         for name in limit.collectives:
             most[name] = max(most.get(name, 0.0), limit.busbw_gbps)
     absent = [name for name in picture.panels if most and name not in most]
+    uneven = len({most[name] for name in picture.panels if name in most}) > 1
     rows = {}
     full: list[list[float]] = []
     for collective in [name for name in picture.panels if name not in absent]:
         lines = picture.panels[collective]
         for line, name in zip(lines, line_names(lines), strict=True):
             if points := {p.size_bytes: p for p in line.points if p.busbw_gbps}:
-                rows[f"{collective}, {name}" if name else collective] = points
+                limit_text = f"of {format_digits(most[collective])}" if uneven else ""
+                rows[", ".join(filter(None, (collective, name, limit_text)))] = points
                 full.append([most.get(collective, 0.0)])
     if len(rows) < 2:
         return None
@@ -332,7 +418,7 @@ def bandwidth_map(
         drawn.traces[0]["texttemplate"] = "%{text}"
     drawn.layout |= {"height": 150 + 40 * len(rows)}
     whose = f"limit of {limits[0][0]}" if most else "largest"
-    drawn.caption = [f"GB/s of bus bandwidth; colours: its share of the {whose}"]
+    drawn.caption = [f"GB/s of bus bandwidth; colours: its share of the {whose}, dark is slow"]
     drawn.caption += [f"without a limit, and no row: {', '.join(absent)}"] if absent else []
     return drawn
 

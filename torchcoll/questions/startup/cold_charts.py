@@ -9,7 +9,6 @@ from torchcoll.core.units import counted, format_ns
 from torchcoll.questions.startup.show import READING, calls_line
 from torchcoll.report import chart
 from torchcoll.report.header import kind_texts
-from torchcoll.stats.ratios import geometric
 
 if TYPE_CHECKING:
     from torchcoll.questions.startup.cold import Cold, ColdRow, Scale
@@ -41,7 +40,6 @@ def cold_charts(finding: Cold) -> list[chart.Chart]:
             kind = (repr(scales[0].kind), scales[0].in_job)
             drawn = _cold_runs([r for r in finding.rows if (repr(r.kind), r.in_job) == kind])
             how = f"{counted(most, 'run')} at most"
-            how += "; dashed: their geometric means" if most > 1 else ""
         drawn.title = chart.plain(title)
         drawn.notes = [calls_line(finding.rows), f"{READING}; {how}", *finding.notes]
         drawn.shared = True
@@ -71,7 +69,7 @@ def _cold_over_ranks(scales: Sequence[Scale]) -> chart.Chart:
 
 def _cold_runs(rows: Sequence[ColdRow]) -> chart.Chart:
     drawn = rows[: chart.MOST_POINTS]
-    traces, means = [], []
+    traces = []
     for number, (step, name) in enumerate(_STEPS.items()):
         times = [(row, getattr(row, f"{step}_ns")) for row in drawn]
         points = [(n, row, ns) for n, (row, ns) in enumerate(times) if ns]
@@ -82,18 +80,15 @@ def _cold_runs(rows: Sequence[ColdRow]) -> chart.Chart:
                 [n + 1 for n, _, _ in points],
                 [chart.seconds(ns) for _, _, ns in points],
                 [f"{chart.plain(row.name)}<br>{name}: {format_ns(ns, 4)}" for _, row, ns in points],
-                mode="markers" if len(rows) == 1 else "lines+markers",
+                mode="markers",
             )
         )
-        if (mean := geometric([ns for _, _, ns in points])) and len(points) > 1:
-            means.append(chart.reference(mean * 1e-9, (1, len(drawn))))
-            means[-1]["line"]["color"] = traces[-1]["line"]["color"]
     layout = {
         "xaxis": {"title": {"text": "run"}, "tickformat": "d", "nticks": min(12, len(drawn) + 1)},
         "yaxis": chart.time_axis(),
         "showlegend": True,
     }
-    caption = ["the first calls of each run, and its steady calls"]
+    caption = ["each run: its first calls, and its steady calls; lower is faster"]
     if len(drawn) < len(rows):
         caption.append(f"the first {len(drawn)} of {len(rows)} runs")
-    return chart.Chart("", traces, layout, [chart.SCALES], caption, more_traces=means)
+    return chart.Chart("", traces, layout, [chart.SCALES], caption)

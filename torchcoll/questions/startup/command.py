@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from torchcoll.core.commands import SubCommand
-from torchcoll.core.errors import ExitCode, choice, tell
+from torchcoll.core.errors import ExitCode, choice
 from torchcoll.reading.inputs import add_reading_options
+from torchcoll.report.pictures import add_plot, check_plot
 
 
 def cold_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,31 +15,22 @@ def cold_arguments(parser: argparse.ArgumentParser) -> None:
     add("files", nargs="+", metavar="FILE", help="result files or folders; each is a run")
     add_reading_options(parser)
     add("--format", default="table", help="table (default), markdown, csv or json")
-    add(
-        "--plot",
-        metavar="FILE",
-        help=("write a picture of the first calls over ranks (.png, .svg, .pdf)"),
-    )
-    add("--force", action="store_true", help="replace the picture")
+    add_plot(parser, "the first calls over ranks")
 
 
 def run_cold(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.questions.show.plot import plot
+    from torchcoll.questions.show.plot import draw_finding
     from torchcoll.questions.startup.cold import cold
     from torchcoll.questions.startup.show import show_cold
     from torchcoll.report.formats import FORMATS, print_notes
-    from torchcoll.report.pictures import check_path
     from torchcoll.stats.filters import read_runs
 
     choice(options.format, "format", FORMATS)
-    if options.plot:
-        check_path(options.plot, options.force)
+    check_plot(options)
     finding = cold(read_runs(options))
     show_cold([finding], options.format)
     print_notes(finding, options.format)
-    if options.plot:
-        plot(finding, options.plot)
-        tell(f"torchcoll: picture: {options.plot}")
+    draw_finding(finding, options)
     return ExitCode.OK
 
 

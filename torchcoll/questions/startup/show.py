@@ -5,7 +5,7 @@ whose first call is slow; and the same as JSON.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.answer import Answer
@@ -108,10 +108,16 @@ def answer_of(finding: Cold, titles: Sequence[str]) -> Answer:
         name = " ".join(part for part in parts if part not in common)
         of = f" of {name}" if name else ""
         text = f"the first call{of} takes {format_ns(scale.first_ns, 3)}"
+        three = [ns or 0.0 for ns in (scale.first_ns, scale.second_ns, scale.third_ns)]
+        slow_ns = scale.first_ns
+        alike = max(three) < SLOW_FIRST * min(three)
+        if alike and scale.steady_ns and min(three) > SLOW_FIRST * scale.steady_ns:
+            ends = (format_ns(end(three), 3) for end in (min, max))
+            text, slow_ns = f"the first 3 calls{of} take {' to '.join(ends)}", median(three)
         least = fewest.get(repr(scale.kind), scale)
         if least.ranks != scale.ranks:
             text += f" ({format_ns(least.first_ns, 3)} on {least.ranks})"
-        if ratio := over(scale.first_ns, scale.steady_ns):
+        if ratio := over(slow_ns, scale.steady_ns):
             times = f"{_times(ratio)} times" if ratio >= _LONGER else "no longer than"
             text += f", {times} a steady call ({format_ns(scale.steady_ns, 3)})"
         if (over(scale.second_ns, scale.third_ns) or 0.0) > SLOW_FIRST:
@@ -124,14 +130,19 @@ def answer_of(finding: Cold, titles: Sequence[str]) -> Answer:
     ranks = dict.fromkeys(scale.ranks for scale in order if scale.ranks)
     if len(ranks) == 1:
         texts[0] = f"on {counted(next(iter(ranks)), 'rank')} {texts[0]}"
+    phases = _phase_medians(finding.rows)
+    longest = max(phases, key=lambda name: phases[name], default="")
+    if longest and phases[longest] > max(scale.first_ns or 0.0 for scale in order):
+        ns = format_ns(phases[longest], 3)
+        texts.insert(len(by_kind), f"{_phase_name(longest)} takes most of the start: {ns}")
     if finding.late:
         texts.append(f"in {counted(len(finding.late), 'later case')} the first call was slow too")
     return Answer(texts[0], details=tuple(texts[1:]))
 
 
-def _times(ratio: float) -> str:
-    """``10,300``, ``98``, ``2.2``: three digits at most."""
-    return f"{float(f'{ratio:.3g}'):,.0f}" if ratio >= 9.95 else f"{ratio:.2g}"
+def _times(ratio: float, digits: int = 2) -> str:
+    """``10,300``, ``98``, ``2.2``: three digits at most, below 10 ``digits``."""
+    return f"{float(f'{ratio:.3g}'):,.0f}" if ratio >= 9.95 else f"{ratio:.{digits}g}"
 
 
 def _runs(rows: Sequence[ColdRow], above: Sequence[str]) -> Grid:
@@ -150,7 +161,7 @@ def _runs(rows: Sequence[ColdRow], above: Sequence[str]) -> Grid:
 
     return make_grid(
         [
-            (Head("run", left=True, repeat=True, numbered=True), name),
+            (Head("run", left=True, repeat=True, numbered=2), name),
             # Runs whose output is in one file have its name already.
             (Head("job", left=True), lambda r: one_line(r.run.header.get("job_id") or "-")),
             (Head("position", "in job"), lambda r: str(r.placed.place) if r.placed.job else "-"),
@@ -180,8 +191,6 @@ def _call_columns(
         (Head("2nd", "call"), lambda r: format_time(r.second_ns)),
         (Head("3rd", "call"), lambda r: format_time(r.third_ns)),
         (steady, lambda r: format_time(steady_ns(r))),
-        (Head("2nd /", "1st", drop=3), lambda r: _ratio(r.second_ns, r.first_ns)),
-        (Head("2nd /", "3rd", drop=3), lambda r: _ratio(r.second_ns, r.third_ns)),
         (Head("1st /", steady.text.split()[0]), lambda r: _ratio(r.first_ns, steady_ns(r))),
         (Head("to first", "result", legend=_RESULT), lambda r: format_time(r.first_result_ns)),
         (Head("library", "setup", drop=1, legend=_CONNECT), lambda r: format_time(r.connect_ns)),
@@ -245,50 +254,42 @@ def _again_cells(pairs: RunPairs | None) -> tuple[str, str, str]:
 def _below_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> list[str]:
     """The ratios from the fewest to the most ranks, and second runs compared with first ones."""
     lines = []
-    for place in dict.fromkeys(scale.in_job for scale in scales):
-        which = {"": "", "-": ", outside of jobs"}.get(place, f", {place} in job")
-        for text, upper, lower in (
-            ("2nd / 1st call", "second_ns", "first_ns"),
-            ("2nd / 3rd call", "second_ns", "third_ns"),
-            ("1st call / steady", "first_ns", "steady_ns"),
-        ):
-            ratios = [
-                (scale.ranks, ratio)
-                for scale in scales
-                if scale.in_job == place
-                and scale.ranks > 1
-                and (ratio := over(getattr(scale, upper), getattr(scale, lower)))
-            ]
-            if len(ratios) < 2:
-                continue
-            first, last = (format_ratio(ratio) for _, ratio in (ratios[0], ratios[-1]))
-            ends = f"{first} on {ratios[0][0]} ranks to {last} on {ratios[-1][0]} ranks"
-            lines.append(f"{text}{which}: {ends}")
+    for text, upper, lower in (
+        ("the 2nd call takes {} times the 1st", "second_ns", "first_ns"),
+        ("the 2nd call takes {} times the 3rd", "second_ns", "third_ns"),
+        ("the 1st call takes {} times a steady one", "first_ns", "steady_ns"),
+    ):
+        ratios = {
+            scale.ranks: _times(ratio, 3)
+            for scale in reversed(scales)  # of several runs in a job the first one counts
+            if scale.ranks > 1 and (ratio := over(getattr(scale, upper), getattr(scale, lower)))
+        }
+        if len(ratios) > 1:
+            lines.append(text.format(_ends(ratios)))
     for pair in again:
-        pooled, interval, result = _again_cells(pair)
+        times, interval, result = _again_cells(pair)
         jobs = f"{len(pair.judged.base)} jobs of {pair.ranks[0]} to {pair.ranks[-1]} ranks"
-        between = f" (95 %: {interval})" if interval != "-" else ""
-        lines.append(f"2nd run / 1st, {jobs}: {pooled}{between}: {result}")
-    pairs = [*(scale.again for scale in scales if scale.again), *again]
-    if pairs:
-        figures = " or ".join(dict.fromkeys(pair.figure for pair in pairs))
-        lines.append(
-            f"2nd run of a job / 1st: {figures}; each job gives one ratio (t on their "
-            "logarithms, Holm over all); within 10 % is the same"
-        )
+        text = f"the 2nd run of a job takes {times} times the 1st ({pair.figure}, {jobs})"
+        lines.append(text if interval == "-" else f"{text}; 95 %: {interval}; {result}")
     return lines
+
+
+def _ends(ratios: Mapping[int, str]) -> str:
+    """``1.15``, ``29,000 (12 ranks) to 8,000 (768 ranks)``. ratios: by ranks."""
+    if len(set(ratios.values())) == 1:
+        return next(iter(ratios.values()))
+    fewest, most = min(ratios), max(ratios)
+    return f"{ratios[fewest]} ({fewest} ranks) to {ratios[most]} ({most} ranks)"
 
 
 def _set_up(rows: Sequence[ColdRow]) -> Grid:
     """A line for each phase before the first call."""
-    names = list(dict.fromkeys(name for row in rows for name in row.phases))
+    middle = _phase_medians(rows)
+    names = list(middle)
     slowest = {
         name: max((row for row in rows if name in row.phases), key=lambda r: r.phases[name].ns)
         for name in names
     }
-
-    def middle(name: str) -> str:
-        return format_ns(median([row.phases[name].ns for row in rows if name in row.phases]), 3)
 
     def rank(name: str) -> str:
         phase = slowest[name].phases[name]
@@ -296,15 +297,23 @@ def _set_up(rows: Sequence[ColdRow]) -> Grid:
 
     columns: list[tuple[Head, Callable[[str], str]]] = [
         (Head("longest"), lambda name: format_ns(slowest[name].phases[name].ns, 3)),
-        (Head("slowest", "rank", left=True, legend=_LONGEST), rank),
+        (Head("slowest", "rank", left=True), rank),
     ]
     if len(rows) > 1:
-        columns.insert(0, (Head("median", "of the runs"), middle))
+        columns.insert(0, (Head("median", "of the runs"), lambda n: format_ns(middle[n], 3)))
         columns.append((Head("run", left=True), lambda name: one_line(slowest[name].name)))
     phase = Head("set-up phase", left=True)
-    return make_grid(
-        [(phase, lambda n: _PHASE_NAMES.get(n, one_line(n).replace("_", " "))), *columns], names
-    )
+    return make_grid([(phase, _phase_name), *columns], names, below=[_LONGEST])
+
+
+def _phase_medians(rows: Sequence[ColdRow]) -> dict[str, float]:
+    """Phase -> the median over the runs, in ns."""
+    names = dict.fromkeys(name for row in rows for name in row.phases)
+    return {n: median([row.phases[n].ns for row in rows if n in row.phases]) for n in names}
+
+
+def _phase_name(name: str) -> str:
+    return _PHASE_NAMES.get(name, one_line(name).replace("_", " "))
 
 
 def _late(late: Sequence[Late]) -> Grid:
