@@ -40,7 +40,7 @@ from torchcoll.parts.training.projection import (
 from torchcoll.parts.training.step_program import Memory
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head, make_grid
-from torchcoll.report.notes import first_notes
+from torchcoll.report.notes import MOST_NOTES, first_notes
 
 _CAUSES = (
     "of the calls that are in both: slower: on the rank that came last, by contention or by the "
@@ -158,7 +158,9 @@ def _forms(projection: Plan, verbose: bool) -> Forms:
     if measured is not None:
         grids.append(_causes(measured))
     all_notes = [*projection.notes, *(measured.notes if measured else ())]
-    shown = map(one_line, first_notes(all_notes, verbose))
+    # One more note takes no more lines than the hint at it.
+    every = verbose or len(all_notes) == MOST_NOTES + 1
+    shown = map(one_line, first_notes(all_notes, every))
     notes = Grid([], [], below=list(shown), answer=plan_answer(projection))
     # csv has the rows of the step and the steps over ranks; its column ``table`` tells them apart.
     rows = [_row(row) for row in projection.step.rows]
