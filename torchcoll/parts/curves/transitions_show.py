@@ -379,10 +379,10 @@ def lines_below(curve_ranges: CurveRanges) -> list[str]:
     seen = {transition.handover: transition for transition in curve_ranges.transitions}
     for handover in curve_ranges.handovers:
         transition = seen.get(handover)
-        found = "the times show no change there" if transition is None else transition.agreement
+        text = "the times show no change there" if transition is None else transition.agreement
         lines.append(
             f"the log: {one_line(handover.before)} to {one_line(handover.after)} between "
-            f"{_span(handover.low_bytes, handover.high_bytes)}; {found}"
+            f"{_span(handover.low_bytes, handover.high_bytes)}; {text}"
         )
     lines += [
         f"between {_span(transition.low_bytes, transition.high_bytes)}: {transition.agreement}"

@@ -212,7 +212,7 @@ def soak_chart(soak: Soaked, run: Run) -> chart.Chart:
         "yaxis": {"title": {"text": "median time / median of all windows"}},
         "showlegend": True,
     }
-    caption = []
+    caption = ["above 1: slower in that window than in most"]
     if len(soak.cases) > chart.MOST_LINES:
         caption.append(f"the {chart.MOST_LINES} cases that vary most are shown at first")
     windows = max(len(case.medians_ns) for case in soak.cases)
