@@ -85,7 +85,6 @@ LINES += [f"show {path.relative_to(ROOT)}" for path in sorted(ROOT.glob("tests/r
 MANY_NOTES = (
     ("curve results/", "with --refine each line is a command to run"),
     ("show --published", "each line is the source of a figure"),
-    ("cold results/oneccl-cold-scaling", "one line a position in the job"),
     ("plan ", "assumptions of the plan"),
 )
 
