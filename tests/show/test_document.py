@@ -118,8 +118,8 @@ def test_backends_without_a_common_size_are_apart(tmp_path):
 def test_every_chart_is_in_the_page_and_nothing_is_fetched(drawn):
     read = Read(drawn[1])
     charts = [own["id"] for tag, own in read.tags if own.get("class") == "chart"]
-    assert charts == ["g0", "g1", "g2"]
-    assert [len(group["charts"]) for group in read.data["groups"]] == [1, 1, len(SIZES)]
+    assert charts == ["g0", "g1", "g2", "g3"]
+    assert [len(group["charts"]) for group in read.data["groups"]] == [1, 1, len(SIZES), 1]
     links = [v for _, own in read.tags for k, v in own.items() if k.endswith(("href", "src"))]
     assert [link for link in links if not link.startswith(("#", "data:"))] == []
     policy = next(own["content"] for tag, own in read.tags if "http-equiv" in own)
@@ -308,12 +308,12 @@ def test_markdown_has_its_pictures_beside_it(file, tmp_path, capsys):
     out = tmp_path / "r.md"
     assert main(["report", file, "-o", str(out)]) == 0
     text = out.read_text()
-    names = [f"r-{number}.svg" for number in (1, 2, 3)]
+    names = [f"r-{number}.svg" for number in (1, 2, 3, 4)]
     for name in names:
         assert f"]({name})" in text
         assert (tmp_path / name).read_text().startswith("<?xml")
     assert "###" not in text  # none of its tables has a title
-    assert capsys.readouterr().out.rstrip().endswith("pictures: r-1.svg, r-2.svg, r-3.svg")
+    assert capsys.readouterr().out.rstrip().endswith("pictures: r-1.svg, r-2.svg, r-3.svg, r-4.svg")
     out.unlink()
     assert main(["report", file, "-o", str(out)]) == 2
     assert error_tail("r-1.svg", "a file that does not exist") in capsys.readouterr().err

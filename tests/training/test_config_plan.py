@@ -18,7 +18,7 @@ from torchcoll.parts.training.config_plan import (
     stage_blocks,
     stage_ends,
 )
-from torchcoll.parts.training.config_projection import PlanSetting, compare_layouts, project_config
+from torchcoll.parts.training.config_projection import PlanSetting, compare_layouts
 from torchcoll.parts.training.layouts import parse_batch, parse_layout
 from torchcoll.parts.training.sent_by_wrappers import (
     Parameter,
@@ -253,20 +253,6 @@ def test_groups_of_a_layout_call_at_once():
             assert row.prediction.time_ns == pytest.approx(expected, rel=0.01), (layout, row)
 
 
-def test_stages_share_the_layers():
-    """5 layers, the embedding and the head on 2 ranks of 2 virtual stages: 2, 2, 2 and 1."""
-    architecture = parse_config(llama_config(5), "x")
-    layout = parse_layout("fsdp=1,pp=2x2")
-    kinds = [
-        [[block.kind for block in chunk] for chunk in stage_blocks(architecture, layout, stage)]
-        for stage in range(2)
-    ]
-    assert kinds == [
-        [["embedding", "layer"], ["layer", "layer"]],
-        [["layer", "layer"], ["head"]],
-    ]
-
-
 @pytest.mark.parametrize(
     ("layout", "layers", "ends"),
     [
@@ -346,35 +332,18 @@ def test_activations_of_llama_3_8b():
 
 
 def test_a_pipeline_of_fsdp_keeps_whole_gradients_between_micro_batches():
-    """Until the last micro-batch scatters them: 2 bytes for each parameter of the first stage."""
-    two, four = (
-        plan_config(
-            parse_config(llama_config(), "x"), parse_layout("fsdp=2,pp=2"), parse_batch(batch), BF16
-        ).memory
-        for batch in ("2x1x8", "4x1x8")
-    )
-    layer = 16 * (16 + 8 + 8 + 16) + 3 * 16 * 40 + 2 * 16
-    embedding = 32 * 16
-    stage = 2 * (layer + embedding)
-    # Gathered parameters and whole gradients in the backward pass, those that are kept, and a
-    # gradient of 8 tokens that is received for each micro-batch.
-    assert two.buffers == 3 * stage + 2 * 2 * 8 * 16
-    assert four.buffers == 3 * stage + 4 * 2 * 8 * 16
-
-
-def test_interleaved_stages_have_whole_gradients_one_after_the_other():
-    """With 2 micro-batches on 2 stages the backward passes of the last virtual stage come first;
-    with 4, those of both are mixed.
+    """Until the last micro-batch scatters them: 2 bytes for each parameter of the first stage. With
+    as many micro-batches as stages, the backward passes of the last virtual stage come first.
     """
-    one, both = (
-        plan_config(
-            parse_config(llama_config(4), "x"), parse_layout("fsdp=2,pp=2x2"), parse_batch(b), BF16
-        ).memory
-        for b in ("2x1x8", "4x1x8")
-    )
     layer = 16 * (16 + 8 + 8 + 16) + 3 * 16 * 40 + 2 * 16
-    embedding, received = 32 * 16, 2 * 8 * 16 * 3 * 2
-    assert both.buffers - one.buffers == 2 * layer + received, (layer, embedding)
+    # Gathered parameters and whole gradients in the backward pass, those that are kept, and what is
+    # received for each micro-batch: a gradient of 8 tokens, with two virtual stages three times.
+    stage, received = 2 * (layer + 32 * 16), 2 * 8 * 16
+    two, four = (plan(llama_config(), "fsdp=2,pp=2", f"{n}x1x8", BF16).memory for n in (2, 4))
+    assert two.buffers == 3 * stage + 2 * received
+    assert four.buffers == 3 * stage + 4 * received
+    one, both = (plan(llama_config(4), "fsdp=2,pp=2x2", f"{n}x1x8", BF16).memory for n in (2, 4))
+    assert both.buffers - one.buffers == 2 * layer + 2 * 3 * received
 
 
 def test_memory_of_ddp_and_fsdp():
@@ -465,18 +434,6 @@ def test_layouts_that_do_not_fit_get_more_micro_batches():
         alone = plan_config(architecture, layouts[0], parse_batch(batch), BF16)
         assert row.memory_bytes == alone.memory.total
         assert (row.fits == "no") == (limit == 1e9)
-
-
-def test_over_ranks_without_a_machine():
-    architecture = parse_config(llama_config(), "x")
-    layout, batch = parse_layout("fsdp=4"), parse_batch("1x8")
-    projection = project_config(PlanSetting(None, architecture, batch, FP32, None), layout, [4, 8])
-    assert [step.ranks for step in projection.weak] == [4, 8]
-    assert projection.step.comm_ns is projection.step.step_ns is None
-    # A ring sends 3/4 of each: the parameters twice (but the root's once), and the gradients.
-    whole = 4 * architecture.parameters
-    root = 4 * (2 * 32 * 16 + 16)
-    assert projection.step.sent_bytes == 3 / 4 * (3 * whole - root)
 
 
 def test_comparison_keeps_the_tokens_and_begins_with_the_fastest():

@@ -1,7 +1,5 @@
 """Planned calls of tensor, sequence and pipeline parallelism against captures on gloo."""
 
-from collections import Counter
-
 import torch
 import torch.distributed as dist
 from parallel_models import (
@@ -9,7 +7,6 @@ from parallel_models import (
     HIDDEN,
     KEY_HEADS,
     TOKENS,
-    VOCABULARY,
     Llama,
     MixtureOfExperts,
     RingAttention,
@@ -229,30 +226,3 @@ def test_four_ranks(tmp_path):
     assert sorted(sharded["pp"]) == [("sendrecv", 4 * TOKENS * HIDDEN)] * 4
     plan = planned_groups("fsdp=2,pp=2", batch="4x1x8", layers=4)
     assert [name for name, _ in sharded["fsdp"]] == [name for name, _ in plan["fsdp"]]
-
-
-def test_context_parallel_by_hand():
-    """cp=2: 4 tokens a rank; keys and values are 2 x 2 heads x 4 columns."""
-    calls = planned("fsdp=2,cp=2")
-    local = 4 * 4 * 16
-    assert calls.count(["cp", "all_gather", 2 * local]) == 2 * LAYERS
-    assert calls.count(["cp", "sendrecv", local]) == 2 * LAYERS
-    # The parameters are sharded over both.
-    assert calls[0] == ["fsdp", "all_gather", 4 * (2 * VOCABULARY * HIDDEN + HIDDEN)]
-
-
-def test_expert_parallel_by_hand():
-    """8 tokens a rank, each to 2 of 4 experts: 16 visits of 16 columns."""
-    config = llama_config(2, model_type="mixtral", num_local_experts=4, num_experts_per_tok=2)
-    architecture = parse_config(config, "small")
-    layout = parse_layout("fsdp=4,ep=2")
-    plan = plan_config(architecture, layout, parse_batch("1x8"), TrainingOptions("float32"))
-    counts = Counter()
-    for sent, number in plan.program.counts.items():
-        counts[sent.group, sent.collective, sent.size_bytes] += number
-    size_bytes = 4 * 16 * HIDDEN
-    experts = 4 * 2 * 3 * 40 * 16  # bytes of two experts, gate, up and down
-    assert counts["ep", "all_to_all", size_bytes] == 2 * 4
-    assert counts["ep", "all_to_all", 32] == 2  # numbers of tokens: 4 x int64, 2 layers
-    assert counts["edp", "all_gather", experts] == 4
-    assert counts["edp", "reduce_scatter", experts] == 2

@@ -16,7 +16,6 @@ from torchcoll.parts.training.config_projection import LayoutComparison, sort_ke
 from torchcoll.parts.training.layout_search import launch_flags
 from torchcoll.parts.training.layouts import check_layout, parse_batch, parse_layout, parse_layouts
 from torchcoll.parts.training.layouts_show import layouts_answer
-from torchcoll.parts.training.traffic_charts import layouts_charts
 
 
 @pytest.mark.parametrize(
@@ -112,8 +111,6 @@ def test_layouts_must_fit_the_gpu_of_a_published_machine():
         comparison = torchcoll.compare_plans(
             "llama-3-8b", "dp=64,fsdp=64", machine="8xH100", step_ms=900, **memory
         )
-        (shape,) = layouts_charts(comparison)[-1].layout["shapes"]
-        assert shape["x0"] == comparison.memory_bytes / 1e9
         return comparison.memory_bytes, {row.layout.name: row.fits for row in comparison.rows}
 
     assert fits() == (79.1 * 2**30, {"fsdp=64": "yes", "dp=64": "no"})
@@ -259,26 +256,20 @@ def test_a_tight_layout_is_first_only_if_it_is_faster_by_more_than_5_percent():
     """Three layouts whose steps take 1.00, 1.04 and 1.20; the first is tight."""
     row = torchcoll.compare_plans("gpt2", "fsdp=8", machine="8xH100", step_ms=1).rows[0]
 
-    def compared(ratios):
+    def compared(*seconds):
         rows = []
-        for number, (ratio, fits) in enumerate(ratios):
-            step = replace(
-                row.step,
-                step_ns=(ratio * 1e9,) * 3,
-                at_rate_ns=(ratio * 1e9, ratio * 1e9, 2e9),
-            )
-            layout = parse_layout(f"fsdp={4 << number},tp={4 >> number}" if number < 2 else "dp=8")
-            rows.append(replace(row, layout=layout, step=step, fits=fits))
+        for text, s in zip(("fsdp=4,tp=4", "fsdp=8,tp=2", "dp=8"), seconds, strict=True):
+            ends = (1e9 * s, 1e9 * s, 2e9)
+            step = replace(row.step, step_ns=ends, at_rate_ns=ends)
+            rows.append(replace(row, layout=parse_layout(text), step=step))
+        rows[0] = replace(rows[0], fits="tight")
         return LayoutComparison("x", 16, sorted(rows, key=sort_key), "y", [], 80e9)
 
-    near = compared([(1.0, "tight"), (1.04, "yes"), (1.2, "yes")])
-    assert [row.cost / 1e9 for row in near.rows] == pytest.approx([1.04, 1.0, 1.2])
-    answer = layouts_answer(near)
+    answer = layouts_answer(compared(1.0, 1.04, 1.2))
     assert "fsdp=8,tp=2 is predicted fastest of those that surely fit (1.04 s" in answer.text
     # The interval of the last overlaps, but 1.2 times as long is not as fast.
     assert answer.details == ("fsdp=4,tp=4 (0.96x) may be as fast",)
-    far = compared([(1.0, "tight"), (1.06, "yes"), (1.2, "yes")])
-    assert far.rows[0].fits == "tight"
+    assert compared(1.0, 1.06, 1.2).rows[0].fits == "tight"
 
 
 def test_of_equal_layouts_the_simplest_is_first():

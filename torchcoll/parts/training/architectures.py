@@ -130,12 +130,12 @@ class Architecture:
 
     source: str
     model_type: str
-    hidden: int
-    heads: int
-    key_heads: int
-    key_columns: int
-    feed_forward: int
     blocks: tuple[ModelBlock, ...]
+    hidden: int = 0
+    heads: int = 0
+    key_heads: int = 0
+    key_columns: int = 0
+    feed_forward: int = 0
     experts: int = 0
     top_k: int = 0
     expert_columns: int = 0

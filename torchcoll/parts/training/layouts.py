@@ -136,20 +136,21 @@ class ParallelLayout:
     def name(self) -> str:
         """The layout as ``--parallel`` takes it."""
         count = self.replicas * self.shards
-        texts = [f"{self.data}={self.replicas}x{self.shards}" if self.data == HSDP else ""]
-        if self.data != HSDP and (count > 1 or self.inner == 1 or self.data != FSDP):
-            cap = "" if self.cap_mb is None else f"@{self.cap_mb:g}"
-            texts = [f"{self.data}{cap}={count}"]
-        texts.append(f"tp={self.tp}" if self.tp > 1 else "")
-        virtual = f"x{self.virtual}" if self.virtual > 1 else ""
-        texts.append(f"pp={self.pp}{virtual}" if self.pp > 1 else "")
-        texts.append(f"cp={self.cp}" if self.cp > 1 else "")
-        texts += [f"ep={self.ep}" if self.ep > 1 else "", self.dispatch]
-        texts.append(EP_OVERLAP if self.ep_overlap else "")
-        texts.append("sp" if self.sequence_parallel else "")
-        texts.append(TP_OVERLAP if self.tp_overlap else "")
-        texts.append(self.checkpoint)
-        return ",".join(filter(None, texts))
+        cap = "" if self.cap_mb is None else f"@{self.cap_mb:g}"
+        size = f"{self.replicas}x{self.shards}" if self.data == HSDP else f"{count}"
+        texts = {
+            f"{self.data}{cap}={size}": count > 1 or self.inner == 1 or self.data != FSDP,
+            f"tp={self.tp}": self.tp > 1,
+            f"pp={self.pp}" + (f"x{self.virtual}" if self.virtual > 1 else ""): self.pp > 1,
+            f"cp={self.cp}": self.cp > 1,
+            f"ep={self.ep}": self.ep > 1,
+            self.dispatch: self.dispatch,
+            EP_OVERLAP: self.ep_overlap,
+            "sp": self.sequence_parallel,
+            TP_OVERLAP: self.tp_overlap,
+            self.checkpoint: self.checkpoint,
+        }
+        return ",".join(text for text, shown in texts.items() if shown)
 
     @property
     def degrees(self) -> dict[str, int]:
@@ -327,21 +328,14 @@ def _divided(architecture: Architecture, experts: bool) -> list[tuple[str, int]]
 
 
 def possible_degrees(name: str, architecture: Architecture, ranks: int = 0) -> str:
-    """Returns a clause with the degrees of tp, ep or pp that divide the model and the ranks.
+    """Returns a clause with the degrees of tp or ep that divide the model and the ranks.
 
     - ranks: 0 if they do not matter.
     """
-    if name == "tp":
-        whole = math.gcd(*(number for _, number in _divided(architecture, experts=True)))
-    elif name == "ep":
-        whole = architecture.experts
-    else:
-        whole = 0
-    most = whole or len(architecture.layers)
-    degrees = [n for n in range(2, most + 1) if whole % n == ranks % n == 0]
-    if not degrees:
-        return f"{name} cannot be more than 1"
-    return f"{name} can be {', '.join(map(str, degrees[:8]))}"
+    numbers = (number for _, number in _divided(architecture, experts=True))
+    whole = architecture.experts if name == "ep" else math.gcd(*numbers)
+    degrees = [n for n in range(2, whole + 1) if whole % n == ranks % n == 0]
+    return f"{name} can be {', '.join(map(str, degrees[:8])) or 1}"
 
 
 def check_layout(layout: ParallelLayout, architecture: Architecture, micro_batches: int) -> None:
@@ -398,7 +392,7 @@ def parse_layouts(
             check_layout(layout, architecture, layout.pp)
         except LayoutError as error:
             first = first or error
-            named = re.findall(r"(tp|pp|ep)=(\d+)", item)
+            named = re.findall(r"(tp|ep)=(\d+)", item)
             wrong = [name for name, n in named if ranks and ranks % int(n)]
             expected = error.expected
             if error.what == "ranks" and wrong:

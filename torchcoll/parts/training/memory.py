@@ -175,9 +175,8 @@ def _half_of_the_outputs(stage: StagePlan, block: ModelBlock) -> float:
         visits = stage.architecture.top_k
         whole += stage.architecture.hidden * visits / 2
         split += stage.architecture.expert_columns * visits
-    if stage.layout.sequence_parallel:
-        return 2 * (whole + split) / stage.layout.tp * _token_bytes(stage)
-    return 2 * (whole + split / stage.layout.tp) * _token_bytes(stage)
+    over = stage.layout.tp if stage.layout.sequence_parallel else 1
+    return 2 * (whole / over + split / stage.layout.tp) * _token_bytes(stage)
 
 
 def _layer_bytes(stage: StagePlan, block: ModelBlock) -> tuple[float, float]:
@@ -220,8 +219,7 @@ def _layer_bytes(stage: StagePlan, block: ModelBlock) -> tuple[float, float]:
     normed = width * hidden * (len(norms) - of_heads - layer_norms)
     whole, split = 2 * whole, 2 * split  # bytes of a token
     tokens = _token_bytes(stage)
-    if stage.layout.sequence_parallel:
-        gathered = 0.0 if stage.layout.data == ZERO1 else 4.0 * hidden
-        fused = gathered + (whole - gathered + split) / tp
-        return fused * tokens, 2 * (normed + activated) / tp * tokens
-    return (whole + split / tp) * tokens, 2 * (normed + activated / tp) * tokens
+    over = tp if stage.layout.sequence_parallel else 1
+    gathered = 4.0 * hidden if over > 1 and not stage.layout.megatron else 0.0
+    fused = gathered + (whole - gathered) / over + split / tp
+    return fused * tokens, 2 * (normed / over + activated / tp) * tokens

@@ -125,11 +125,6 @@ def read_module(target: str) -> Architecture:
     return Architecture(
         source=target,
         model_type=MODULE,
-        hidden=0,
-        heads=0,
-        key_heads=0,
-        key_columns=0,
-        feed_forward=0,
         blocks=(
             ModelBlock(EMBEDDING, tuple(blocks[EMBEDDING])),
             *layers,

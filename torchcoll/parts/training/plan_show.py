@@ -21,7 +21,6 @@ from torchcoll.core.units import (
 from torchcoll.parts.curves.predictor import MORE_DATA, Ends, sum_of
 from torchcoll.parts.curves.published_machine import LARGEST_MEMORY
 from torchcoll.parts.training.measured_step import (
-    MatchedCalls,
     MeasuredStep,
     describe_unmatched,
     largest_cause,
@@ -48,7 +47,6 @@ _CAUSES = (
     "error of the machine's law; late: "
     "waiting for the last rank; gaps: neither calls nor computation"
 )
-_FACTORS = "factor: measured over planned time, with its 90 % interval"
 
 
 def _causes(measured: MeasuredStep) -> Grid:
@@ -85,40 +83,6 @@ def _causes(measured: MeasuredStep) -> Grid:
 
 def format_signed(ns: float) -> str:
     return f"-{format_ns(-ns, 3)}" if ns < 0 else format_ns(ns, 3)
-
-
-def _factors(measured: MeasuredStep) -> Grid:
-    factors = measured.correction.factors
-    names: list[str | None] = [*factors, None] if len(factors) > 1 else [*factors]
-
-    def matched(name: str | None) -> list[Any]:
-        return [row for row in measured.matched if name in (None, row.collective)]
-
-    def factor(end: int) -> Any:
-        return lambda name: f"{factors.get(name, measured.correction.factor)[end]:.2f}"
-
-    def total(field: str) -> Any:
-        def cell(name: str | None) -> str:
-            values = [getattr(row, field) for row in matched(name)]
-            return "-" if None in values else format_signed(sum(values))
-
-        return cell
-
-    return make_grid(
-        [
-            (Head("collective", left=True), lambda name: name or "all"),
-            (Head("calls", "a step"), lambda name: str(sum(row.calls for row in matched(name)))),
-            (Head("sizes", drop=1), lambda name: _sizes(matched(name))),
-            (Head("planned"), total("planned_ns")),
-            (Head("transfer"), total("transfer_ns")),
-            (Head("late"), total("late_ns")),
-            (Head("factor"), factor(0)),
-            (Head("low"), factor(1)),
-            (Head("high"), factor(2)),
-        ],
-        names,
-        below=[_FACTORS],
-    )
 
 
 def correction_text(measured: MeasuredStep) -> str:
@@ -192,7 +156,7 @@ def _forms(projection: Plan, verbose: bool) -> Forms:
             grids.append(_over_ranks(kind, steps))
     measured, before = projection.measured, projection.uncorrected
     if measured is not None:
-        grids += [_causes(measured), _factors(measured)]
+        grids.append(_causes(measured))
     all_notes = [*projection.notes, *(measured.notes if measured else ())]
     shown = map(one_line, first_notes(all_notes, verbose))
     notes = Grid([], [], below=list(shown), answer=plan_answer(projection))
@@ -381,7 +345,7 @@ def _memory(memory: Memory) -> Grid:
     return make_grid(columns, [memory], above=["memory of a rank"], below=[below])
 
 
-def _sizes(rows: Sequence[PlannedRow | MatchedCalls]) -> str:
+def _sizes(rows: Sequence[PlannedRow]) -> str:
     sizes = sorted({row.size_bytes for row in rows})
     texts = [format_bytes(size) for size in (sizes[0], sizes[-1])]
     return " to ".join(dict.fromkeys(texts))

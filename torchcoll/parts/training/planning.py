@@ -171,8 +171,8 @@ def compare_plans(
         tokens = setting.batch.tokens
         compared = candidate_layouts(setting.architecture, counts[0], setting.machine, tokens)
     else:
-        number = counts[0] if counts else None
-        compared, left_out = parse_layouts(text, number, setting.architecture)
+        of_all = counts[0] if counts else None
+        compared, left_out = parse_layouts(text, of_all, setting.architecture)
     of_gpu = None if limit is not None else memory_of_gpu(setting.machine)
     memory_bytes = of_gpu if limit is None else 1e9 * limit
     comparison = compare_layouts(setting, compared, memory_bytes, search=text == FIND)
