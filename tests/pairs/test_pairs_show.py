@@ -44,7 +44,7 @@ def test_calls_that_scatter_too_much_for_the_threshold():
     assert show_pairs(run, file=out) is False
     text = " ".join(out.getvalue().split())
     assert text.startswith(
-        "Cannot tell whether a rank is slow (only a loss of 68 % of speed or more would have been "
+        "Cannot tell whether a rank is slow (only a loss of 68 % or more of speed would have been "
         "found); a link only from a loss of 77 % on Next: repeat with --sizes 8M -n 10 while "
         "nothing else runs on the machine"
     )
@@ -65,7 +65,7 @@ def test_what_would_have_been_found_of_equal_pairs():
     out = io.StringIO()
     show_pairs(pairs_run(5, slow=None), threshold=0.5, file=out)
     text = out.getvalue()
-    assert text.startswith("Cannot tell whether a rank is slow (only a loss of 50 % of speed")
+    assert text.startswith("Cannot tell whether a rank is slow (only a loss of 50 % or more")
     assert "Next: lower --threshold" in text
 
 
