@@ -46,7 +46,6 @@ ONE_FOLDER = (
     "algorithms @",
     "cold @",
     "curve @",
-    "curve @ --refine",
     "scaling @",
     "model fit @ -o /dev/null --force",
     "postmortem @",
@@ -83,7 +82,6 @@ LINES += [*OTHERS, "trace examples/inspector", "postmortem examples/stuck-rank"]
 LINES += [f"show {path.relative_to(ROOT)}" for path in sorted(ROOT.glob("tests/reading/threads/*"))]
 # Known exceptions: the beginning of a line of LINES, and why it stands.
 MANY_NOTES = (
-    ("curve results/", "with --refine each line is a command to run"),
     ("show --published", "each line is the source of a figure"),
     ("cold results/oneccl-cold-scaling", "one line a position in the job"),
     ("plan ", "assumptions of the plan"),

@@ -13,7 +13,7 @@ from torchcoll.parts.experiments.version_search import figures_of
 from torchcoll.parts.fleet.records import _summarise_case
 from torchcoll.questions.check.baseline import baseline_pairs
 from torchcoll.questions.check.judging import check
-from torchcoll.questions.check.prometheus import _case_series
+from torchcoll.questions.check.show import _case_series
 from torchcoll.questions.comparison.compare import compare
 from torchcoll.questions.page.charts import sampled
 from torchcoll.stats.sides import Reading, Side

@@ -15,7 +15,7 @@ from torchcoll.cli import main
 from torchcoll.core.metrics import case_labels, metrics_text, run_labels
 from torchcoll.core.result import Run, Verification
 from torchcoll.questions.check.judging import judge
-from torchcoll.questions.check.prometheus import check_metrics_of
+from torchcoll.questions.check.show import check_metrics_of
 
 HEADER = {"start_utc": "2026-01-01T00:00:00Z"}  # 1767225600
 

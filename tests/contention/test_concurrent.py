@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
-from types import ModuleType
 
 import pytest
 import torch
-import torch.distributed as dist
 from error_form import error_text
 from ranks import Measured
 
@@ -34,94 +31,6 @@ def test_two_ranks(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "concurrent with copy:64K, on every rank, in a thread of its own\n" in out
     assert "correct" in out  # the values are checked after the blocks
-
-
-def test_a_mesh(tmp_path):
-    """2 x 2: columns 0,2 and 1,3 beside rows 0,1 and 2,3. An all_reduce of 1 KiB on two ranks
-    counts 2 (n - 1) / n = 1 KiB for busbw.
-    """
-    arguments = "--sizes 1K -n 5 --groups mod:2 --concurrent same:div:2"
-    results = Measured(tmp_path / "job", "all_reduce", arguments, 4).ended(0).run.results
-    assert [result.members for result in results] == [[0, 2], [1, 3]]
-    for result in results:
-        assert (result.status, result.concurrent.work) == ("ok", "all_reduce:div:2:1K")
-        assert result.concurrent.work_bus_bytes == 1024
-        assert len(result.concurrent.both_ns) == 2
-
-
-def test_a_backend_that_runs_one_call_at_a_time(tmp_path):
-    """A call of torch-ccl holds one lock of its process: with two calls in two threads, rank 0 has
-    the lock for one of them and rank 1 for the other, and both wait for ever.
-    """
-
-    def setup(rank):
-        dist.Backend.register_backend(
-            "ccl",
-            lambda store, rank, size, timeout: dist.ProcessGroupGloo(store, rank, size, timeout),
-            devices=["cpu"],
-        )
-        sys.modules["oneccl_bindings_for_pytorch"] = ModuleType("bindings")
-        lock, real = threading.Lock(), dist.all_reduce
-
-        def call(tensor, op=dist.ReduceOp.SUM, group=None):
-            if dist.get_backend(group) != "ccl":
-                return real(tensor, op, group)
-            with lock:
-                return real(tensor, op, group)
-
-        dist.all_reduce = call
-
-    arguments = "--backend ccl --sizes 1K -n 5 --concurrent all_reduce:mod:1 --timeout 20"
-    result = Measured(tmp_path / "job", "all_reduce", arguments, 2, setup=setup).ended(1).only()
-    reason = "ccl on cpu runs one call at a time, so two cannot overlap"
-    assert (result.status, result.reason) == ("unsupported", reason)
-    arguments = "--backend ccl --sizes 1K -n 5 --concurrent copy:64K"
-    copy = Measured(tmp_path / "copy", "all_reduce", arguments, 2, setup=setup).ended(0)
-    assert copy.only().concurrent.work == "copy:64K"
-
-
-def test_the_collective_beside_connects_alone(tmp_path):
-    """Its first call comes before any two calls at once, and may be refused like any other."""
-
-    def setup(rank):
-        def refuse(*args, **kwargs):
-            raise RuntimeError("this backend does not support all_gather")
-
-        dist.all_gather_into_tensor = dist.all_gather_single = refuse
-        Cpu.together = None
-
-    arguments = "--sizes 1K -n 5 --concurrent all_gather:mod:2"
-    result = Measured(tmp_path / "job", "all_reduce", arguments, 4, setup=setup).ended(1).only()
-    reason = "all_gather:mod:2:1K: this backend does not support all_gather"
-    assert (result.status, result.reason) == ("unsupported", reason)
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (
-            {"concurrent": "all_gather:2"},
-            error_text("concurrent", "all_gather:2", "all_gather:mod:N or "),
-        ),
-        (
-            {"concurrent": "barrier:mod:2"},
-            error_text("concurrent", "barrier:mod:2", "a collective that moves"),
-        ),
-    ],
-)
-def test_what_is_no_collective_beside(options, line):
-    with pytest.raises(UsageError) as caught:
-        Spec(**options)
-    assert line in str(caught.value)
-
-
-def test_a_collective_beside_that_has_nobody_to_talk_to():
-    spec = Spec(concurrent="all_gather:mod:3")
-    assert spec.subgroups(4) == ((0, 1, 2, 3),)
-    with pytest.raises(UsageError) as caught:
-        spec.subgroups(3)
-    text = error_text("concurrent", "all_gather:mod:3, where each of 3 ranks is alone", "groups of")
-    assert text in str(caught.value)
 
 
 def test_the_work_runs_while_the_calls_run():
@@ -182,9 +91,7 @@ def test_the_work():
     [
         (
             "gemm",
-            error_text(
-                "concurrent", "gemm", "matmul, copy, both, each with :SIZE, COLLECTIVE:GROUPS or "
-            ),
+            error_text("concurrent", "gemm", "matmul, copy, both, each with :SIZE, or "),
         ),
         ("background:", error_text("concurrent", "background:", "matmul, copy, both")),
         ("copy:12", error_text("concurrent", "copy:12", "a size of at least 1024 bytes")),

@@ -218,18 +218,3 @@ def test_fingerprints_differ_with_every_field():
 )
 def test_describe(one, text):
     assert one.describe() == text
-
-
-@pytest.mark.parametrize(
-    ("collective", "ranks", "coalesce", "bus_bytes"),
-    [
-        ("all_reduce", 4, 1, 1800),  # 2 x 3 / 4 of 1200
-        ("all_reduce", 4, 3, 5400),
-        ("hypercube", 4, 1, 900),  # 3 / 4 of 1200
-        ("broadcast", 4, 1, 1200),
-        ("all_reduce", 1, 1, 0),
-    ],
-)
-def test_bytes_that_count_for_busbw(collective, ranks, coalesce, bus_bytes):
-    asked = dataclasses.replace(case(collective, 1200), coalesce=coalesce)
-    assert size_case(asked, ranks).bus_bytes == bus_bytes

@@ -192,7 +192,7 @@ def test_a_change_near_the_end_is_told_without_law_and_jump(capsys):
 def test_a_change_near_the_beginning(capsys):
     times = {s: round(t / (1.3 if s < 512 else 1)) for s, t in TIMES_OF_ONE_LAW.items()}
     (one,) = found(*make_runs([times]))
-    show_transitions([all_of(one)], refine=True)
+    show_transitions([all_of(one)])
     text = capsys.readouterr().out
     assert "  128 B to 512 B: changes\n" in text
     # Below 128, down to a quarter of it would be 32: the sweep begins at 8, so 8 x 2, 8 x 8.
@@ -202,7 +202,6 @@ def test_a_change_near_the_beginning(capsys):
         "with too few sizes there to fit it\n"
         "Next: measure these sizes too: --sizes 16,64,156,192,232,284,344,420\n"
     )
-    assert "--refine" not in text
     assert transition_records(one)[0]["before_latency_ns"] is None
 
 
@@ -259,7 +258,7 @@ def test_wrong_and_failed_cases_are_left_out():
 @pytest.mark.parametrize("format", ["table", "markdown", "csv", "json"])
 def test_command(tmp_path, capsys, format):
     save(runs()[0], tmp_path / "a.jsonl")
-    assert main(["curve", str(tmp_path), "--format", format, "--refine"]) == 0
+    assert main(["curve", str(tmp_path), "--format", format]) == 0
     text = capsys.readouterr().out
     if format == "json":
         data = json.loads(text)
@@ -273,7 +272,6 @@ def test_command(tmp_path, capsys, format):
         assert float(rows[0]["latency_ns"]) == pytest.approx(20_000, rel=1e-3)
     else:
         assert "between 256K and 512K" in text
-        assert "Next: measure these sizes too: --sizes " in text
 
 
 def test_too_few_sizes_and_noise_are_said(capsys):
@@ -472,7 +470,7 @@ def test_a_curve_with_two_vague_changes_begins_with_what_is_known(capsys):
         "the law changes between 512K and 2M, and between 4M and 16M, with too few sizes there to "
         "fit it"
     ]
-    assert answer["next_step"] == "torchcoll curve FILE --refine lists the sizes to measure"
+    assert answer["next_step"].startswith("measure these sizes too: --sizes 639232,")
 
 
 def test_noise_that_hides_a_change_is_not_called_no_change(capsys):

@@ -227,7 +227,6 @@ def test_settings_that_torchcoll_does_not_have_are_refused(cases, actual, expect
         {"buffer_reuse": "flush", "warmup": 3, "cold": 5, "check": False, "rehearse": True},
         {"implementation": "own,functional", "precision": 0.01},
         {"coalesce": 4, "groups": "mod:2", "max_time_s": 0.25, "fresh_group": True},
-        {"concurrent": "same:div:2"},
         {"collectives": "broadcast,reduce", "roots": (0, 2), "in_place": "both", "seed": 3},
         {"collectives": "all_reduce,all_gather", "in_place": False},
         {"collectives": "all_reduce,all_gather"},  # each in its own default placement

@@ -21,6 +21,7 @@ from ranks import past
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
+from torchcoll.core.units import format_duration
 from torchcoll.machine import processes
 from torchcoll.parts.experiments.axes import Cell
 from torchcoll.parts.experiments.blocks import RunPlan
@@ -165,11 +166,12 @@ def test_the_most_launches_are_the_end():
     # Four runs a side share the error of 'same': with more, --resume finds what differs. This
     # ratio lies within 2 %, so that it may be the same.
     assert row.ratio < 1.02
-    (number,) = re.findall(r" with --runs (\d+)$", told(state))
+    (number,) = re.findall(r" with --runs (\d+) \(", told(state))
     assert 4 < int(number) <= 100
     assert told(state) == (
         "no difference was found between a and b (a difference of 5.0 % would have been "
-        f"found). Next: start again in a new folder with --runs {number}"
+        f"found). Next: start again in a new folder with --runs {number} ({number} rounds, about "
+        f"{format_duration(2 * int(number))})"  # each of two runs takes 1 s
     )
 
 
@@ -183,7 +185,7 @@ def test_what_may_differ_is_resumed():
     assert row.ratio > 1.1
     assert re.fullmatch(
         r"Cannot tell whether b is slower than a: 1K 1.\d\dx slower, but 3 runs of each vary too "
-        r"much\. Next: torchcoll versus --resume 'runs/a b' --runs \d+",
+        r"much\. Next: torchcoll versus --resume 'runs/a b' --runs \d+ \(\d+ rounds, about .* s\)",
         told(state),
     )
 
@@ -264,9 +266,10 @@ def test_a_case_that_is_open_is_named_once():
     assert round_text(state) == (
         "round 6: 1 of 2 decided: 4M slower; open, so far: 1M 1.51x slower"
     )
-    assert told(state) == (
+    assert (
         "b is 1.58x slower than a at 4M (too noisy for a lower bound, 6 runs each); not decided: "
-        "1M 1.51x slower; not ended: 6 rounds so far. Next: torchcoll versus --resume 'runs/a b'"
+        "1M 1.51x slower; not ended: 6 rounds so far. Next: torchcoll versus --resume 'runs/a b' ("
+        in told(state)
     )
 
 

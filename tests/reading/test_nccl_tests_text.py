@@ -192,6 +192,22 @@ def test_ranks_from_the_bus_factor_only_where_one_number_fits(imported):
     assert summarise(cases(result)[0]).busbw_gbps == 0.0  # as given
 
 
+def test_rows_that_contradict_each_other_in_the_last_digit_tell_the_ranks(imported):
+    """Rounded twice, as by a spreadsheet: busbw / algbw is 1.8751, 1.8748 and 1.8754."""
+    result = imported(
+        NAMES
+        + "".join(
+            f"  {size}     {size // 4}     float     sum      -1  {us}  {algbw}  {busbw}       0\n"
+            for size, us, algbw, busbw in (
+                (8388608, 1411.2, 5.944, 11.146),
+                (33554432, 2490.1, 13.475, 25.263),
+                (134217728, 6390.4, 21.003, 39.387),
+            )
+        )
+    )
+    assert (result.runs[0].ranks, result.runs[0].results[0].case.collective) == (16, "all_reduce")
+
+
 def test_inconsistent_bandwidths_are_reported(imported):
     result = imported(text(ROW.replace("43.13   43.13", "43.13   75.48"), foot=""))
     assert result.warnings == [

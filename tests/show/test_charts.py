@@ -10,7 +10,7 @@ from made_runs import run as launch
 from torchcoll.core.soak_windows import SoakCase, SoakWindow
 from torchcoll.questions.comparison.compare import compare
 from torchcoll.questions.comparison.speed_up_charts import speed_up_charts
-from torchcoll.questions.contention.soak_show import soak_chart
+from torchcoll.questions.contention.show import soak_chart
 from torchcoll.questions.contention.soaked import soaked
 from torchcoll.questions.page.charts import (
     calls_chart,

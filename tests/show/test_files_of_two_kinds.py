@@ -10,6 +10,7 @@ from sent import call, traffic
 
 from torchcoll.cli import main
 from torchcoll.core.file import save
+from torchcoll.report.pictures import WrittenPicture
 
 MANIFEST = '{"record":"matrix","schema":"torchcoll-matrix/1","spec":{}}\n'
 LEFT_OUT = (
@@ -100,7 +101,12 @@ def test_plot_draws_a_side_for_each_file_of_results(runs, capsys, monkeypatch):
     from torchcoll.questions.show import plot
 
     drawn = []
-    monkeypatch.setattr(plot, "plot", lambda sides, *_, **__: drawn.extend(sides))
+
+    def recorded(sides, path, **_):
+        drawn.extend(sides)
+        return WrittenPicture(path)
+
+    monkeypatch.setattr(plot, "plot", recorded)
     assert main(["plot", *runs]) == 0
     assert drawn == ["1-all_reduce", "2-all_reduce"]
     assert capsys.readouterr().err == LEFT_OUT

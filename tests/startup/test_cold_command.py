@@ -62,15 +62,11 @@ def test_the_statements_of_the_scaling_study(seven_jobs, capsys):
     assert "pbs-script.o8987480 #1 1 12 1.020 s 1.173 s 40.45 us" in shown
     assert "pbs-script.o8987480 #2 2 12 1.000 s 1.150 s 39.66 us" in shown
     # By number of ranks: two runs, their geometric mean.
-    scales = [line for line in shown if line.endswith("inconclusive (1 job)")]
-    assert len(scales) == 7
-    assert scales[0].startswith("12 2 1.010 s 1.00 s to 1.02 s 1.161 s")
-    assert scales[-1].endswith("580.7 us 0.980 inconclusive (1 job)")
+    assert any(line.startswith("12 2 1.010 s 1.00 s to 1.02 s 1.161 s") for line in shown)
     assert "the 2nd call takes 1.15 times the 1st" in shown
     assert "the 2nd call takes 29,000 (12 ranks) to 8,000 (768 ranks) times the 3rd" in shown
     (whole,) = (line for line in shown if line.startswith("the 2nd run of a job takes 0.9"))
-    assert "(1st call, 7 jobs of 12 to 768 ranks)" in whole
-    assert whole.endswith("same (90 % within 10 %)")
+    assert whole.endswith(" in 7 jobs)")
     assert "14 of 14 runs: import: the output of 2 runs, one after the other" in shown
 
 
@@ -111,12 +107,9 @@ def test_a_folder_of_launches(tmp_path, capsys):
     row = "auto-71-1.jsonl 71 1 auto 2 1 40.00 ms 4.000 ms 2.000 ms 1.000 us 40000"
     # Connected beside a steady call of 1 us: 70 ms less that.
     assert f"{row} 70.00 ms 70.00 ms 1 20.00 ms" in shown
-    # By number of ranks and place in job; hosts, runs, and the geometric mean of 42 and 43.
-    (two,) = (line for line in shown if line.startswith("2 2 1 2 42.50 ms"))
-    # 72 / 70 and 73 / 74: the logarithms' mean is 0.00728, its error 0.0209, so t = 0.3487, and
-    # with 1 degree of freedom p = 1 - 2 / pi x atan t.
-    assert " 1.007 " in two
-    assert two.endswith("inconclusive (p 0.79, 30 jobs per side would show 1.6 %)")
+    # 72 / 70 and 73 / 74: about as long, so the four runs are one line.
+    assert "the 2nd run of a job takes 1.007 times the 1st (0.986 to 1.029 in 2 jobs)" in shown
+    assert any(line.startswith("2 1 4 42.22 ms 40.0 ms to 44.0 ms") for line in shown)
     assert "import torch 900 ms 900 ms 1 (+100 ms) auto-71-1.jsonl" in shown
     assert "communicator 30.0 ms 30.0 ms 1 (+20.0 ms) auto-71-1.jsonl" in shown
     assert f"{tmp_path}/four.jsonl: truncated: the file has no end record" in shown
@@ -157,8 +150,8 @@ def test_json_and_csv_have_base_units(tmp_path, capsys):
     assert [row[name] for name in names] == ["71", 1, 40 * MS, 70 * MS, 0.1]
     assert row["connect_ns"] == 70 * MS - 1000
     assert row["communicator_slowest_rank"] == 1
-    assert [one["in_job"] for one in found["by_ranks"]] == ["1", "2", ""]
-    assert found["by_ranks"][1]["again"]["jobs"] == 2
+    assert [one["in_job"] for one in found["by_ranks"]] == ["", ""]
+    assert found["by_ranks"][0]["again"] == [pytest.approx(72 / 70), pytest.approx(73 / 74)]
     assert found["late"][0]["extra_ns"] == pytest.approx(59_000)
     assert main(["cold", folder, "--format", "csv"]) == 0
     table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
@@ -168,7 +161,7 @@ def test_json_and_csv_have_base_units(tmp_path, capsys):
 def test_show_prints_what_cold_returns(tmp_path):
     out = io.StringIO()
     torchcoll.show(torchcoll.cold(saved(tmp_path)), format="markdown", file=out)
-    expected = "- on 4 ranks the first call takes 90.0 ms (42.0 ms on 2), 90,000 times"
+    expected = "- on 4 ranks the first call takes 90.0 ms (42.2 ms on 2), 90,000 times"
     assert out.getvalue().startswith(expected)
     assert "\n\n- all_reduce, 1K, float32, sum, gloo\n- time = max over ranks" in out.getvalue()
     assert "| run | job |" in out.getvalue()
@@ -231,7 +224,7 @@ def test_the_second_call_is_said_and_each_run_is_listed_once(capsys):
     assert [line for line in shown if line.startswith("the 2nd ")] == [
         "the 2nd call takes 1.15 times the 1st",
         "the 2nd call takes 29,000 (12 ranks) to 8,000 (768 ranks) times the 3rd",
-        "the 2nd run of a job takes 1.010 times the 1st (1st call, 7 jobs of 12 to 768 ranks)",
+        "the 2nd run of a job takes 1.010 times the 1st (1.010 in 7 jobs)",
     ]
 
 

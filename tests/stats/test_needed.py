@@ -12,7 +12,6 @@ from torchcoll.stats.power import holm_levels
 from torchcoll.stats.ratios import (
     ONE_NOISE,
     ORDERED,
-    PAIRED,
     Ratio,
     ratio_of,
 )
@@ -40,7 +39,7 @@ def test_the_error_of_launches_in_turn():
     """By numpy's inverse of the normal equations: A B A B ... of 4 runs a side."""
     matrix = numpy.column_stack((numpy.ones(8), [0, 1] * 4, range(8)))
     assert ORDERED.error(4) == pytest.approx(math.sqrt(numpy.linalg.inv(matrix.T @ matrix)[1, 1]))
-    assert (ORDERED.degrees(4), ONE_NOISE.degrees(4), PAIRED.degrees(4)) == (5, 6, 3)
+    assert (ORDERED.degrees(4), ONE_NOISE.degrees(4)) == (5, 6)
 
 
 @pytest.mark.parametrize(

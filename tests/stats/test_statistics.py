@@ -1,16 +1,11 @@
 """Ratios and tests, against scipy called independently and against figures worked out by hand."""
 
-import math
-import warnings
-
-import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from torchcoll.stats.power import holm
-from torchcoll.stats.ratios import exp, paired_ratio
+from torchcoll.stats.ratios import exp
 from torchcoll.stats.statistics import Figures, StartModes, start_modes
 
 
@@ -29,30 +24,6 @@ def test_holm_lies_between_nothing_and_bonferroni(p_values):
         assert p <= a <= min(1, len(p_values) * p) or a == pytest.approx(p)
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     assert [adjusted[i] for i in order] == sorted(adjusted)
-
-
-@given(st.lists(st.tuples(st.floats(1, 1e9), st.floats(1, 1e9)), min_size=1, max_size=8))
-def test_pairs_are_those_of_scipys_paired_t(pairs):
-    base, new = zip(*pairs, strict=True)
-    found = paired_ratio(base, new)
-    a, b = numpy.log(base), numpy.log(new)
-    assert found.ratio == pytest.approx(math.exp((b - a).mean()))
-    if found.p_value is None:
-        assert len(pairs) == 1 or (b - a).std() < 1e-8
-        return
-    with warnings.catch_warnings():  # scipy warns of differences that are all but equal
-        warnings.simplefilter("ignore")
-        theirs = stats.ttest_rel(b, a)
-    assert found.p_value == pytest.approx(theirs.pvalue, rel=1e-6, abs=1e-12)
-
-
-def test_the_interval_of_pairs():
-    """Logarithms 0.1, 0.2, 0.3: mean 0.2, error 0.1 / sqrt 3; t is 4.3027 and 2.9200."""
-    found = paired_ratio([1.0, 1.0, 1.0], [math.exp(x) for x in (0.1, 0.2, 0.3)])
-    error = 0.1 / math.sqrt(3)
-    assert found.low == pytest.approx(math.exp(0.2 - 4.3027 * error), rel=1e-4)
-    assert found.high_90 == pytest.approx(math.exp(0.2 + 2.92 * error), rel=1e-4)
-    assert found.spread == pytest.approx(0.1 / math.sqrt(2))
 
 
 def test_exp_of_what_no_float_holds():

@@ -26,7 +26,7 @@ from torchcoll.parts.training.traces import read_traffic
 from torchcoll.parts.training.traffic_show import show_traffic
 
 US = 1000  # ns
-SHORT = "the trace does not tell which of the 2 groups calls on gloo are of"
+SHORT = "the trace does not tell which of its 2 groups its calls are of"
 
 
 def operator(name: str, ts: float, types: Any, dims: Any, values: Any = (), **args: Any) -> Any:
@@ -225,7 +225,8 @@ def test_kernels_of_coalesced_calls_are_of_no_call(read):
         kernel("ncclDevKernel_SendRecv", 100, 10, 4, Collective_name="endCoalescing"),
     )
     assert [call.time_ns for call in traffic.calls[0]] == [None, None]
-    assert "2 of 2 calls have no time: coalesced calls share kernels" in traffic.notes
+    why = "the trace does not tell which kernels are theirs, as of coalesced calls"
+    assert f"2 of 2 calls have no time: {why}" in traffic.notes
 
 
 def test_kernels_alone_give_the_same_calls(read):
@@ -485,6 +486,38 @@ def test_a_trace_without_shapes_has_times_and_no_bytes(read):
         ("all_reduce", None),
         ("barrier", None),
     ]
+
+
+def older(id, *, kernels):
+    """A step of 100 us of torch 2.3 and earlier: a kernel has its correlation as its id, and a call
+    no name of its group.
+    """
+    call = param("allreduce", 10, id)
+    del call["args"]["Process Group Name"]
+    kernel_events = [
+        kernel("ncclKernel_AllReduce_RING_LL_Sum_float", 20, 30, 9999),
+        event("gemm", 60, 25, "kernel", External_id=9998, device=0, tid=7),
+    ]
+    return [step(1, 0, 100), call, *kernel_events[not kernels :]]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "answer"),
+    [
+        (
+            True,
+            "a step of 100 us spends 30.0 us on communication (30 %); a collective is in flight",
+        ),
+        (False, "a step of 100 us has communication of unknown time; "),
+    ],
+)
+def test_calls_of_which_no_kernel_is_known(read, kernels, answer):
+    """Their kernels are those of no call, if there are any; otherwise nothing is known, not 0."""
+    traffic = read(*older(77, kernels=kernels))
+    assert only(traffic).group == "0"
+    shown = io.StringIO()
+    show_traffic([traffic], file=shown)
+    assert " ".join(shown.getvalue().split()).startswith(answer)
 
 
 def test_a_trace_without_communication(read):

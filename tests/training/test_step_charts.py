@@ -36,5 +36,5 @@ def test_the_step_is_split_into_calls_waiting_and_the_rest():
     assert {name: [round(x, 6) for x in values] for name, values in of.items()} == {
         "exposed communication 20 %": [20, 20, 20],
         "waiting for another rank 10 %": [10, 20, 0],
-        "computing and all else 70 %": [70, 60, 80],
+        "outside of calls 70 %": [70, 60, 80],
     }

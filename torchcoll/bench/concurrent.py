@@ -6,25 +6,18 @@ block together, and the order rotates.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.bench.verify import Checker, allocate
-from torchcoll.core.case import NATIVE, SizedCase, partition, size_case
-from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.spec import SAME, other_collective
 from torchcoll.core.units import format_size, parse_size
-from torchcoll.machine.devices import Call, nothing
+from torchcoll.machine.devices import Call
 
 if TYPE_CHECKING:
     from torchcoll.bench.session import Rank
-    from torchcoll.bench.sweep import Sweep
     from torchcoll.machine.devices import Device
 
 BLOCKS = 12  # a multiple of 3: each kind is first, second and third equally often
@@ -39,16 +32,11 @@ _CPU_SIZE, _SIZE = "1M", "64M"
 
 @dataclass(frozen=True)
 class Work:
-    """Work on the device: a call does it once. refill: called before each block.
-
-    bus_bytes: of a collective, the bytes of one call for busbw.
-    """
+    """Work on the device: a call does it once."""
 
     name: str
     once: Call
     threads: int | None = None
-    bus_bytes: int | None = None
-    refill: Call = nothing
 
     def __call__(self) -> None:
         self.once()
@@ -68,40 +56,6 @@ def computation(torch: Any, text: str, device: Device) -> Work:
 
     threads = _threads(torch) if device.kind == "cpu" else None
     return Work(f"{kind}:{format_size(size_bytes)}", once, threads)
-
-
-@contextlib.contextmanager
-def collective(sweep: Sweep, sizing: SizedCase, prepare: Callable[..., Call]) -> Iterator[Work]:
-    """Another collective on groups of its own, with ``prepare_call``. Collective. RuntimeError."""
-    local, case = sweep.local, sizing.case
-    parsed = other_collective(str(sweep.spec.concurrent))
-    assert parsed is not None
-    name, rule, size_bytes = parsed
-    name = case.collective if name == SAME else name
-    entry, subgroups = COLLECTIVES[name], partition(rule, local.ranks)
-    subgroup = next(subgroup for subgroup in subgroups if local.rank in subgroup)
-    other = dataclasses.replace(
-        case,
-        collective=name,
-        size_bytes=size_bytes or case.size_bytes,
-        op=(case.op or "sum") if entry.has_op else None,
-        root=(case.root or 0) if entry.has_root else None,
-        in_place=entry.placements[0],
-        splits=sweep.spec.splits if entry.has_splits else None,
-        group=rule,
-        implementation=NATIVE,
-    )
-    sized, group_rank = size_case(other, len(subgroup)), subgroup.index(local.rank)
-    progress = local.progress
-    groups, first = progress.groups, progress.subgroup
-    with sweep.communicators.of(case.backend, subgroups) as communicator:
-        progress.groups, progress.subgroup = groups, first
-        buffers = allocate(local.torch, sized, group_rank, local.device.name)
-        checker = Checker(local.torch, sized, group_rank, buffers, progress.beat)
-        once = prepare(local, sized, group_rank, buffers, communicator.group)
-        text = f"{name}:{rule}:{format_size(other.size_bytes)}"
-        yield Work(text, once, bus_bytes=sized.bus_bytes, refill=checker.refill)
-    progress.groups, progress.subgroup = groups, first
 
 
 def _threads(torch: Any) -> int:
@@ -136,7 +90,6 @@ def measure_concurrent(
         nonlocal all_calls
         all_calls += calls
         refill()
-        work.refill()
         align()
         return device.together(once, calls, work, repeats)
 
@@ -170,7 +123,6 @@ def measure_concurrent(
     return {
         "work": work.name,
         "threads": work.threads,
-        "work_bus_bytes": work.bus_bytes,
         "calls": calls,
         "repeats": repeats,
         "alone_ns": [of_calls for of_calls, _, _ in alone],

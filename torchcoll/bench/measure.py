@@ -363,31 +363,19 @@ class _Measurement:
 
         local, spec, calls = self.local, self.sweep.spec, self.calls
         work: Work | None = None
-        with contextlib.ExitStack() as stack:
 
-            def make() -> None:
-                nonlocal work
-                if spec.concurrent_collective:
-                    other = concurrent.collective(self.sweep, self.sizing, prepare_call)
-                    work = stack.enter_context(other)
-                else:
-                    work = concurrent.computation(local.torch, str(spec.concurrent), self.device)
+        def make() -> None:
+            nonlocal work
+            work = concurrent.computation(local.torch, str(spec.concurrent), self.device)
 
-            failed = local.control.attempt(make, RuntimeError, MemoryError)
-            if failed or work is None:
-                names, text = failed or ("", "")
-                return NotRun("oom", f"no memory for {spec.concurrent} on {names}: {text}")
-            if spec.concurrent_collective:
-                # Connecting two groups at the same time may never end, so this one connects alone.
-                self._step(f"first call of {work.name}")
-                refusal = first_call(local, work.name, work)
-                self.device.synchronize()
-                if refusal:
-                    return NotRun("unsupported", f"{work.name}: {refusal.text}")
-            name = self.sizing.case.describe()
-            blocks = concurrent.measure_concurrent(
-                local, calls.timed, work, calls.refill, calls.align, name
-            )
+        failed = local.control.attempt(make, RuntimeError, MemoryError)
+        if failed or work is None:
+            names, text = failed or ("", "")
+            return NotRun("oom", f"no memory for {spec.concurrent} on {names}: {text}")
+        name = self.sizing.case.describe()
+        blocks = concurrent.measure_concurrent(
+            local, calls.timed, work, calls.refill, calls.align, name
+        )
         self.concurrent_calls = blocks.pop("all_calls")
         self.samples["concurrent"] = blocks
         return None

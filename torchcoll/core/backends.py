@@ -73,8 +73,6 @@ class BackendEntry:
     coalescing manager a device.
     workers: how many calls of a group it runs at the same time.
     barrier_rethrows: its barrier raises the error of calls of the group that still run.
-    one_at_a_time: device types on which a process runs one call at a time: it holds a lock, in any
-    group, until it ends.
     """
 
     name: str
@@ -101,7 +99,6 @@ class BackendEntry:
     groups_alone: tuple[str, ...] = ()
     workers: int = 1
     barrier_rethrows: bool = False
-    one_at_a_time: tuple[str, ...] = ()
 
     def reason(self, case: Case, text: str) -> str:
         """Why a call of the case was refused: what the backend lacks, or else ``text``."""
@@ -174,7 +171,6 @@ BACKENDS: dict[str, BackendEntry] = {
                 Lack("collective", ("reduce_scatter",), "group of {}", device="cpu", grouped=True),
             ),
             groups_alone=("cpu",),
-            one_at_a_time=("cpu",),
         ),
         BackendEntry(
             "fake",

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from torchcoll.core.backends import communicates
-from torchcoll.core.collectives import COLLECTIVES, DTYPES, OPS, Layout, busbw_gbps
+from torchcoll.core.collectives import COLLECTIVES, DTYPES, OPS, Layout
 from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.units import format_size
 
@@ -212,8 +212,8 @@ HOW = (
     Field("rehearse", "nccl ranks share one GPU, to try a command: times mean nothing", bool),
     Field(
         "concurrent",
-        "measure each case alone, the work alone, and both: matmul, copy or both, with :SIZE, or "
-        "COLLECTIVE:GROUPS; background:LABEL only records that other work ran",
+        "measure each case alone, the work alone, and both: matmul, copy or both, with :SIZE; "
+        "background:LABEL only records that other work ran",
         metavar="WORK",
     ),
     Field("check", "verify results ({default})", bool, texts={"0": False, "1": True}, short="-c"),
@@ -398,12 +398,6 @@ class SizedCase:
         kept = COLLECTIVES[self.case.collective].kept
         moved = (max(self.elements(rank)) - kept(self.layout(rank)) for rank in range(self.ranks))
         return max(moved) * self.case.itemsize
-
-    @property
-    def bus_bytes(self) -> int:
-        """Bytes that busbw counts for one call, with all of its coalesced calls; 0 on one rank."""
-        numbers = (self.size_bytes, self.ranks, 1, self.busiest_bytes)  # bytes in 1 ns are GB/s
-        return round(self.case.coalesce * (busbw_gbps(self.case.collective, *numbers) or 0))
 
     @cached_property
     def stride(self) -> int:

@@ -242,7 +242,6 @@ class Choice:
 class ConcurrentBlocks:
     """Blocks of calls alone, of work on the same device alone, and of both at once, in turn.
 
-    work_bus_bytes: for a collective, the bytes that one repeat counts for busbw.
     calls, repeats: of the collective and of the work in one block, equal on all ranks.
     alone_ns, work_ns, both_calls_ns, both_work_ns, both_ns: [rank][block] in ns from the start of
     the block until the calls, the work, or both had ended.
@@ -257,7 +256,6 @@ class ConcurrentBlocks:
     both_calls_ns: Matrix
     both_work_ns: Matrix
     both_ns: Matrix
-    work_bus_bytes: int | None = None
 
     @property
     def blocks(self) -> int:

@@ -36,7 +36,6 @@ SPLIT_FIELD = "split_share"  # of a communicator's configuration: needs a group 
 WORKS = ("matmul", "copy", "both")  # concurrent work; or background:LABEL
 LEAST_WORK = 1024  # bytes: with less, what is timed is how it is issued
 _BACKGROUND = "background:"
-SAME = "same"  # concurrent work: the same collective, on other groups
 _MOST_S = 1e7  # seconds: 115 days; beyond that clocks overflow and a typing error is likelier
 MAX_SIZES = 100_000  # a longer list is a typing error (`-i 1`), not a benchmark
 
@@ -264,11 +263,6 @@ class Spec:
 
     def subgroups(self, ranks: int) -> tuple[tuple[int, ...], ...]:
         """The sub-groups of so many ranks, at least one. Raises UsageError if they do not fit."""
-        if self.concurrent_collective and ranks > 1:
-            _, rule, _ = other_collective(str(self.concurrent)) or ("", "", None)
-            if max(map(len, base.partition(rule, ranks))) == 1:
-                value = f"{self.concurrent}, where each of {ranks} ranks is alone"
-                raise UsageError("concurrent", value, "groups of several ranks")
         return base.partition(self.groups, ranks) if self.groups else (tuple(range(ranks)),)
 
     @property
@@ -297,11 +291,6 @@ class Spec:
     def communicates(self) -> bool:
         """Whether any of its backends sends anything between ranks."""
         return any(map(communicates, self.backends))
-
-    @property
-    def concurrent_collective(self) -> bool:
-        """Whether another collective runs during its calls."""
-        return self.works_concurrently and other_collective(str(self.concurrent)) is not None
 
     @property
     def works_concurrently(self) -> bool:
@@ -381,35 +370,17 @@ def _default_placement(collective: str, implementation: str) -> bool:
 
 def read_work(text: str) -> str:
     """Check a description of concurrent work: ``matmul:1M`` (a matrix of so many bytes),
-    ``copy:64M``, ``both``, ``background:LABEL``, or see ``other_collective``. Raises UsageError.
+    ``copy:64M``, ``both`` or ``background:LABEL``. Raises UsageError.
     """
     name, colon, rest = str(text).partition(":")
     if f"{name}:" == _BACKGROUND and rest:
         return text
     if name not in WORKS:
-        if rest and (name == SAME or name in table.COLLECTIVES):
-            other_collective(text)
-            return text
-        expected = f"{', '.join(WORKS)}, each with :SIZE, COLLECTIVE:GROUPS or {_BACKGROUND}LABEL"
+        expected = f"{', '.join(WORKS)}, each with :SIZE, or {_BACKGROUND}LABEL"
         raise UsageError("concurrent", text, expected)
     if colon and parse_size(rest, "concurrent") < LEAST_WORK:
         raise UsageError("concurrent", text, f"a size of at least {LEAST_WORK} bytes")
     return text
-
-
-def other_collective(text: str) -> tuple[str, str, int | None] | None:
-    """Read ``all_gather:mod:2:4M``: (collective, groups, size or None for that of the case); None
-    for other work. ``same`` is the case's collective. Raises UsageError.
-    """
-    name, _, rest = text.partition(":")
-    if name in WORKS or f"{name}:" == _BACKGROUND:
-        return None
-    rule, _, size = rest.rpartition(":") if rest.count(":") == 2 else (rest, "", "")
-    if name != SAME and not table.COLLECTIVES[name].has_data:
-        raise UsageError("concurrent", text, "a collective that moves data")
-    if rule.partition(":")[0] not in ("mod", "div") or not rule.partition(":")[2].isdecimal():
-        raise UsageError("concurrent", text, f"{name}:mod:N or {name}:div:N, and a size after it")
-    return name, rule, parse_size(size, "concurrent") if size else None
 
 
 def _number(value: Any, what: str, kind: type, least: int | None = None) -> Any:

@@ -75,7 +75,7 @@ def relative_half_width(values: Sequence[float]) -> float:
 
 def geometric_interval(ratios: Sequence[float]) -> tuple[float, float | None, float | None]:
     """Geometric mean of ratios, and its 95 % t interval on the logarithms, None for one ratio. For
-    ranks, which load no scipy; everything else takes ``paired_ratio`` of stats/ratios.py.
+    ranks, which load no scipy.
     """
     if len(ratios) < 2:
         return ratios[0], None, None

@@ -402,11 +402,6 @@ def kind_of(name: str) -> str | None:
     return _KINDS[next(prefix for prefix in _PREFIXES if name.startswith(prefix))]
 
 
-def prefixes_of(kind: str) -> list[str]:
-    """The prefixes of the variables of a kind."""
-    return _PREFIXES_OF[kind].split()
-
-
 # Of variables more is a secret than of what people name themselves.
 _SECRET = re.compile(r"KEY|PASS|AUTH|SESSION")
 _SECRET_WORDS = {"PIN", "SIG", "PAT", "SALT", "CERT"}

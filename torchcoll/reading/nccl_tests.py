@@ -22,6 +22,7 @@ from torchcoll.reading.base import Imported, itemsize, make_result, number, rank
 
 # The largest number of ranks that is tried for busbw / algbw.
 _MOST = 100_000
+_ROUNDED = 1.002  # between factors of rows whose last digits were rounded in another way
 _NEAR = 0.02  # relative tolerance for rounded algbw, size and time
 
 
@@ -193,11 +194,13 @@ def infer_ranks(rows: Sequence[NcclTestsRow], collective: str) -> tuple[int, str
 
 
 def _factors(rows: Iterable[NcclTestsRow]) -> tuple[float, float]:
-    """(lowest, highest) possible busbw / algbw: each pair of rounded figures leaves an interval."""
+    """(lowest, highest) possible busbw / algbw: each pair of rounded figures leaves an interval. Of
+    rows that contradict each other in a late digit, all that they allow.
+    """
     low, high = 0.0, float("inf")
     for least, most in map(_factor, _precise_blocks(rows)):
         low, high = max(low, least), min(high, most)
-    return low, high
+    return (high, low) if high < low < _ROUNDED * high else (low, high)
 
 
 def _precise_blocks(rows: Iterable[NcclTestsRow]) -> Iterator[Block]:

@@ -68,7 +68,7 @@ def start(side: Side, backends: Iterable[str]) -> Start | None:
 def unlike(base: Side, new: Side) -> str:
     """How the hardware of the sides differs, as a reason; '' if it does not, or is not known."""
     ours, theirs = (list(map(_hardware, side.parts)) for side in (base, new))
-    for what in ("devices", "device names", "numbers of hosts"):
+    for what in ("devices", "device names", "numbers of hosts", "GPUs of"):
         values = [{run[what] for run in runs if run[what]} for runs in (ours, theirs)]
         if all(values) and values[0] != values[1]:
             texts = " and ".join(", ".join(sorted(of_side)) for of_side in values)
@@ -90,7 +90,9 @@ def _hardware(run: Run) -> dict[str, str]:
     kinds = {result.case.device for result in run.results} - {"unknown", ""}
     names = {str(m["device_name"]) for m in run.members if m.get("device_name")}
     hosts = {m["host"] for m in run.members if m.get("host")}
+    library = str((run.environment.get("libraries") or {}).get("nccl", "")).partition(" ")[0]
     return {
+        "GPUs of": {"NCCL": "NVIDIA", "RCCL": "AMD"}.get(library, ""),
         "devices": ", ".join(sorted(kinds)),
         "device names": ", ".join(sorted(names)),
         "numbers of hosts": str(len(hosts) or ""),

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy
 
 from torchcoll.stats.distributions import t_p_value, t_quantile
 
@@ -46,7 +44,6 @@ class Design:
         return math.sqrt(2 / runs / correction)
 
 
-PAIRED = Design(1, 1)
 ONE_NOISE = Design(2, 2)
 ORDERED = Design(2, 3, in_order=True)
 
@@ -84,19 +81,6 @@ class Ratio:
         if self.error is None:
             return None
         return exp(math.log(self.ratio) - t_quantile(1 - error_rate, self.degrees) * self.error)
-
-
-def paired_ratio(base: Sequence[float], new: Sequence[float]) -> Ratio:
-    """The geometric mean of new / base over pairs, with Student's t on their logarithms."""
-    logs = numpy.log(new) - numpy.log(base)
-    mean = float(logs.mean())
-    if len(logs) < 2:
-        return Ratio(exp(mean))
-    deviation = float(logs.std(ddof=1))
-    error = deviation / math.sqrt(len(logs))
-    if error < NO_SPREAD:
-        return Ratio(exp(mean))
-    return ratio_of(mean, error, len(logs) - 1, deviation / math.sqrt(2), PAIRED)
 
 
 def ratio_of(

@@ -58,7 +58,6 @@ def transitions_arguments(parser: argparse.ArgumentParser) -> None:
     add("files", nargs="+", metavar="FILE", help="result files or folders; runs are pooled")
     add_reading_options(parser)
     add_over_ranks(parser)
-    add("--refine", action="store_true", help="print the sizes that would narrow each transition")
     add("--format", default="table", help="table (default), markdown, csv or json")
     add_plot(parser, "laws and transitions")
 
@@ -74,7 +73,7 @@ def run_transitions(options: argparse.Namespace) -> ExitCode:
     choice(options.over_ranks, "over-ranks", OVER_RANKS)
     check_plot(options)
     curves = transitions(read_runs(options), over_ranks=options.over_ranks)
-    show_transitions([curves], options.format, refine=options.refine)
+    show_transitions([curves], options.format)
     return finish(curves, options)
 
 
@@ -166,7 +165,7 @@ COMMANDS = {
         run_transitions,
         examples=(
             "torchcoll curve run.jsonl",
-            "torchcoll curve runs/ --refine",
+            "torchcoll curve runs/ --plot curve.png",
         ),
     ),
     "scaling": SubCommand(

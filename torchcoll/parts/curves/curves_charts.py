@@ -74,7 +74,9 @@ def scaling_charts(finding: Scaling) -> list[chart.Chart]:
         figure = chart.time_or("speed-up", f"times as fast as on {fewest} ranks", times, faster)
         ranks = [p.ranks for curve in curves for p in _drawn(curve)]
         layout = {"xaxis": chart.ranks_axis(ranks), "yaxis": chart.time_axis(), "showlegend": True}
-        drawn = chart.Chart(chart.plain(title), traces, layout, [figure, chart.SCALES], notes=notes)
+        caption = ["a line for each size: flat if more ranks cost no time"]
+        selectors = [figure, chart.SCALES]
+        drawn = chart.Chart(chart.plain(title), traces, layout, selectors, caption, notes=notes)
         drawn.more_traces = [chart.reference(1, ranks)]
         charts.append(drawn)
     return charts
@@ -145,7 +147,7 @@ def transitions_charts(finding: Transitions) -> list[chart.Chart]:
             "showlegend": True,
             "shapes": shapes,
         }
-        caption = []
+        caption = ["dots: measured; lines: latency + size / bandwidth, fitted to a range of sizes"]
         if curve.transitions:
             caption.append("shaded: a transition lies between these sizes (95 %)")
         if curve.handovers:
@@ -194,6 +196,6 @@ def errors_charts(comparison: Comparison) -> list[chart.Chart]:
             "yaxis": {"title": {"text": "predicted / measured - 1 (%)"}, "zeroline": True},
             "showlegend": True,
         }
-        caption = ["above 0 the prediction is too long; a line for each number of ranks"]
+        caption = ["above 0 the prediction is too long, below too short; a line a number of ranks"]
         charts.append(chart.Chart(chart.plain(collective), traces, layout, caption=caption))
     return charts

@@ -165,12 +165,6 @@ class Growth:
         """Whether the best law falls with the number of ranks."""
         return self.law is not None and self.law.ratio < 1
 
-    @property
-    def named_power(self) -> Mixture | None:
-        """The power law where it is the result."""
-        named = self.power is not None and self.result.endswith(self.power.name)
-        return self.power if named else None
-
 
 def growths(curves: Sequence[Sequence[tuple[int, float]]]) -> list[Growth]:
     """The growth of each curve, given as (ranks, ns) of each run; Holm's correction is over all."""

@@ -46,12 +46,8 @@ def show_transitions(
     results: Sequence[Transitions],
     format: str = "table",
     file: TextIO | None = None,
-    refine: bool = False,
 ) -> None:
-    """Print the results of ``transitions``. Raises UsageError for an unknown format.
-
-    refine: also print the sizes that would narrow each transition.
-    """
+    """Print the results of ``transitions``. Raises UsageError for an unknown format."""
     curves = [curve for result in results for curve in result.curves]
     curve_objects = []
     # The rows of CSV: the ranges of each curve, then its transitions.
@@ -90,19 +86,17 @@ def show_transitions(
         "curves": curve_objects,
         "notes": note_lines(results),
     }
-    print_results([Forms(transitions_grids(results, refine), document, flat)], format, file)
+    print_results([Forms(transitions_grids(results), document, flat)], format, file)
 
 
-def transitions_grids(results: Sequence[Transitions], refine: bool = False) -> list[Grid]:
-    """One table with a row for each range of sizes; lines on each curve where there is one curve,
-    and with ``refine``.
-    """
+def transitions_grids(results: Sequence[Transitions]) -> list[Grid]:
+    """One table with a row for each range of sizes; lines on the curve where there is one."""
     curves = [curve for result in results for curve in result.curves]
     titles = kind_texts([curve.common for curve in curves])
-    answer = transitions_answer(curves, titles, refine)
+    answer = transitions_answer(curves, titles)
     rest, common = split_titles(titles)
     above = [", ".join(common)] if common else []
-    detailed = [] if len(curves) > 1 and not refine else zip(curves, rest, strict=True)
+    detailed = [] if len(curves) > 1 else zip(curves, rest, strict=True)
     details = [
         f"{title}: {line}" if title and len(curves) > 1 else line
         for curve, title in detailed
@@ -207,8 +201,14 @@ def notable_texts(curve: CurveRanges) -> list[str]:
 
 
 _MOST_TOLD = 3  # transitions, or slow sizes, in the sentence
-_REFINE = "torchcoll curve FILE --refine lists the sizes to measure"
-_MORE_SIZES = "measure twice as many sizes (-f 2), 3 runs or more"
+
+
+def _sizes_to_measure(curves: Sequence[CurveRanges]) -> str:
+    """What would narrow the transitions."""
+    sizes = sorted({size for curve in curves for size in curve.refining})
+    if not sizes:
+        return "measure twice as many sizes (-f 2), 3 runs or more"
+    return f"measure these sizes too: --sizes {','.join(map(str, sizes))}"
 
 
 def _slow_texts(curves: Sequence[CurveRanges], titles: Sequence[str]) -> list[str]:
@@ -240,27 +240,13 @@ def _where_text(spans: Mapping[int, Sequence[tuple[int, int]]], curves: int) -> 
     return f"between {_span(min(lows), max(highs))} in {len(spans)} of {curves} curves"
 
 
-def transitions_answer(
-    curves: Sequence[CurveRanges], titles: Sequence[str], refine: bool = False
-) -> Answer:
-    """Fit, transitions and slow sizes, or why times are implausible. refine: sizes to measure."""
+def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> Answer:
+    """Fit, transitions and slow sizes, or why times are implausible."""
     if doubts := [curve.doubt for curve in curves if curve.doubt]:
         what, likely, causes = doubts[0].partition(LIKELY)
         details = (f"likely {causes}",) if likely else ()
         return Answer(
             Caveat(what, f"{IMPLAUSIBLE}: "), "bad", details=details, next_step=CHECK_RANKS
-        )
-    if refine:
-        answer = transitions_answer(curves, titles)
-        sizes = sorted({size for curve in curves for size in curve.refining})
-        if sizes:
-            step = f"measure these sizes too: --sizes {','.join(map(str, sizes))}"
-            return replace(answer, next_step=step)
-        step = _MORE_SIZES if answer.level else ""
-        return replace(
-            answer,
-            details=(*answer.details, "no size would narrow a transition"),
-            next_step=step,
         )
     titles, _ = split_titles(titles)
     fit = _fit_texts(curves[0]) if len(curves) == 1 else []
@@ -296,7 +282,7 @@ def transitions_answer(
     texts += units.shorten_list(every, _MOST_TOLD, "{} more such changes")
     if bent:
         texts.append(f"{_WORDS['kink']} {_where_text(bent, len(curves))}")
-    next_step = _REFINE if vague else ""
+    next_step = _sizes_to_measure(curves) if vague else ""
     if vague and len(curves) == 1:
         spans = [f"between {_span(*ends)}" for ends in vague[0]]
         texts.append(f"the law changes {', and '.join(spans)}, with too few sizes there to fit it")
@@ -329,7 +315,7 @@ def transitions_answer(
         verb="changes",
         scope=f"{where} ({reason})".lstrip(),
         certainty=CANNOT_TELL,
-        next_step=_REFINE if any(curve.refining for curve in curves) else _MORE_SIZES,
+        next_step=_sizes_to_measure(curves),
         details=(*steady_texts, *fit, *texts),
     )
 
@@ -393,10 +379,10 @@ def lines_below(curve_ranges: CurveRanges) -> list[str]:
     seen = {transition.handover: transition for transition in curve_ranges.transitions}
     for handover in curve_ranges.handovers:
         transition = seen.get(handover)
-        found = "the times show no change there" if transition is None else transition.agreement
+        text = "the times show no change there" if transition is None else transition.agreement
         lines.append(
             f"the log: {one_line(handover.before)} to {one_line(handover.after)} between "
-            f"{_span(handover.low_bytes, handover.high_bytes)}; {found}"
+            f"{_span(handover.low_bytes, handover.high_bytes)}; {text}"
         )
     lines += [
         f"between {_span(transition.low_bytes, transition.high_bytes)}: {transition.agreement}"

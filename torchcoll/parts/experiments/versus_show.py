@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.answer import Answer, worst_level
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_percent, format_ratio
+from torchcoll.core.units import (
+    counted,
+    format_duration,
+    format_percent,
+    format_ratio,
+)
 from torchcoll.parts.experiments.matrix_command import RunWatcher
 from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.compare import Comparison
@@ -147,9 +152,19 @@ def _next_step(state: Versus, comparisons: Sequence[Comparison], folder: str) ->
     ratios = [row.judged.ratio for row in undecided if row.judged.ratio]
     may_be_same = any(not beyond(ratio, threshold) for ratio in ratios)
     if number > state.same_most and may_be_same:  # which --resume would never find
-        return f"start again in a new folder with --runs {number}{more}"
+        return f"start again in a new folder with --runs {number}{_cost(state, number)}{more}"
     runs = f" --runs {number}" if number > state.most else ""
+    runs += _cost(state, number - state.round)
     return f"torchcoll versus --resume {shlex.quote(folder)}{runs}{more}"
+
+
+def _cost(state: Versus, rounds: int) -> str:
+    """`` (12 rounds, about 8 min)``, by the runs so far; '' without a number or a time."""
+    times = [
+        [float((r.end or {}).get("wall_s") or 0) for r in c.runs] for c in state.cells.values()
+    ]
+    seconds = rounds * sum(sum(of_cell) / max(1, len(of_cell)) for of_cell in times)
+    return f" ({counted(rounds, 'round')}, about {format_duration(seconds)})" if seconds > 0 else ""
 
 
 def show_versus(

@@ -269,12 +269,10 @@ def measure_offsets(traffic: Traffic, calls: Iterable[JoinedCall]) -> Offsets:
     - calls: the calls to measure with. If all ranks name one clock, none are needed.
     """
     ranks = sorted(traffic.calls)
-    if not ranks:
-        return Offsets({}, {}, "no rank")
+    if len(ranks) < 2:
+        return Offsets(dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0), "")
     clocks = [traffic.clocks.get(rank) for rank in ranks]
     names = {clock[0] if clock else "" for clock in clocks}
-    if len(ranks) == 1:
-        return Offsets({ranks[0]: 0}, {ranks[0]: 0}, "")
     if len(names) == 1 and "" not in names:
         zeros = {rank: traffic.clocks[rank][1] for rank in ranks}
         added = {rank: zero - zeros[ranks[0]] for rank, zero in zeros.items()}

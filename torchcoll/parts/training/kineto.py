@@ -50,6 +50,11 @@ class Calls:
     groups: Mapping[str, Group]
     unknown: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def _only_group(self) -> str:
+        """The group of a call that does not name its own; '' if there are several."""
+        return next(iter(self.groups)) if len(self.groups) == 1 else ""
+
     def make(self, issued: kineto_events.IssuedCall, dtype: str | None) -> TrafficCall:
         """Make a call without time, step and number; both sizes are UNKNOWN if one is."""
         return self._from_param(issued) if issued.has_param else self._from_operator(issued, dtype)
@@ -60,7 +65,7 @@ class Calls:
         collective = torch_collective(name)
         dtype = torch_dtype(args.get("dtype"))
         group = args.get("Process Group Name")
-        group = group if isinstance(group, str) else ""
+        group = group if isinstance(group, str) else self._only_group
         # `Rank` is the root of a rooted collective, or else this rank. Both are ranks of the group.
         root = self._world(whole(args.get("Rank")), group) if collective in _ROOT_INDEX else None
         peer = whole(args.get("Dst Rank" if collective == "send" else "Src Rank"))
@@ -79,7 +84,7 @@ class Calls:
         event, name = issued.event, issued.event.name
         collective = torch_collective(name)
         arguments = _Arguments(event)
-        group = next(iter(self.groups)) if len(self.groups) == 1 else ""
+        group = self._only_group
         ranks = len(self.groups[group].ranks) if group else 0
         index = _data_index(collective)
         sizes = [arguments.elements(index), arguments.elements(0)]
@@ -419,11 +424,13 @@ def _notes(
 ) -> list[str]:
     notes = [f"left out: {counted(count, 'call')} of {why}" for why, count in maker.unknown.items()]
     if any(not call.group for call in calls):
-        which = f"which of the {len(maker.groups)} groups calls on gloo are of"
-        notes.append(f"the trace does not tell {which if maker.groups else 'groups'}")
+        which = f"which of its {len(maker.groups)} groups" if maker.groups else "the groups that"
+        notes.append(f"the trace does not tell {which} its calls are of")
     coalesced = sum("Collective name" not in e.args or e.id is not None for e in unassigned)
     without = sum(call.time_ns is None for call in calls)
     if without:
-        why = "coalesced calls share kernels" if coalesced else "the trace has no kernels of them"
+        why = "the trace has no kernels of them"
+        if coalesced:
+            why = "the trace does not tell which kernels are theirs, as of coalesced calls"
         notes.append(f"{without} of {len(calls)} calls have no time: {why}")
     return notes

@@ -113,10 +113,6 @@ class MeasuredStep:
     def slower_ns(self) -> float:
         return self.transfer_ns - self.planned_ns[0]
 
-    @property
-    def calls(self) -> int:
-        return sum(row.calls for row in self.matched)
-
 
 class _Figures(NamedTuple):
     """One step on one rank: (transfer, wait) by kind, and times outside of the calls."""

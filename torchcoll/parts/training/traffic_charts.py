@@ -78,14 +78,17 @@ def step_charts(
         if mean[of]:
             module = of if len(of) <= _LONGEST else f"...{of[-_LONGEST:]}"
             what = f"calls of {quote_numbers(module)}" if of in modules else of
-            what = "computing and all else" if of == REST and not mean[COMPUTING] else what
+            what = "outside of calls" if of == REST and not mean[COMPUTING] else what
             texts = [f"{chart.plain(what)}: {format_ns(row[of], 3)}" for row in rows]
             share = 100 * mean[of] / sum(mean.values())
             lengths = [chart.seconds(row[of]) for row in rows]
             name = f"{chart.plain(what)} {share:.0f} %"
             bars.append(chart.bars(name, lengths, texts, colour))
     of_ranks = [f"rank {rank.rank}" + ", late" * (rank.rank in late) for rank in ranks]
-    caption = ["the typical step, and the shares of the mean; blue: calls that nothing hides"]
+    caption = [
+        "the typical step, with the shares of the mean; blue: calls that nothing hides",
+        "a late rank waits least, and the others wait for it",
+    ]
     if len(ranks) < len(every):
         caption.append(f"{len(ranks)} of {len(every)} ranks")
     return [chart.bar_chart(_TITLE, ["mean of the ranks", *of_ranks], bars, _TIME, caption)]

@@ -214,7 +214,7 @@ def traffic_grids(
     views: Sequence[str] = VIEWS,
 ) -> list[Grid]:
     """Returns the summary and the tables of the views, followed by what is left out and unknown."""
-    grids = [_summary(table, arrivals)] if table.marked and table.rows else []
+    grids = [_summary(traffic, table, arrivals)] if table.marked and table.rows else []
     if "calls" in views or not grids:
         grids.append(_calls(table))
     grids[0].above = [*_title(traffic, table), *grids[0].above]
@@ -232,7 +232,7 @@ def traffic_grids(
     return [*grids, Grid([], [], below=[one_line(text) for text in below], answer=answer)]
 
 
-def _summary(table: TrafficTable, arrivals: Arrivals | None) -> Grid:
+def _summary(traffic: Traffic, table: TrafficTable, arrivals: Arrivals | None) -> Grid:
     """Returns the table of five rows: what a step consists of, and where most of it is."""
 
     def rank_with_most(figure: str) -> str:
@@ -246,7 +246,8 @@ def _summary(table: TrafficTable, arrivals: Arrivals | None) -> Grid:
         moving = f"{format_ns(module.moving_ns, 3)} without waiting, on average"
         of_exposed = f"{one_line(module.text)}: {moving}"
     elif exposed.unknown:
-        of_exposed = f"not known of {_count(exposed.unknown)} calls a step"
+        number = exposed.unknown
+        of_exposed = f"not known of {_count(number)} {plural(number, 'call')} a step"
     computing = rank_with_most("computing_ns")
     if table.computing_ns is None:
         computing = "not recorded: traces of torch.profiler have it"
@@ -261,7 +262,7 @@ def _summary(table: TrafficTable, arrivals: Arrivals | None) -> Grid:
             table.wait_ns,
             f"for rank {waited.rank}: {_whole_percent(waited.caused_share)} of all waiting"
             if waited
-            else "",
+            else "not known from one rank alone" * (len(table.ranks) == 1 < traffic.ranks),
         ),
     ]
     if table.replayed:  # nothing is computed, so every call is exposed
@@ -385,13 +386,11 @@ def traffic_answer(table: TrafficTable, arrivals: Arrivals | None = None) -> Ans
     no calls.
     """
     cost = _cost(table, arrivals)
-    if arrivals is None:
+    if arrivals is None or cost is None:
         return cost
     who = arrivals.answer
     details = (*who.details, *_why_late(table, arrivals))
     who = dataclasses.replace(who, subject=one_line(who.subject), details=details)
-    if cost is None:
-        return who
     if table.replayed and not arrivals.late:
         return cost
     if (who.certainty == PROBABLY or arrivals.late) and not cost.next_step:

@@ -201,6 +201,8 @@ class RankSteps:
         self.marks = traffic.steps.get(rank, ())
         self.indices = ledger.steps.at[rank]
         spans = [call.span for call in traffic.calls[rank] if call.span]
+        # Kernels of no single call are those of the calls without a time.
+        self.has_apart = bool(traffic.apart.get(rank))
         spans += traffic.apart.get(rank, ())
         computing = traffic.computing.get(rank, ())
         self.records_computing = rank in traffic.computing
@@ -216,7 +218,7 @@ class RankSteps:
         calls, computing, idle = self.calls(step), None, None
         at = {self.rank: {step: self.indices.get(step, ())}}
         wait = self.ledger.slowest(at, step, self.ledger.wait_ns, partial=True)
-        timed = all(call.span for call in calls)
+        timed = self.has_apart or all(call.span for call in calls)
         if step >= len(self.marks):
             in_flight = self.in_flight.total if timed else None
             return RankTimes(self.rank, None, None, in_flight, None, None, wait)
@@ -242,8 +244,10 @@ class RankSteps:
 
     def unknown(self, step: int) -> int:
         """Returns how many calls of the step do not tell whether they are exposed."""
-        if self.records_computing or step >= len(self.marks):
+        if step >= len(self.marks):
             return 0
+        if self.records_computing:
+            return 0 if self.has_apart else sum(call.span is None for call in self.calls(step))
         return sum(call_exposed_ns(self.ledger.traffic, call) is None for call in self.calls(step))
 
     def typical(self) -> RankTimes:

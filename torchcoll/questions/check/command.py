@@ -61,7 +61,7 @@ def run_check(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.result import Run
     from torchcoll.questions.check.judging import judge
     from torchcoll.questions.check.limits import CANNOT_TELL, FAIL
-    from torchcoll.questions.check.show import FORMATS, junit_text, show_verdicts
+    from torchcoll.questions.check.show import FORMATS, check_metrics_of, junit_text, show_verdicts
     from torchcoll.reading.inputs import load_all
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.stats.filters import keep_cases, read_runs
@@ -88,8 +88,6 @@ def run_check(options: argparse.Namespace) -> ExitCode:
         write_file(options.junit, junit_text(runs, verdicts), "junit", options.force)
     failed = any(verdict.word == FAIL for verdict in verdicts)
     if options.metrics is not None:
-        from torchcoll.questions.check.prometheus import check_metrics_of
-
         metrics = check_metrics_of(runs, verdicts, baseline if isinstance(baseline, Run) else None)
         try:
             write_metrics(check_metrics(options.metrics), metrics)

@@ -76,11 +76,6 @@ class Verdict(OneLine):
         )
 
     @property
-    def is_decided(self) -> bool:
-        """Whether the run passed or failed: it was compared with something, and that decides."""
-        return self.judged and self.word != limits.CANNOT_TELL
-
-    @property
     def answer(self) -> Answer:
         """The verdict as an Answer. ``worst``: why it is no better; a WARN may begin well."""
         first, *others = self._texts or [""]

@@ -109,7 +109,8 @@ class Comparison(Displayed):
             if stems[0] != stems[1] and {PurePath(file).suffix for file in files} <= _ENDINGS:
                 files = stems
             short = all(0 < len(file) <= _LONGEST_NAME for file in files)
-            if files[0] != files[1] and short and not set("".join(files)) & set("*?["):
+            one_path = not any(", " in side.where for side in sides)
+            if files[0] != files[1] and short and one_path and not set("".join(files)) & set("*?["):
                 names = files
         if names[0] == names[1]:
             names = [errors.one_line(side.name) for side in sides]

@@ -53,7 +53,6 @@ class Overlap:
     efficiency: Estimate
     uncovered: int
     covered: bool
-    work_bus_bytes: int | None = None
 
 
 def overlaps(run: Run) -> list[Overlap]:
@@ -87,7 +86,6 @@ def overlap(result: CaseResult) -> Overlap:
         _mean([(a + w - t) / min(a, w) for a, w, t in turns]),
         blocks.uncovered,
         blocks.covered,
-        blocks.work_bus_bytes,
     )
 
 

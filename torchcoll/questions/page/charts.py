@@ -251,7 +251,9 @@ def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
         names = [
             f"{name} {result.case.backend}" for name, result in zip(names, results, strict=True)
         ]
-    caption = ["a rank that arrives last waits least, so its time is the shortest"]
+    caption = [
+        "a dark row is a slow rank; a rank that arrives last waits least: its row is the lightest"
+    ]
     if step > 1:
         caption.append(f"reduced: each row is the slowest of {step} neighbouring ranks")
     if len(results) < len(every):

@@ -29,12 +29,10 @@ def _sides(runs: Sequence[Run]) -> list[Side]:
     """
     names = [run.labels.get("cell", "") for run in runs]
     if not any(names):
-        if unnamed_files(runs):  # perhaps of several machines
-            return []
         backends = dict.fromkeys(r.case.backend for run in runs for r in run.results)
         sides = [Side(f"backend:{name}", list(runs)) for name in backends]
         if len(sides) > 1:
-            return sides
+            return [] if unnamed_files(runs) else sides  # perhaps of several machines
         if len(runs) != 2 or runs[0].ranks != runs[1].ranks:
             return []
         groups = same_cases(runs, list(map(summarise_run, runs)))

@@ -30,6 +30,7 @@ from torchcoll.questions.check.judging import Verdict, judge
 from torchcoll.questions.check.limits import FAIL, NO_REFERENCE
 from torchcoll.questions.check.measured_show import runs_answer
 from torchcoll.questions.page import question_sections
+from torchcoll.questions.page.charts import sampled
 from torchcoll.questions.page.comparing_sections import add_comparisons
 from torchcoll.questions.page.page_draft import Drawing, PageDraft, answers_of, short_names
 from torchcoll.questions.show.recipe import recipe_of
@@ -209,22 +210,26 @@ def _about_runs(document: PageDraft) -> None:
     _runs(document, verdicts)
     compared = add_comparisons(document)
     document.compared = [*document.answers]
-    several = len({run.ranks for run in document.plain}) > 1
-    document.answers += [] if several else answers
+    # After what the pairs say, and what happens over ranks.
+    later = has_pairs(runs[0]) or len({run.ranks for run in document.plain}) > 1
+    document.answers += [] if later else answers
     if document.plain:
         question_sections.add_curves(document, compared)
         question_sections.add_calls(document)
     for run in runs:
         if has_pairs(run):
             question_sections.add_pairs(document, run)
-    if document.plain:
-        question_sections.add_first_calls(document)
+    # Steady calls over ranks come before first calls.
+    places = [partial(question_sections.add_first_calls, document)] if document.plain else []
     if len({run.ranks for run in document.plain}) > 1:
-        document.add_of_parts("ranks")
+        steady = any(map(sampled, document.plain))
+        places.insert(0 if steady else 1, partial(document.add_of_parts, "ranks"))
+    for add in places:
+        add()
     for run in runs:
         question_sections.add_further(document, run)
     question_sections.add_published(document)
-    document.answers += answers if several else []  # after what happens over ranks
+    document.answers += answers if later else []
     document.sections += [tables] if tables.tables else []
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted
-from torchcoll.questions.contention.soak_show import soak_chart
+from torchcoll.questions.contention.show import soak_chart
 from torchcoll.questions.contention.soaked import soaked
 from torchcoll.questions.page.charts import calls_chart, chosen, ranks_chart
 from torchcoll.questions.pairs.matches import read_pairs

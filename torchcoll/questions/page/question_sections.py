@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -101,12 +102,15 @@ def add_calls(document: PageDraft) -> None:
             "run",
         ),
     ]
-    slow = [(name, answer) for name, run in named(runs[:_MAPS]) if (answer := _slow_rank(run))]
+    slow = [answer for each in runs[:_MAPS] if (answer := _slow_rank(each))]
+    counts = Counter(answer.worst for answer in slow)
     grids = []
-    for name, answer in slow[:1]:
-        answer = replace(answer, before=f"{name}: " if len(runs) > 1 else "")
-        grids.append(Grid([], [], answer=answer))
-        drawings.reverse()
+    for rank, count in counts.most_common(1):
+        if 2 * count > len(runs):
+            answer = next(each for each in slow if each.worst == rank)
+            before = f"in {count} of {len(runs)} runs " if len(runs) > 1 else ""
+            grids.append(Grid([], [], answer=replace(answer, before=before)))
+            drawings.reverse()
     command = f"torchcoll show --view calls {shlex.quote(str(run.path))}" if run.path else ""
     document.add("Calls and ranks", grids, command, drawings)
 
@@ -168,7 +172,7 @@ def add_pairs(document: PageDraft, run: Run) -> None:
     assert pairs is not None
     slow = find_suspects(pairs, pairs.threshold)
     out = Destination(io.StringIO())
-    grids = pairs_grids(run, pairs, out, slow, pairs.threshold, "markdown")
+    grids = pairs_grids(run, pairs, out, slow, pairs.threshold, "page")
     drawing = Drawing(
         "Each pair: row and column are its two ends",
         lambda: pairs_charts(pairs),
@@ -179,7 +183,7 @@ def add_pairs(document: PageDraft, run: Run) -> None:
 
 def add_first_calls(document: PageDraft) -> None:
     from torchcoll.questions.startup.cold import cold
-    from torchcoll.questions.startup.cold_charts import cold_charts
+    from torchcoll.questions.startup.cold_charts import cold_charts, start_charts
     from torchcoll.questions.startup.show import cold_grids
 
     def make() -> None:
@@ -192,6 +196,7 @@ def add_first_calls(document: PageDraft) -> None:
                 lambda: cold_charts(finding) if several or runs else [],
                 "kind of run",
             ),
+            Drawing("Where the start goes", lambda: start_charts(finding)),
         ]
         command = document.command("cold")
         document.add("What the first call costs", cold_grids(finding), command, drawings)
@@ -206,7 +211,7 @@ def add_further(document: PageDraft, run: Run) -> None:
         return
     drawings = []
     if run.windows:
-        from torchcoll.questions.contention.soak_show import soak_chart
+        from torchcoll.questions.contention.show import soak_chart
         from torchcoll.questions.contention.soaked import soaked
 
         if soak := soaked(run):

@@ -12,20 +12,22 @@ from torchcoll.questions.pairs.suspects import Suspect, find_suspects, suspect_n
 from torchcoll.report.chart import PALETTE, TIMES, Chart, heat_map, merged, plain, texts_fit
 
 _CELLS = 256  # rows and columns: of more, neighbours are merged
+_TICKS = 16  # of an axis; and one for each slow unit
 _NAMED = 3  # suspects in the caption
 
 
 def pairs_charts(pairs: Pairs) -> list[Chart]:
     """A heat map for each measurement: row and column are the two ends of a pair. The first is the
-    one whose worst pair is farthest from the median pair. Confirmed suspects have a frame.
+    one whose worst pair is farthest from the median pair; without a suspect, latencies are last.
+    Confirmed suspects have a frame.
     """
-    charts: list[tuple[float, Chart]] = []
+    charts: list[tuple[bool, float, Chart]] = []
     count = len(pairs.units)
     step = -(-count // _CELLS)
     suspects = [each for each in find_suspects(pairs) if each.confirmed]
-    slow = {each.units[0] for each in suspects if not each.is_link}
+    slow = {each.units[0] // step for each in suspects if not each.is_link}
     names = [
-        f"{unit} ({plain(pairs.hosts[unit])}){', slow' if unit in slow else ''}"
+        f"{unit} ({plain(pairs.hosts[unit])}){', slow' if unit // step in slow else ''}"
         for unit in range(0, count, step)
     ]
     frames = [frame for each in suspects for frame in _frames(each, len(names), step)]
@@ -67,8 +69,13 @@ def pairs_charts(pairs: Pairs) -> list[Chart]:
             chart.caption.append(
                 f"reduced: each cell is the slowest pair of {step} by {step} {pairs.by}s"
             )
-        charts.append((-abs(float(np.log(worst / middle))), chart))
-    return [chart for _, chart in sorted(charts, key=lambda each: each[0])]
+        if len(names) > _TICKS:
+            step_of_ticks = -(-len(names) // _TICKS)
+            ticks = [name for n, name in enumerate(names) if n % step_of_ticks == 0 or n in slow]
+            chart.layout["xaxis"]["tickvals"] = chart.layout["yaxis"]["tickvals"] = ticks
+        healthy = not suspects and not bandwidth
+        charts.append((healthy, -abs(float(np.log(worst / middle))), chart))
+    return [chart for *_, chart in sorted(charts, key=lambda each: each[:2])]
 
 
 def _frames(suspect: Suspect, count: int, step: int) -> list[dict[str, Any]]:

@@ -166,12 +166,13 @@ def pairs_grids(
     format: str = "table",
 ) -> list[Grid]:
     """The tables: the matrix of up to MOST_ROWS units, then a line for each unit with the suspects
-    below it.
+    below it. format: ``page`` has no matrix of shades, because it has a picture.
     """
+    most = _NUMBERS if format == "page" else MOST_ROWS
     kinds = (matches.EXCHANGE, matches.PRINTED)
     keys = [key for key in pairs.times if key[0] in kinds]
     keys = keys or [key for key in pairs.times if key[0] == matches.LATENCY]
-    grids = [matrix_grid(pairs, key, out) for key in keys if len(pairs.units) <= MOST_ROWS]
+    grids = [matrix_grid(pairs, key, out) for key in keys if len(pairs.units) <= most]
     units = _units(pairs, suspected, format)
     first = [*grids, units][0]
     first.above = [*_title(run, pairs), *first.above]

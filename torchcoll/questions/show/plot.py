@@ -75,8 +75,9 @@ def plot(
     limits = limits_of([part for side in sides for part in side.parts], fabric)
     rows = [row for lines in picture.panels.values() for line in lines for row in line.rows]
     measured = measured_answer(rows)
-    written = write_charts(picture_charts(picture, over_ranks, limits), path)
-    return replace(written, text=measured.headline if measured else "")
+    title = measured.headline if measured else ""
+    written = write_charts(picture_charts(picture, over_ranks, limits), path, title)
+    return replace(written, text=title)
 
 
 def draw_finding(finding: Displayed, options: argparse.Namespace) -> None:

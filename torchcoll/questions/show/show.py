@@ -469,7 +469,7 @@ def further_grids(run: Run) -> list[Grid]:
         machine = [e["message"] for e in run.events if e.get("kind") == "machine"]
         grids = [concurrent_grid(rows, machine)] if rows else []
     if run.windows:
-        from torchcoll.questions.contention.soak_show import soak_grid
+        from torchcoll.questions.contention.show import soak_grid
         from torchcoll.questions.contention.soaked import soaked
 
         grids += [soak_grid(over_time)] if (over_time := soaked(run)) else []
@@ -484,7 +484,7 @@ def _further_object(run: Run) -> dict[str, Any]:
 
         further["concurrent"] = concurrent_records(overlaps(run))
     if run.windows:
-        from torchcoll.questions.contention.soak_show import soak_object
+        from torchcoll.questions.contention.show import soak_object
         from torchcoll.questions.contention.soaked import soaked
 
         further |= {"soak": soak_object(soak)} if (soak := soaked(run)) else {}

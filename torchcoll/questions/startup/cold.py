@@ -28,7 +28,7 @@ from torchcoll.core.summary import (
     over_ranks,
 )
 from torchcoll.core.units import counted
-from torchcoll.questions.startup.repeats import Placed, RunPairs, in_job, pairs_of, places_of
+from torchcoll.questions.startup.repeats import Placed, in_job, places_of, second_runs
 from torchcoll.reading.inputs import Source
 from torchcoll.stats.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.stats.matching import kind_of
@@ -237,7 +237,7 @@ class Scale:
     """Geometric means over the runs of one kind, number of ranks and position in their jobs.
 
     in_job: their position, as ``repeats.in_job`` names it. low_ns, high_ns: the shortest and the
-    longest first call. again: second runs of a job compared with first ones.
+    longest first call. again: the ratios of the second to the first run of each job.
     """
 
     kind: Mapping[str, Any]
@@ -253,17 +253,16 @@ class Scale:
     steady_ns: float | None
     first_result_ns: float | None
     connect_ns: float | None
-    again: RunPairs | None
+    again: tuple[float, ...]
 
 
 @dataclass(repr=False)
 class Cold(Displayed):
-    """The result of ``cold``. again: second runs compared with first ones, over all ranks."""
+    """The result of ``cold``."""
 
     runs: list[Run]
     rows: list[ColdRow]
     scales: list[Scale]
-    again: list[RunPairs]
     late: list[Late]
     notes: list[str]
 
@@ -300,15 +299,15 @@ def cold(sources: Source | Sequence[Source]) -> Cold:
             ns, figure = row.first_result_ns, "time to first result"
         likes.append((repr(row.kind), row.ranks, row.placed, ns, figure))
         groups.setdefault((repr(row.kind), row.ranks), []).append(i)
-    pairs, pooled = pairs_of(likes)
-    for key, members in groups.items():
-        again = [pair for pair in (pairs.get(key), *pooled) if pair and pair.kind == key[0]]
-        texts = in_job([rows[i].placed for i in members], again)
+    again = second_runs(likes)
+    for (kind, _), members in groups.items():
+        of_kind = [ratio for key, ratios in again.items() if key[0] == kind for ratio in ratios]
+        texts = in_job([rows[i].placed for i in members], of_kind)
         for i, text in zip(members, texts, strict=True):
             rows[i] = replace(rows[i], in_job=text)
-    scales = _scales([rows[i] for i in usable], pairs)
+    scales = _scales([rows[i] for i in usable], again)
     late = late_cases(measured, separate)
-    return Cold(files.runs, rows, scales, pooled, late, _notes(files, rows, separate))
+    return Cold(files.runs, rows, scales, late, _notes(files, rows, separate))
 
 
 def _rows(
@@ -373,7 +372,7 @@ def _name(run: Run) -> str:
     return f"{name} #{number}" if number else str(name)
 
 
-def _scales(rows: Sequence[ColdRow], pairs: Mapping[tuple[str, int], RunPairs]) -> list[Scale]:
+def _scales(rows: Sequence[ColdRow], again: Mapping[tuple[str, int], list[float]]) -> list[Scale]:
     """Group rows with a first call by kind, number of ranks and position in the job."""
     groups: dict[tuple[str, int, str], list[ColdRow]] = {}
     for row in rows:
@@ -398,7 +397,7 @@ def _scales(rows: Sequence[ColdRow], pairs: Mapping[tuple[str, int], RunPairs]) 
             first_result_ns=geometric(row.first_result_ns for row in alike),
             connect_ns=geometric(row.connect_ns for row in alike),
             # If second runs have a line of their own, it is there.
-            again=pairs.get(key[:2]) if key[2] in ("", "2") else None,
+            again=tuple(again.get(key[:2], ())) if key[2] in ("", "2") else (),
         )
         scales.append(scale)
     return scales

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ns
 from torchcoll.questions.startup.show import READING, calls_line
 from torchcoll.report import chart
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from torchcoll.questions.startup.cold import Cold, ColdRow, Scale
 
 
+_MOST_STARTS = 16  # bars
 _STEPS = {"first": "1st call", "second": "2nd call", "third": "3rd call", "steady": "steady"}
 
 
@@ -45,6 +47,38 @@ def cold_charts(finding: Cold) -> list[chart.Chart]:
         drawn.shared = True
         charts.append(drawn)
     return charts
+
+
+def start_charts(finding: Cold) -> list[chart.Chart]:
+    """What each run does until its first call ends, as a stacked bar; [] if no run recorded it."""
+    rows = [row for row in finding.rows if row.phases and row.first_ns][:_MOST_STARTS]
+    if not rows:
+        return []
+    phases = dict.fromkeys(name for row in rows for name in row.phases)
+    parts = {
+        one_line(name).replace("_", " "): [
+            row.phases[name].ns if name in row.phases else 0.0 for row in rows
+        ]
+        for name in phases
+    }
+    parts["first call"] = [row.first_ns or 0.0 for row in rows]
+    bars = [
+        chart.bars(
+            f"{chart.plain(name)} {format_ns(max(times), 3)}",
+            [chart.seconds(ns) for ns in times],
+            [f"{chart.plain(name)}: {format_ns(ns, 3)}" for ns in times],
+            chart.PALETTE[number % len(chart.PALETTE)],
+        )
+        for number, (name, times) in enumerate(parts.items())
+    ]
+    kinds = kind_texts([{**row.kind, "ranks": row.ranks} for row in rows], always=("backend",))
+    names = [
+        f"{number}. {chart.plain(row.name)}<br>{chart.plain(kind)}"
+        for number, (row, kind) in enumerate(zip(rows, kinds, strict=True), 1)
+    ]
+    axis = {"tickformat": "~s", "ticksuffix": "s", "rangemode": "tozero"}
+    caption = ["each step on its slowest rank; with the longest time of all runs"]
+    return [chart.bar_chart("Where the start goes", names, bars, axis, caption)]
 
 
 def _cold_over_ranks(scales: Sequence[Scale]) -> chart.Chart:

@@ -7,13 +7,12 @@ nodes of a job have in common cancels. A single job gives a ratio without eviden
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torchcoll.core.result import Run
-from torchcoll.questions.comparison.results import Judged, judge
-from torchcoll.stats.ratios import paired_ratio
 
-THRESHOLD = 0.1  # nobody would act on a smaller difference of two starts
+_EQUAL = 1.000001
+_ALIKE = 1.1  # nobody would act on a smaller ratio of two starts
 
 
 @dataclass(frozen=True)
@@ -27,19 +26,6 @@ class Placed:
     place: int
     of: int
     order: int
-
-
-@dataclass(frozen=True)
-class RunPairs:
-    """Second runs compared with the first runs of their jobs, one pair per job.
-
-    figure: what is compared. judged: ``base`` has the first runs.
-    """
-
-    kind: str
-    ranks: tuple[int, ...]
-    figure: str
-    judged: Judged
 
 
 def places_of(runs: Sequence[Run]) -> list[Placed]:
@@ -80,21 +66,21 @@ def places_of(runs: Sequence[Run]) -> list[Placed]:
     return [places[number] for number in range(len(runs))]
 
 
-def in_job(runs: Sequence[Placed], again: Sequence[RunPairs]) -> list[str]:
+def in_job(runs: Sequence[Placed], again: Sequence[float]) -> list[str]:
     """The position in its job of each run of one kind and number of ranks.
 
     It is ``1``, ``2``, ``3 to 5`` for all later ones, or ``-`` without a job. It is '' for all runs
-    if no job has several runs, or if ``again`` shows that second runs, of jobs of two, are as fast
-    as first ones.
+    if no job has several runs, or if each has two that take about as long; a ratio that is the same
+    in all jobs is no noise. again: the ratios of second runs to first ones.
     """
     numbers: dict[tuple[str, int], list[int]] = {}
     for placed in runs:
         if placed.job is not None:
             numbers.setdefault((placed.job, placed.order - placed.place), []).append(placed.place)
     most = max(map(len, numbers.values()), default=0)
-    results = {pair.judged.result for pair in again}
-    same = "same" in results and not results & {"faster", "slower"}
-    if most < 2 or (same and most == 2):
+    alike = max(again, default=1.0) / min(again, default=1.0) > _EQUAL
+    alike = alike and max(*again, 1.0) / min(*again, 1.0) <= _ALIKE
+    if most < 2 or (alike and most == 2):
         return ["" for _ in runs]
     rest = "3" if most == 3 else f"3 to {most}"
     texts = []
@@ -109,57 +95,22 @@ def in_job(runs: Sequence[Placed], again: Sequence[RunPairs]) -> list[str]:
 
 
 Likes = Sequence[tuple[str, int, Placed, float, str]]
-_Found = dict[tuple[str, int], list[tuple[float, float, str]]]
 
 
-def pairs_of(runs: Likes) -> tuple[dict[tuple[str, int], RunPairs], list[RunPairs]]:
-    """The pairs of each kind and number of ranks, and of each kind over all numbers of ranks.
+def second_runs(runs: Likes) -> dict[tuple[str, int], list[float]]:
+    """The ratios of the second to the first run of each job, by kind and number of ranks.
 
-    runs: (kind, ranks, position, figure, name of the figure). The first two runs of one kind in a
-    job are a pair. Holm is over all pairs.
+    runs: (kind, ranks, position, figure, name of the figure).
     """
-    by_kind: _Found = {}
-    for key, firsts in _jobs(runs):
-        if len(firsts) > 1 and firsts[0][2] == firsts[1][2]:
-            by_kind.setdefault(key, []).append((firsts[0][1], firsts[1][1], firsts[0][2]))
-    return _pairs(by_kind)
-
-
-def _jobs(runs: Likes) -> list[tuple[tuple[str, int], list[tuple[Placed, float, str]]]]:
-    """The runs of each kind, number of ranks and job, in their order."""
     jobs: dict[tuple[str, int, str], list[tuple[Placed, float, str]]] = {}
     for kind, ranks, placed, ns, name in runs:
         if placed.job is not None:
             # Two jobs of one name stand at different places.
             key = f"{placed.job} {placed.order - placed.place}"
             jobs.setdefault((kind, ranks, key), []).append((placed, ns, name))
-    return [
-        ((kind, ranks), sorted(firsts, key=lambda first: first[0].place))
-        for (kind, ranks, _), firsts in jobs.items()
-    ]
-
-
-def _pairs(by_kind: _Found) -> tuple[dict[tuple[str, int], RunPairs], list[RunPairs]]:
-    groups: list[tuple[str, tuple[int, ...], list[tuple[float, float, str]]]] = [
-        (kind, (ranks,), pairs_of_ranks) for (kind, ranks), pairs_of_ranks in by_kind.items()
-    ]
-    for kind in dict.fromkeys(kind for kind, _ in by_kind):
-        several = {ranks: pairs for (name, ranks), pairs in by_kind.items() if name == kind}
-        if len(several) > 1:
-            whole = [pair for pairs in several.values() for pair in pairs]
-            groups.append((kind, tuple(sorted(several)), whole))
-    measures = []
-    for _, _, pairs_of_ranks in groups:
-        base = tuple(first for first, *_ in pairs_of_ranks)
-        new = tuple(second for _, second, *_ in pairs_of_ranks)
-        ratio = paired_ratio(base, new)
-        reason = "" if ratio.p_value is not None else "the jobs are equal: no spread to judge by"
-        reason = "1 job" if len(base) == 1 else reason
-        measures.append(Judged(base, new, "inconclusive", reason, ratio))
-    run_pairs = []
-    judged = judge(measures, THRESHOLD, more_is_faster=False)
-    for (kind, ranks, pairs_of_ranks), result in zip(groups, judged, strict=True):
-        of_jobs = replace(result, reason=result.reason.replace(" runs", " jobs"))
-        run_pairs.append(RunPairs(kind, ranks, pairs_of_ranks[0][2], of_jobs))
-    each = {(pair.kind, pair.ranks[0]): pair for pair in run_pairs if len(pair.ranks) == 1}
-    return each, [pair for pair in run_pairs if len(pair.ranks) > 1]
+    ratios: dict[tuple[str, int], list[float]] = {}
+    for (kind, ranks, _), of_job in jobs.items():
+        first, *later = sorted(of_job, key=lambda each: each[0].place)
+        if later and first[2] == later[0][2]:
+            ratios.setdefault((kind, ranks), []).append(later[0][1] / first[1])
+    return ratios

@@ -23,10 +23,10 @@ from torchcoll.report.formats import Forms, print_results, select_fields, withou
 from torchcoll.report.grid import Grid, Head, make_grid, without_repeated_lines
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import footer_lines
+from torchcoll.stats.ratios import geometric
 
 if TYPE_CHECKING:
     from torchcoll.questions.startup.cold import Cold, ColdRow, Late, Scale
-    from torchcoll.questions.startup.repeats import RunPairs
 
 
 _MOST_RUNS = 5  # of one kind: of more, the means are shown
@@ -68,11 +68,10 @@ def cold_grids(finding: Cold) -> list[Grid]:
         if len(rows) <= max(_MOST_RUNS, 2 * len(scales)):
             grids.append(_runs(rows, above))
             above = []
-        again = [pairs for pairs in finding.again if pairs.kind == kind]
         if single:  # a table by ranks would list every run again
-            grids.append(Grid([], [], below=_below_ranks(scales, again)))
+            grids.append(Grid([], [], below=_below_ranks(scales)))
         elif len(rows) > 1:
-            grids.append(_by_ranks(scales, again, above))
+            grids.append(_by_ranks(scales, above))
     each = {row.placed.order: row for row in finding.rows}  # of several backends: set up once
     grids.append(_set_up(list(each.values())))
     grids.append(_late(finding.late))
@@ -214,7 +213,7 @@ def over(a: float | None, b: float | None) -> float | None:
     return a / b if a and b else None
 
 
-def _by_ranks(scales: Sequence[Scale], again: Sequence[RunPairs], above: Sequence[str]) -> Grid:
+def _by_ranks(scales: Sequence[Scale], above: Sequence[str]) -> Grid:
     """One line for each number of ranks, as plots of cold starts have it."""
 
     def spread(scale: Scale) -> str:
@@ -230,28 +229,14 @@ def _by_ranks(scales: Sequence[Scale], again: Sequence[RunPairs], above: Sequenc
             (Head("hosts", drop=3), lambda s: ", ".join(map(str, s.hosts)) or "-"),
             (Head("runs"), lambda s: str(s.runs)),
             *calls,
-            (Head("2nd run", "/ 1st"), lambda s: _again_cells(s.again)[0]),
-            (Head("95 %"), lambda s: _again_cells(s.again)[1]),
-            (Head("result", left=True), lambda s: _again_cells(s.again)[2]),
         ],
         scales,
         above=[*above, "geometric means over the runs; --format json has each run"],
-        below=_below_ranks(scales, again),
+        below=_below_ranks(scales),
     )
 
 
-def _again_cells(pairs: RunPairs | None) -> tuple[str, str, str]:
-    """ratio, interval, result"""
-    if pairs is None:
-        return "-", "-", "-"
-    judged = pairs.judged
-    ratio = format_ratio(judged.ratio.ratio if judged.ratio else None)
-    low, high = (judged.ratio.low, judged.ratio.high) if judged.ratio else (None, None)
-    interval = "-" if low is None else f"{format_ratio(low)} to {format_ratio(high)}"
-    return ratio, interval, f"{judged.result} ({one_line(judged.reason)})"
-
-
-def _below_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> list[str]:
+def _below_ranks(scales: Sequence[Scale]) -> list[str]:
     """The ratios from the fewest to the most ranks, and second runs compared with first ones."""
     lines = []
     for text, upper, lower in (
@@ -262,15 +247,17 @@ def _below_ranks(scales: Sequence[Scale], again: Sequence[RunPairs]) -> list[str
         ratios = {
             scale.ranks: _times(ratio, 3)
             for scale in reversed(scales)  # of several runs in a job the first one counts
-            if scale.ranks > 1 and (ratio := over(getattr(scale, upper), getattr(scale, lower)))
+            if scale.ranks > 1
+            and (ratio := over(getattr(scale, upper), getattr(scale, lower)) or 0.0) > 1
         }
         if len(ratios) > 1:
             lines.append(text.format(_ends(ratios)))
-    for pair in again:
-        times, interval, result = _again_cells(pair)
-        jobs = f"{len(pair.judged.base)} jobs of {pair.ranks[0]} to {pair.ranks[-1]} ranks"
-        text = f"the 2nd run of a job takes {times} times the 1st ({pair.figure}, {jobs})"
-        lines.append(text if interval == "-" else f"{text}; 95 %: {interval}; {result}")
+    again = [ratio for scale in scales for ratio in scale.again]
+    if again:
+        times = format_ratio(geometric(again))
+        ends = dict.fromkeys((format_ratio(min(again)), format_ratio(max(again))))
+        jobs = f"{' to '.join(ends)} in {counted(len(again), 'job')}"
+        lines.append(f"the 2nd run of a job takes {times} times the 1st ({jobs})")
     return lines
 
 
@@ -369,11 +356,9 @@ def cold_object(finding: Cold) -> dict[str, Any]:
             {
                 **dataclasses.asdict(scale),
                 "kind": without_none(scale.kind),
-                "again": _pairs_record(scale.again) if scale.again else None,
             }
             for scale in finding.scales
         ],
-        "second_run": [_pairs_record(pairs) for pairs in finding.again],
         "late": [
             {**dataclasses.asdict(case), "kind": without_none(case.kind), "extra_ns": case.extra_ns}
             for case in finding.late
@@ -413,14 +398,4 @@ def _row_record(row: ColdRow) -> dict[str, Any]:
             for name, phase in row.phases.items()
             for field, value in select_fields(phase, "ns slowest_rank=rank beyond_ns").items()
         },
-    }
-
-
-def _pairs_record(pairs: RunPairs) -> dict[str, Any]:
-    figures = "ratio=ratio.ratio ratio_low=ratio.low ratio_high=ratio.high p_value result reason"
-    judged = pairs.judged
-    return {
-        **select_fields(pairs, "ranks figure"),
-        "jobs": len(judged.base),
-        **select_fields(judged, figures),
     }
