@@ -73,7 +73,7 @@ def test_a_coin_is_called_a_coin():
         "Cannot tell whether a rank is late in 50 calls (only a delay of "
     )
     assert arrivals.answer.text.endswith(
-        " or more of the time in collectives would have been found); most waiting: for rank 1 (52 % "
+        "or more of the time in collectives would have been found); most waiting: for rank 1 (52 % "
         "of all waiting, last in 26 of 50 calls, 50 % by chance). Next: record about 100 calls"
     )
 
