@@ -83,7 +83,6 @@ LINES += [f"show {path.relative_to(ROOT)}" for path in sorted(ROOT.glob("tests/r
 # Known exceptions: the beginning of a line of LINES, and why it stands.
 MANY_NOTES = (
     ("show --published", "each line is the source of a figure"),
-    ("cold results/oneccl-cold-scaling", "one line a position in the job"),
     ("plan ", "assumptions of the plan"),
 )
 
