@@ -16,7 +16,7 @@ from torchcoll.parts.training.config_projection import LayoutComparison, sort_ke
 from torchcoll.parts.training.layout_search import launch_flags
 from torchcoll.parts.training.layouts import check_layout, parse_batch, parse_layout, parse_layouts
 from torchcoll.parts.training.layouts_show import layouts_answer
-from torchcoll.parts.training.traffic_charts import layouts_charts
+from torchcoll.parts.training.plan_charts import layouts_charts
 
 
 @pytest.mark.parametrize(

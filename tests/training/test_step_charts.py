@@ -24,7 +24,7 @@ def lengths(calls_of, **more):
     return chart.traces[0]["y"], {name: [1000 * x for x in of] for name, of in seconds.items()}
 
 
-def test_the_step_is_split_into_calls_waiting_and_the_rest():
+def test_the_step_is_split_into_modules_waiting_and_the_rest():
     def calls(rank):
         for step in range(3):
             yield waited_for("layers.0", 0, rank, 20, 2 * step, step)
@@ -34,7 +34,8 @@ def test_the_step_is_split_into_calls_waiting_and_the_rest():
     assert rows[0] == "mean of the ranks" and {*rows[1:]} == {"rank 0", "rank 1"}
     # Each rank: two calls of 10 ms; rank 0 waits 20 ms too; the step takes 100 ms.
     assert {name: [round(x, 6) for x in values] for name, values in of.items()} == {
-        "exposed communication 20 %": [20, 20, 20],
+        "calls of layers.0 10 %": [10, 10, 10],
+        "calls of head 10 %": [10, 10, 10],
         "waiting for another rank 10 %": [10, 20, 0],
         "outside of calls 70 %": [70, 60, 80],
     }
