@@ -6,9 +6,9 @@ import pytest
 from error_form import error_line
 
 from torchcoll.cli import main
+from torchcoll.parts.training.plan_charts import layouts_charts
 from torchcoll.parts.training.planning import compare_plans
 from torchcoll.parts.training.saved_layouts import read_layouts
-from torchcoll.parts.training.traffic_charts import layouts_charts
 from torchcoll.questions.page.document import page_of
 
 LAYOUTS = ["llama-3-8b", "--compare", "dp,fsdp,hsdp,fsdp+tp=8+sp", "--ranks", "64"]

@@ -16,10 +16,10 @@ from torchcoll.parts.training.config_projection import (
     LayoutComparison,
     LayoutRow,
 )
+from torchcoll.parts.training.plan_charts import layouts_charts
 from torchcoll.parts.training.plan_show import flat_ends, format_gigabytes
 from torchcoll.parts.training.projection import TIGHT, TOO_LARGE, UNSURE
 from torchcoll.parts.training.saved_layouts import SCHEMA, read_layouts
-from torchcoll.parts.training.traffic_charts import layouts_charts
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head, make_grid
 from torchcoll.report.notes import first_notes

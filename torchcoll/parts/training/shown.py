@@ -2,9 +2,9 @@
 
 from torchcoll.parts.training.config_projection import LayoutComparison
 from torchcoll.parts.training.layouts_show import layouts_answer, show_layouts
+from torchcoll.parts.training.plan_charts import layouts_charts, plan_charts
 from torchcoll.parts.training.plan_show import plan_answer, show_training_plans
 from torchcoll.parts.training.projection import Plan
-from torchcoll.parts.training.traffic_charts import layouts_charts, plan_charts
 from torchcoll.parts.training.traffic_comparison import TrafficComparison
 from torchcoll.parts.training.traffic_comparison_show import show_traffic_comparisons
 from torchcoll.parts.training.trial import Trial
