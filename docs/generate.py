@@ -28,7 +28,7 @@ from torchcoll.core.collectives import COLLECTIVES, Collective
 from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.summary import Row
 from torchcoll.core.units import format_size
-from torchcoll.core.variables import JOB, RUNTIME, SETTINGS, prefixes_of
+from torchcoll.core.variables import JOB, PREFIXES_OF, RUNTIME, SETTINGS
 from torchcoll.questions.check.rules import packaged, packaged_rule
 from torchcoll.questions.pairs import pairs_run
 from torchcoll.report.columns import COLUMNS
@@ -360,7 +360,7 @@ def file_format() -> Iterator[str]:
         JOB: "facts of one job from its launcher; not compared",
     }
     rows = [
-        (", ".join(f"`{prefix}`" for prefix in sorted(prefixes_of(kind))), text)
+        (", ".join(f"`{prefix}`" for prefix in sorted(PREFIXES_OF[kind].split())), text)
         for kind, text in texts.items()
     ]
     yield from table(("names begin with (the longest prefix decides)", "meaning"), rows)

@@ -370,7 +370,7 @@ def _is_random(run: str) -> bool:
 # The registry of variables: by prefix, what a variable with it belongs to. SETTINGS change how a
 # collective runs; RUNTIME is what the process has of devices, threads and torch; JOB is of one job.
 SETTINGS, RUNTIME, JOB = "settings", "runtime", "job"
-_PREFIXES_OF = {
+PREFIXES_OF = {
     SETTINGS: """
         NCCL_ RCCL_ TORCH_NCCL_ OFI_NCCL_ MSCCL_ MSCCLPP_ NVSHMEM_ SHARP_ HPCX_ HCOLL_
         UCX_ UCC_ TORCH_UCC_ GLOO_ TORCH_GLOO_ TP_ CCL_ FI_ I_MPI_ MPIR_ MPICH_
@@ -388,7 +388,7 @@ _PREFIXES_OF = {
         TORCHELASTIC_ MASTER_ADDR MASTER_PORT
     """,
 }
-_KINDS = {prefix: kind for kind, text in _PREFIXES_OF.items() for prefix in text.split()}
+_KINDS = {prefix: kind for kind, text in PREFIXES_OF.items() for prefix in text.split()}
 _PREFIXES = tuple(sorted(_KINDS, key=len, reverse=True))
 
 # `torchcoll matrix` and `versus` name in it the variables that they set: nobody forgot those.
