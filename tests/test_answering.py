@@ -280,7 +280,7 @@ def test_the_command_for_a_table_has_the_names_and_the_collective_of_the_file(tm
     assert main(["convert", str(path), *words, "-o", str(tmp_path / "run.jsonl")]) == 0
     path.write_text("Our all_gather, 4x L40S:\n\n" + table.format("Message"))
     assert main([str(path)]) == 0
-    assert capsys.readouterr().out.startswith("all_gather takes 34.4 us at 2M")
+    assert "\nall_gather takes 34.4 us" in capsys.readouterr().out
 
 
 def test_without_a_path_it_says_what_is_here_and_what_is_next(tmp_path, capsys, monkeypatch):
