@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import shlex
 import sys
 
 import pytest
@@ -265,6 +266,21 @@ def test_the_line_that_came_nearest_is_shown(tmp_path, capsys):
     err = capsys.readouterr().err
     assert "Line 2 came nearest: 'chunk 12 5.2 17.3'." in err
     assert f"torchcoll convert {path} --map size=NAME,time=NAME" in err
+
+
+def test_the_command_for_a_table_has_the_names_and_the_collective_of_the_file(tmp_path, capsys):
+    path = tmp_path / "note.md"
+    table = "| {} | GB/s | Elapsed (us) |\n|---|---|---|\n| 2 MiB | 61.0 | 34.4 |\n"
+    path.write_text("Our all_gather, 4x L40S:\n\n" + table.format("Chunk"))
+    assert main([str(path)]) == 3
+    err = capsys.readouterr().err
+    options = "--map 'size=Chunk,time=Elapsed (us)' --collective all_gather"
+    assert f"torchcoll convert {path} {options} -o RUN.jsonl." in err
+    words = shlex.split(options)
+    assert main(["convert", str(path), *words, "-o", str(tmp_path / "run.jsonl")]) == 0
+    path.write_text("Our all_gather, 4x L40S:\n\n" + table.format("Message"))
+    assert main([str(path)]) == 0
+    assert "\nall_gather takes 34.4 us" in capsys.readouterr().out
 
 
 def test_without_a_path_it_says_what_is_here_and_what_is_next(tmp_path, capsys, monkeypatch):

@@ -673,6 +673,30 @@ def test_the_side_auto_of_logs_is_a_column_beside_forced_protocols(tmp_path, cap
     assert "left out" not in out and "hidden" not in out
 
 
+@pytest.mark.parametrize(
+    ("auto_us", "says"),
+    [
+        ((10, 20, 40, 51, 100), "Ring from 2K to 4K (at 4K 40.00 us, Ring 22.00 us); at other"),
+        ((10, 15, 40, 80, 160), "1.60x to 1.82x slower than Ring from 4K to 16K (at"),
+        ((10, 15, 21, 60, 100), "AUTO looks 1.20x slower than Ring at 8K ("),
+        ((10, 15, 23, 52, 101), ""),  # 4 % is no more than noise
+    ],
+)
+def test_the_sizes_at_which_auto_of_one_run_is_slow_come_first(auto_us, says, tmp_path, capsys):
+    forced = {"Ring": (12, 15, 22, 50, 100), "Tree": (10, 30, 60, 90, 180), "auto": auto_us}
+    words = []
+    for name, times_us in forced.items():
+        path = tmp_path / f"{name}.csv"
+        rows = [f"all_gather,8,nccl,{K << n},{us}" for n, us in enumerate(times_us)]
+        path.write_text("\n".join(["collective,ranks,backend,size,time_us", *rows, ""]))
+        words.append(f"{name}={path}")
+    assert main(["algorithms", *words]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.startswith("AUTO looks" if says else "Cannot tell which is fastest: one run")
+    assert says in out
+    assert ("Not proven: one run of each Next: make 3 runs" in out) == bool(says)
+
+
 def test_three_runs_of_each_are_judged(capsys):
     runs = [
         *cell("Ring", {K: 100_000, M: 100_000}, RING, count=3),

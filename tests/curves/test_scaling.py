@@ -184,6 +184,26 @@ def test_what_growth_would_have_been_found():
     assert answer.details[0] == "measured: 1.000x the time on 16 ranks as on 2"
 
 
+def test_single_runs_whose_intervals_lie_above_1_are_no_growth_of_any_size():
+    us = {4: (40.0, 29.8), 8: (50.4, 30.1), 16: (59.7, 30.3)}
+    runs = [
+        launch(n, {1024: small * 1e3, 1 << 30: large * 1e6}, hosts=n)
+        for n, (small, large) in us.items()
+    ]
+    result = found(runs)
+    assert result.answer.headline == (
+        "Probably time of all_reduce 1K grows 1.49x from 40.0 us on 4 to 59.7 us on 16 ranks"
+    )
+    details = " ".join(result.answer.details)
+    assert "any size" not in details and "1 run on each number of ranks does not prove" in details
+    assert not [note for note in result.notes if "hosts" in note]
+    for member in runs[2].members:
+        member["host"] = f"b{member['host']}"
+    assert any("not alike in hosts" in note for note in found(runs).notes)
+    unlike = [launch(n, {1024: t}) for n, t in ((4, 50_000), (8, 40_000), (16, 65_000))]
+    assert found(unlike).answer.headline.startswith("Cannot tell whether time grows")
+
+
 def test_two_numbers_of_ranks_cannot_tell():
     answer = found(grown(lambda n: 1000, ranks=(2, 4))).answer
     assert answer.headline == (

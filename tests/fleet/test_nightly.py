@@ -1,5 +1,6 @@
 """Which node, since when, and what to do: the lives of nodes, told as they were, every night."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -7,7 +8,9 @@ import numpy as np
 import pytest
 from made_fleet import made_fleet, made_summaries
 from made_lives import FIRST_NIGHT, KINDS, made_life
+from made_nccl_tests import made_json
 
+from torchcoll.cli import main
 from torchcoll.parts.fleet.fleet_model import FleetModel
 from torchcoll.parts.fleet.incident import OPEN
 from torchcoll.parts.fleet.night_judgements import Acceptance, judge_summaries, nights_of_panel
@@ -355,3 +358,27 @@ def test_nights_have_both_days_and_missing_nodes_a_next_step():
         "1 node without a run: node4. See whether a node is down, a job did not start, or a file "
         "was not collected"
     )
+
+
+def test_files_of_nccl_tests_are_of_the_nights_that_they_record(tmp_path, capsys):
+    """Copied files have the time of the copy; nccl-tests records when its run began."""
+    random = np.random.default_rng(7)
+    for night in range(12):
+        for node in range(6):
+            factor = 1.3 if node == 4 and night >= 8 else 1.0
+            times = [[800.0 * factor * math.exp(random.normal(0, 0.004))] * 3] * 2
+            file = made_json(times)
+            file["start_time"] = f"2026-05-{10 + night} 23:40:0{node}"
+            for device in file["config"]["devices"]:
+                device["hostname"] = f"trn{node}"
+            (tmp_path / f"{night}-{node}.json").write_text(json.dumps(file))
+    main(["nightly", str(tmp_path), "--night", "2026-05-21"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "trn4: 30 % slower" in out and "since the night of 18/19 May 2026" in out
+    assert "of their own" not in out
+
+    for path in tmp_path.iterdir():
+        path.write_text(path.read_text().replace("start_time", "unnamed_time"))
+    main(["nightly", str(tmp_path)])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "72 runs without a time of their own: the night is when the files were last" in out

@@ -387,6 +387,50 @@ def test_an_xid_is_evidence_whatever_ended_the_job(tmp_path, capsys):
     assert f"evidence: [1234.1] {xid}" in out
 
 
+@pytest.mark.parametrize(
+    ("name", "stamp"),
+    [
+        ("h7-dmesg.txt", "[2026-03-21T02:01:11,204118+01:00] "),
+        ("dmesg.h7.log", "[Sat Mar 21 01:01:11 2026] "),
+        ("kern.log", "Mar 21 01:01:11 h7 kernel: [  812.204118] "),
+    ],
+)
+@pytest.mark.parametrize(
+    ("xid", "says", "remedy"),
+    [
+        ("79, pid=812, name=python3, GPU has fallen off the bus.", "(Xid 79)", "seat before"),
+        ("48, pid=812, DBE (double bit error)", "memory error of the GPU", "-q -d ECC"),
+    ],
+)
+def test_an_xid_explains_an_error_of_cuda_on_its_host(
+    name, stamp, xid, says, remedy, tmp_path, capsys
+):
+    (tmp_path / "slurm-41.out").write_text(
+        "5: [rank5]: Traceback (most recent call last):\n"
+        '5: [rank5]:   File "/src/fit.py", line 71, in step\n'
+        "5: [rank5]:     out = model(batch)\n"
+        "5: [rank5]: torch.AcceleratorError: CUDA error: unspecified launch failure\n"
+        + watchdog(2, prefix="2: ")
+        + "srun: error: h7: task 5: Exited with exit code 1\n"
+    )
+    after = "154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
+    lines = [f"{stamp}NVRM: Xid (PCI:0000:3b:00): {text}\n" for text in (xid, xid, after)]
+    (tmp_path / name).write_text("".join(lines))
+    assert main(["postmortem", str(tmp_path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "rank 5 on h7 ended with a fault of its hardware" in out
+    assert says in out and remedy in out and "drain h7 and reboot it" in out
+    assert "fix src/fit.py" not in out
+    for host, when in (("h8", stamp), ("h7", stamp.replace("21", "01", 1))):
+        text = "".join(lines).replace(stamp, when).replace("h7 kernel", f"{host} kernel")
+        (tmp_path / name).unlink(missing_ok=True)
+        (tmp_path / name.replace("h7", host)).write_text(text)
+        main(["postmortem", str(tmp_path)])
+        out = capsys.readouterr().out
+        assert "[src/fit.py:71 step]" in out and "hardware" not in out, (host, when)
+        (tmp_path / name.replace("h7", host)).unlink()
+
+
 def test_a_log_of_a_healthy_job_says_nothing(tmp_path, capsys):
     path = tmp_path / "train.log"
     path.write_text("".join(f"step {n} loss {1 / n:.3f}\n" for n in range(1, 200)))

@@ -8,6 +8,8 @@ import faulthandler
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from torchcoll.parts.postmortem import stack_evidence
 from torchcoll.parts.postmortem.evidence import JobEvidence
 from torchcoll.parts.postmortem.stack_evidence import Frame, describe
@@ -53,6 +55,27 @@ def test_a_rank_in_user_code(tmp_path: Path) -> None:
     (event,) = evidence.events
     assert event.collective is None
     assert event.text == "in user code: data.py:12 augment"
+
+
+@pytest.mark.parametrize("library", ["gzip.py", "/usr/lib/python3.11/gzip.py", "json/decoder.py"])
+def test_a_rank_that_reads_a_file_stands_where_its_code_asks_for_it(
+    library: str, tmp_path: Path
+) -> None:
+    frames = f"read ({library}:507)\n    open_part (src/parts.py:31)\n    run (src/parts.py:60)"
+    (event,) = _read(tmp_path, _DUMP.format(frames=frames)).events
+    shown = "/".join(library.split("/")[-2:])
+    assert event.text == f"in user code: src/parts.py:31 open_part, in {shown}:507 read"
+
+
+def test_a_rank_that_waits_for_a_queue_or_runs_a_file_of_its_own(tmp_path: Path) -> None:
+    frames = "wait (threading.py:327)\n    fetch (feed.py:31)"
+    (event,) = _read(tmp_path, _DUMP.format(frames=frames)).events
+    assert (event.text, event.collective) == (
+        "waits: threading.py:327 wait, called from feed.py:31 fetch",
+        "wait",
+    )
+    (event,) = _read(tmp_path, _DUMP.format(frames="step (code/train.py:9)")).events
+    assert event.text == "in user code: code/train.py:9 step"
 
 
 def test_a_rank_in_the_data_loader(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.summary import slowest
+from torchcoll.core.units import parse_utc
 from torchcoll.core.variables import kept_variables
 from torchcoll.reading import base, nccl_tests
 from torchcoll.reading.large_json import decode, document
@@ -136,12 +137,20 @@ def _read(
             },
             ranks=run.ranks,
             environment=environment,
-            start_utc=None,
+            start_utc=_start(data),
             members=_members(devices, each) if processes_known else (),
             end=end,
             events=[{"kind": "error", "message": e} for e in errors],
         )
     )
+
+
+def _start(data: Mapping[str, Any]) -> str | None:
+    """When the run began, as nccl-tests records it: the local time of its host, without a zone."""
+    try:
+        return parse_utc(str(data.get("start_time"))).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except ValueError:
+        return None
 
 
 def _list(value: object) -> list[Any]:

@@ -28,6 +28,7 @@ KEYS = ("size", "time", "algbw", "busbw", "collective", "ranks", "dtype", "op")
 # (key, name of the column without its unit), the likeliest first.
 _COLUMN_NAMES = (
     ("size", r"(?:message |msg |payload |data |buffer )?(?:size|sz|bytes)$"),
+    ("size", r"message|msg|payload|(?:message|transfer) (?:length|len)"),
     ("size", r"elements|elems|count"),
     ("min", r"t?min(?: time| latency| lat)?|(?:time|latency|lat) min"),
     ("max", r"t?max(?: time| latency| lat)?|(?:time|latency|lat) max"),

@@ -26,7 +26,14 @@ from torchcoll.core.opening import from_stdin, is_stdin
 from torchcoll.core.other_commands import TRACE, reading_command, without_collectives
 from torchcoll.core.result import Run
 from torchcoll.core.units import shorten
-from torchcoll.reading.base import Imported, Importer, ImportOptions, Line, join
+from torchcoll.reading.base import (
+    Imported,
+    Importer,
+    ImportOptions,
+    Line,
+    collective_of_title,
+    join,
+)
 from torchcoll.reading.base import number as base_number
 from torchcoll.reading.source import Source
 from torchcoll.reading.writers import Writers, unwrapped, wrapping_width
@@ -218,10 +225,31 @@ def _nearest(path: str, lines: Sequence[str]) -> str:
         start = f"It begins with {one_line(first)[:_EXCERPT]!r}. " if first else ""
         return f"{start}Give the lines of the benchmark itself, with the heading of its table."
     shown = one_line(lines[-index].strip())[:_EXCERPT]
+    row, *above = (_cells(text) for text in reversed(lines[: 1 - index]))
+    headings = (
+        each for each in above if row and len(each) == len(row) and all(map(_is_name, each))
+    )
+    size, *others = next(headings, ["NAME", "NAME"])
+    time = next((each for each in others if _TIME_NAME.search(each)), others[0])
+    pairs = shlex.quote(f"size={one_line(size)},time={one_line(time)}")
+    named_by = filter(None, map(collective_of_title, lines))
     return (
         f"Line {1 - index} came nearest: {shown!r}. Name its columns: torchcoll convert {name} "
-        "--map size=NAME,time=NAME --collective all_reduce -o RUN.jsonl."
+        f"--map {pairs} --collective {next(named_by, 'all_reduce')} -o RUN.jsonl."
     )
+
+
+def _cells(text: str) -> list[str]:
+    """The cells of a row between bars or commas; [] for other lines."""
+    cells = [cell.strip() for cell in re.split(r"[|,\t]", text.strip().strip("|"))]
+    return cells if len(cells) > 1 else []
+
+
+_TIME_NAME = re.compile(r"time|laten|duration|(?<!/)\b[mun\u00b5]?s(?:ec)?\b", re.IGNORECASE)
+
+
+def _is_name(cell: str) -> bool:
+    return cell[:1].isalpha() and base_number(cell) is None
 
 
 def runs_in(path: str, *, collective: str | None = None, ranks: int | None = None) -> list[Run]:

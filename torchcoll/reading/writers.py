@@ -82,6 +82,11 @@ _CERTAIN = (
     ("[", r"\[[IWEF] [\w./-]{1,200}:\d+\] ?"),  # torch 2.0 to 2.2
     ("[<", r"(?P<kernel>(?:<\d+>)?\[ *\d{1,9}\.\d{6}\] )"),
     ("[", rf"(?P<kernel>\[[A-Z][a-z]{{2}} (?P<time>{_DAY_TIME} \d{{4}})\] )"),
+    # dmesg --time-format iso, the only writer of a comma and a zone
+    (
+        "[0123456789",
+        r"(?P<kernel>\[?(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]\d\d:?\d\d)\]? )",
+    ),
     ("[0123456789", rf"{_ISO_TIME} {_DAEMON}"),
     ("[0123456789", rf"{_ISO_TIME}(?: |$)"),
     ("[", r"\[pod/(?P<node>[\w.-]{1,255})/[\w.-]{1,255}\] ?"),
@@ -119,7 +124,9 @@ class Writers:
         self.hosts = log_hosts(lines)
         # Messages of NCCL may be printed without what the launcher puts in front of other lines.
         self._labels: list[re.Pattern[str]] = []
-        messages = [self.split(0, text).text for text in lines if not _MESSAGE.match(text)]
+        written = [self.split(0, text) for text in lines if not _MESSAGE.match(text)]
+        # A driver begins its lines in the kernel's log as a host does elsewhere: NVRM: Xid
+        messages = [line.text for line in written if not line.kernel]
         for pattern in _LABELS:
             if self._is_prefix(pattern, messages):
                 self._labels.append(pattern)
@@ -151,7 +158,7 @@ class Writers:
         """Take the prefixes off a line."""
         written = WrittenLine(number, text)
         start = self._take_certain(written, text, 0)
-        if self._labels:
+        if self._labels and not written.kernel:
             for pattern in self._labels:
                 if match := pattern.match(text, start):
                     start = match.end()

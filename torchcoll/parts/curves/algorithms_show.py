@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SCHEMA = "torchcoll-algorithms/1"
 _MOST_TIED = 2  # further names are counted
 _MOST_SPANS = 4  # ranges of sizes that are named
+_SLOW, _SLOWER = 1.2, 1.1  # AUTO's time over that of a cell: is named; is of its range
 _STYLES = {"near-optimal": "green", "beaten": "red", "inconclusive": "yellow"}
 _MORE_RUNS = (
     f"make {FEWEST} runs of each, as torchcoll matrix --preset nccl-algorithms --runs {FEWEST} does"
@@ -92,10 +93,54 @@ def algorithms_answer(result: Algorithms, titles: Sequence[str]) -> Answer:
         return Answer(text, "doubt", next_step=step)
     if few and results.isdisjoint(("beaten", "near-optimal")):
         runs = "one run" if min(few) == 1 else units.counted(min(few), "run")
+        slow = max(map(_slow_auto, result.tables))
+        if slow[1]:
+            text = f"{slow[1]}. Not proven: {runs} of each"
+            return Answer(text, "doubt", next_step=_MORE_RUNS)
         text = f"Cannot tell which is fastest: {runs} of each, and at least {FEWEST} are needed"
         return Answer(text, "doubt", details=tuple(texts), next_step=_MORE_RUNS)
     kinds = (("beaten", "bad"), ("inconclusive", "doubt"), ("near-optimal", "good"))
     return Answer("; ".join(texts), next((kind for name, kind in kinds if name in results), ""))
+
+
+def _slow_auto(table: Table) -> tuple[float, str]:
+    """The largest ratio of AUTO's time to that of a forced cell, and the sizes around it as text:
+    ``AUTO looks 1.2x to 1.7x slower than Tree from 256K to 8M (at 256K 80.0 us, Tree 47.0 us)``.
+    (1.0, '') where AUTO is not _SLOW times slower at any size.
+    """
+    ratios: dict[str, dict[int, float]] = {}  # name -> index of the size -> AUTO / cell
+    for index, size in enumerate(table.sizes):
+        auto_ns = size.auto.time_ns if size.auto else None
+        for at in size.cells if auto_ns else ():
+            if at.time_ns and at.cell.name not in table.wrong:
+                ratios.setdefault(at.cell.name, {})[index] = (auto_ns or 0.0) / at.time_ns
+    every = [(ratio, name, n) for name, of_cell in ratios.items() for n, ratio in of_cell.items()]
+    worst, name, peak = max(every, default=(1.0, "", 0))
+    if worst < _SLOW:
+        return 1.0, ""
+    first = last = peak
+    while ratios[name].get(first - 1, 0.0) >= _SLOWER:
+        first -= 1
+    while ratios[name].get(last + 1, 0.0) >= _SLOWER:
+        last += 1
+    least = min(ratios[name][index] for index in range(first, last + 1))
+    factors = units.format_factor(worst)
+    if units.format_factor(least) != factors:
+        factors = f"{units.format_factor(least)} to {factors}"
+    size = table.sizes[peak]
+    cell = next(at for at in size.cells if at.cell.name == name)
+    times = f"{units.format_time(size.auto.time_ns if size.auto else None)}, {name} "
+    times += units.format_time(cell.time_ns)
+    low, high, at_peak = (
+        units.format_size(table.sizes[index].size_bytes) for index in (first, last, peak)
+    )
+    where = f"at {low}" if first == last else f"from {low} to {high}"
+    times = times if first == last else f"at {at_peak} {times}"
+    text = f"AUTO looks {factors} slower than {name} {where} ({times})"
+    rest = max((ratio for ratio, _, n in every if not first <= n <= last), default=0.0)
+    if 0 < rest < _SLOW:
+        text += f"; at other sizes at most {100 * max(rest - 1, 0.01):.0f} %"
+    return worst, one_line(text)
 
 
 def _fastest_text(table: Table) -> str:

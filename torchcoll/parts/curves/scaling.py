@@ -13,14 +13,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchcoll.core.answer import CANNOT_TELL, CERTAIN, Answer, nothing_found, worst_level
+from torchcoll.core.answer import (
+    CANNOT_TELL,
+    CERTAIN,
+    PROBABLY,
+    Answer,
+    format_quantity,
+    nothing_found,
+    worst_level,
+)
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.plausibility import CHECK_RANKS, IMPLAUSIBLE, LIKELY
 from torchcoll.core.result import Run
 from torchcoll.core.run_facts import hosts_of
 from torchcoll.core.shared_cores import oversubscribed_hosts
-from torchcoll.core.units import counted, format_factor, format_ns, format_size, shorten, size_text
+from torchcoll.core.units import (
+    counted,
+    format_factor,
+    format_ns,
+    format_size,
+    plural,
+    shorten,
+    size_text,
+)
 from torchcoll.parts.curves.growth import FEWEST, TOO_FEW, Growth, growths
 from torchcoll.questions.comparison.results import runs_of
 from torchcoll.questions.startup.cold import Cold, ColdRow, cold
@@ -179,6 +195,7 @@ class Scaling(Displayed):
         )
 
 
+_HOLDS = 1.05  # the highest busbw over the lowest
 _MOST_MACHINES = 3  # in the sentence
 
 
@@ -235,6 +252,8 @@ def _figure_answer(figure: str, judged: Sequence[tuple[RanksCurve, GrowthFit]]) 
         )
         if answer.level == "good":
             return replace(answer, subject=figure, verb="does not grow")
+        if likely := _likely_growth(figure, judged):
+            return replace(likely, next_step=answer.next_step)
         seen = sorted(growth.measured or 1.0 for growth in every)
         factors = " to ".join(dict.fromkeys(map(format_factor, (seen[0], seen[-1]))))
         details = (f"measured: {factors} the time on {numbers[-1]} ranks as on {numbers[0]}",)
@@ -259,6 +278,45 @@ def _figure_answer(figure: str, judged: Sequence[tuple[RanksCurve, GrowthFit]]) 
         unit="x",
         scope=f"from {first} on {ends[0]} to {last} on {ends[1]} ranks{law}{where}",
         certainty=CERTAIN,
+    )
+
+
+def _likely_growth(figure: str, judged: Sequence[tuple[RanksCurve, GrowthFit]]) -> Answer | None:
+    """The largest change, and what busbw does at the largest size, if the intervals of at least
+    half of the curves exclude 1 although no law is proven; None otherwise.
+    """
+    sure = [
+        (curve, fit.growth)
+        for curve, fit in judged
+        if (law := fit.growth.law) and not law.ratio_low <= 1 <= law.ratio_high
+    ]
+    if 2 * len(sure) < len(judged) or not sure:
+        return None
+    curve, most = max(sure, key=lambda pair: abs(math.log(pair[1].measured or 1.0)))
+    ends = most.numbers[0], most.numbers[-1]
+    first, last = (format_ns(most.means[end], 3) for end in ends)
+    details = []
+    largest, fit = max(judged, key=lambda pair: pair[0].size_bytes)
+    busbw = [
+        point.busbw_gbps
+        for point in largest.points
+        if point.ranks in fit.growth.numbers and point.busbw_gbps
+    ]
+    if len(busbw) > 1 and max(busbw) < _HOLDS * min(busbw):
+        bounds = f"{format_quantity(max(busbw), '')} to {format_quantity(min(busbw), 'GB/s')}"
+        details.append(f"busbw of {size_text(largest.size_bytes)} holds at {bounds}")
+    runs = max(growth.runs // len(growth.numbers) for _, growth in sure)
+    no_proof = f"{counted(runs, 'run')} on each number of ranks {plural(runs, 'does', 'do')}"
+    details.append(f"{no_proof} not prove a law")
+    return Answer(
+        f"{figure} of {curve.kind['collective']} {size_text(curve.size_bytes)}",
+        "doubt",
+        details=tuple(details),
+        verb="falls to {}" if (most.measured or 1.0) < 1 else "grows {}",
+        size=most.measured,
+        unit="x",
+        scope=f"from {first} on {ends[0]} to {last} on {ends[1]} ranks",
+        certainty=PROBABLY,
     )
 
 
@@ -330,7 +388,7 @@ def scaling(sources: Source | Sequence[Source], *, sizes: Sequence[int] = ()) ->
             draft.size_bytes,
             _points(draft.runs),
             curve_fits,
-            hidden_among([run.facts for run in draft.runs], separate),
+            hidden_among(_without_nested_hosts(draft.runs), separate),
         )
         for draft, curve_fits in zip(drafts, fits, strict=True)
     ]
@@ -350,6 +408,17 @@ def scaling(sources: Source | Sequence[Source], *, sizes: Sequence[int] = ()) ->
         faults,
         machines,
     )
+
+
+def _without_nested_hosts(runs: Sequence[_Run]) -> list[dict[str, str]]:
+    """The facts of the runs, without hosts where all begin with one host: more ranks need more."""
+    hosts = {(run.hosts, run.facts.get("hosts", "")) for run in runs}
+    nested = len({text.partition(" ")[0] for _, text in hosts}) == 1
+    nested &= len(hosts) == len({number for number, _ in hosts})
+    return [
+        {name: value for name, value in run.facts.items() if not (nested and name == "hosts")}
+        for run in runs
+    ]
 
 
 def _cases(

@@ -197,6 +197,11 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
     alone = single_hosts(alone)
     if overview.undated:
         notes.append(f"{counted(overview.undated, 'run')} left out: no date is recorded")
+    if undated := int((alone.start_us == series.UNKNOWN_START).sum()):
+        notes.append(
+            f"{counted(undated, 'run')} without a time of {plural(undated, 'its', 'their')} own: "
+            f"the night is when the {plural(undated, 'file was', 'files were')} last written"
+        )
     if several := runs - len(alone):
         notes.append(
             f"{counted(several, 'run')} over several hosts left out: they say nothing about a "

@@ -91,6 +91,7 @@ def diagnose(job: JobEvidence) -> Diagnosis:
     facts = JobFacts(job)
     in_order = (
         conclusions.different_calls,
+        text_rules.device_fault,
         conclusions.ended_by_itself,
         conclusions.ended_without_a_word,
         conclusions.failed_in_different_calls,

@@ -279,6 +279,8 @@ def what_it_did(diagnosis: Diagnosis) -> str:
         text = f"was killed by {diagnosis.detail}" if diagnosis.detail else "was killed"
     elif diagnosis.kind == "exit":
         text = f"ended with {diagnosis.detail}, without an error of its own"
+    elif diagnosis.kind == "device_error" and diagnosis.detail:
+        text = f"ended with a fault of its hardware: {diagnosis.detail}"
     elif diagnosis.kind == "out_of_memory":
         text = _MEMORY.get(diagnosis.detail or "", "ran out of memory")
     elif diagnosis.kind == "exception" and diagnosis.evidence and diagnosis.culprits:

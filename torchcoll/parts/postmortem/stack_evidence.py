@@ -8,6 +8,7 @@ py-spy dump: ``Process 4711: python train.py``, then a stack for each thread, in
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -42,6 +43,12 @@ _LIBRARY = re.compile(
     r"socket\.py|ssl\.py|subprocess\.py|contextlib\.py)(?:/|$)|^<(?!string|stdin|module)|\.so(?:\.\d+)*$|"
     r"^(?:threading|selectors|queue|runpy|socket|subprocess|contextlib)\.py$"
 )
+# A module of Python itself, by its path or as py-spy shortens it.
+_STANDARD = re.compile(r"(?:^|/(?:lib/)?python[\d.]+/)(\w+)(?:\.py$|/(?!site-|dist-))")
+_PACKAGES = re.compile(r"(?:json|urllib|http|asyncio|encodings|sqlite3|email|xml|zipfile)/")
+_WAITING_MODULES = re.compile(
+    r"\b(?:threading|selectors|queue|multiprocessing|concurrent|subprocess|contextlib)\b"
+)
 # Of a call these only pass it on: the packages of torch, and what captures the call.
 _PASSES_ON = re.compile(r"(?:^|/)(?:torch|torchcoll/(?:parts/)?training)/")
 _DISTRIBUTED = re.compile(
@@ -68,7 +75,15 @@ class Frame:
     @property
     def is_user(self) -> bool:
         """Whether it is code of the user: not of Python, torch or an installed package."""
-        return not _LIBRARY.search(self.file)
+        shortened = "/" not in self.file or _PACKAGES.match(self.file)
+        return not ((shortened and self.is_standard) or _LIBRARY.search(self.file))
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether it is code of Python that does what its caller asks for, as reading a file."""
+        match = _STANDARD.search(self.file)
+        standard = match is not None and match[1] in sys.stdlib_module_names
+        return standard and not _WAITING_MODULES.search(self.file)
 
 
 def shown_frame(frame: Frame) -> str:
@@ -110,11 +125,14 @@ def describe(frames: Sequence[Frame]) -> tuple[str, str | None]:
     where = [shown_frame(frames[0])]
     if user is not None and user is not frames[0]:
         where.append(f"called from {shown_frame(user)}")
+    inside = False
+    if user is not None and user is not frames[0] and all(frame.is_standard for frame in above):
+        inside, where = True, [shown_frame(user), f"in {shown_frame(frames[0])}"]
     if collective is not None:
         state = "waits" if collective == "wait" else f"in {collective}"
     elif loads:
         state = "in the data loader"
-    elif user is frames[0]:
+    elif inside or user is frames[0]:
         state = "in user code"
     else:
         state = "in library code"

@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.errors import cut_text, one_line
 from torchcoll.core.opening import open_to_read
 from torchcoll.core.units import format_digits, plural, shorten
+from torchcoll.parts.postmortem.conclusions import ended_by_itself
 from torchcoll.parts.postmortem.diagnosis import (
     Diagnosis,
     EvidenceLine,
@@ -30,7 +32,7 @@ from torchcoll.parts.postmortem.evidence import (
     TextMatch,
     WaitedCall,
 )
-from torchcoll.parts.postmortem.job_facts import JobFacts, name_call, signal_name
+from torchcoll.parts.postmortem.job_facts import MARGIN_NS, JobFacts, name_call, signal_name
 from torchcoll.parts.postmortem.standing import SAME_SIZE
 from torchcoll.parts.postmortem.texts import KILLED_BY, REMEDIES, TEXTS, Text
 from torchcoll.reading.torch_names import torch_collective
@@ -196,6 +198,41 @@ def proven_by_text(facts: JobFacts) -> Diagnosis | None:
     if facts.job.calls or facts.job.texts.waits:
         findings = [finding for finding in findings if finding.text.cause != "never formed"]
     return _of_findings(facts, findings)
+
+
+_OF_GPU = re.compile(r"\b(?:CUDA|HIP|NCCL)", re.IGNORECASE)
+_DAY_NS = 86_400 * 10**9
+
+
+def device_fault(facts: JobFacts) -> Diagnosis | None:
+    """A fault of a GPU in the kernel's log, on the host of a rank that ended with an error of CUDA.
+
+    The traceback only shows where the rank noticed the fault.
+    """
+    result, job = ended_by_itself(facts), facts.job
+    if result is None or result.kind not in ("exception", "killed", "node_failed"):
+        return None
+    failed = {event.rank for event in job.events_of("exception") if _OF_GPU.search(event.text)}
+    noticed = {rank for rank in result.culprits if rank in failed}
+    xids = [event for event in job.events if "Xid (" in event.text]
+    ends_ns = max((e.when_ns or 0 for e in job.events if e not in xids), default=0) + MARGIN_NS
+    texts = {f.place: f for f in job.texts.findings if f.text.cause == "device error"}
+    for event in xids:
+        ranks = {rank for rank in noticed if event.node and job.nodes.get(rank) == event.node}
+        before_ns = ends_ns - event.when_ns if event.when_ns and ends_ns > MARGIN_NS else 0
+        if event.place in texts and ranks and 0 <= before_ns < _DAY_NS:
+            break
+    else:
+        return None
+    fault = replace(texts[event.place], host=event.node, rank=min(ranks))
+    result.kind, result.nodes = "device_error", (event.node,)
+    result.culprits = tuple(sorted(ranks))
+    result.detail, result.remedy = sentences(fault, [fault])
+    reboot = any("Reboot Required" in each.text and each.node == event.node for each in xids)
+    drain = f"drain {event.node}" + " and reboot it" * reboot
+    result.remedy = result.remedy.replace("drain the node", drain)
+    result.evidence.insert(0, EvidenceLine(event.text, event.place))
+    return result
 
 
 def hinted_by_text(facts: JobFacts) -> Diagnosis | None:
