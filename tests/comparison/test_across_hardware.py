@@ -160,6 +160,20 @@ def test_cases_of_one_side_are_a_line_a_side():
     ]
 
 
+def test_a_library_called_from_cpp_is_not_one_called_through_torch():
+    direct = run(given(5_000, clock="host"), source={"tool": "oneCCL benchmark"})
+    for base, new in (
+        (side("bench", direct), side("torchcoll", run(measured(9_000)))),
+        (side("torchcoll", run(measured(9_000))), side("bench", direct)),
+    ):
+        assert answer_of(compare(base, new)).details[-1] == (
+            "bench calls oneCCL from C++, torchcoll goes through torch.distributed, which added "
+            "about 9 us a call to ccl on 2 cores"
+        )
+    other = run(given(6_000, clock="host"), source={"tool": "oneCCL benchmark"})
+    assert "C++" not in answer_of(compare(direct, other)).text
+
+
 def test_nccl_and_rccl_run_on_gpus_of_two_vendors():
     base, new = (
         run(

@@ -202,7 +202,9 @@ def test_a_backend_that_never_connects_has_failed(launch, ccl):
     assert len(measured.run.results) == 6
     for result in measured.run.results:
         assert (result.status, result.reason) == expected[result.case.backend]
-    assert f"FAIL 3 of 6 cases failed: the first all_reduce 64: {reason}" in measured.stdout()
+    assert (
+        f"FAIL 3 of 6 cases failed: the first all_reduce 64 on ccl: {reason}" in measured.stdout()
+    )
     (error,) = measured.errors()
     assert reason in error
 

@@ -45,8 +45,8 @@ def again_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=(
             "a result file of torchcoll or another tool; a folder or quoted glob of "
-            "several that ran the same; an entry of torchcoll show --published; or the "
-            "run_id of a run"
+            "several that ran the same; an entry of torchcoll show --published; or the hash "
+            "of a run, as show --quote prints it"
         ),
     )
     add(

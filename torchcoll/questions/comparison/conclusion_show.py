@@ -27,7 +27,7 @@ from torchcoll.stats.differences import differences_of
 from torchcoll.stats.distributions import two_sample_p
 from torchcoll.stats.ratios import LEVEL
 from torchcoll.stats.side_faults import SideFaults, entries_of
-from torchcoll.stats.sides import UNSET
+from torchcoll.stats.sides import ONECCL_BENCHMARK, TORCHCOLL, UNSET
 from torchcoll.stats.statistics import FEWEST
 
 if TYPE_CHECKING:
@@ -37,14 +37,15 @@ if TYPE_CHECKING:
 def answer_of(comparison: Comparison) -> Answer:
     """Whether the new side may replace the base: its faults, what changed, and the first calls.
 
-    The details name settings that slow one side, and what the order of the runs leaves open.
+    The details name settings that slow one side, a side that was measured without torch, and what
+    the order of the runs leaves open.
     """
     base, new = comparison.faults
     answer = _judged_answer(comparison, new)
     across = comparison.across_hardware  # its sentence has the first calls, and what failed
     faults, of_base = ([], []) if across else (new.texts, base.texts)
     first_calls = [] if across else first_calls_notes(comparison)
-    notes = settings_notes(comparison)
+    notes = [*settings_notes(comparison), *direct_notes(comparison)]
     level = "doubt" if notes else answer.level
     notes += machine_notes(comparison)
     # The base is what the new side was judged by.
@@ -127,6 +128,18 @@ def first_calls_notes(comparison: Comparison) -> list[str]:
         if ns is not None
     ]
     return [f"{what}: {', '.join(sides)}"]
+
+
+def direct_notes(comparison: Comparison) -> list[str]:
+    """Says that oneCCL's own benchmark measured one side, and torchcoll the other."""
+    sides = (comparison.base, comparison.new)
+    for direct, through_torch in (sides, sides[::-1]):
+        if direct.tools == {ONECCL_BENCHMARK} and through_torch.tools == {TORCHCOLL}:
+            return [
+                f"{one_line(direct.name)} calls oneCCL from C++, {one_line(through_torch.name)} "
+                "goes through torch.distributed, which added about 9 us a call to ccl on 2 cores"
+            ]
+    return []
 
 
 def settings_notes(comparison: Comparison) -> list[str]:

@@ -93,6 +93,11 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         ),
     )
     add(
+        "--quote",
+        action="store_true",
+        help="print a Markdown block for an issue: figures, intervals, machine, versions, run",
+    )
+    add(
         "--verbose",
         action="store_true",
         help="show the phases of the start and the cost of measuring too",
@@ -140,6 +145,15 @@ def _shown(options: argparse.Namespace) -> ExitCode:
 
         show_published(runs, options.format)
         return ExitCode.OK
+    if options.quote:
+        from torchcoll.core.plausibility import summarise_run
+        from torchcoll.questions.show.show import table_grid
+        from torchcoll.report.quote import quote_text
+
+        for run in runs:
+            answer = table_grid(run).answer
+            print(quote_text(run, answer, summarise_run(run)) if answer else "")
+        return ExitCode.OK
     show(*runs, **_choices(options))
     for text in note_lines(options.format, runs):
         tell(f"torchcoll: {text}")
@@ -166,6 +180,7 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
         "run",
         "explain",
         "published",
+        "quote",
         "filter",
     )
     left_out = (*names, *IMPORT_OPTIONS)
@@ -357,7 +372,7 @@ COMMANDS = {
                 "--verbose --explain"
             ),
             "what is shown next to it": "--published --topology",
-            "output": "--format",
+            "output": "--format --quote",
         },
     ),
     "plot": SubCommand(
