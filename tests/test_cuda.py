@@ -26,6 +26,7 @@ import torch
 from torchcoll import load
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.parts.curves.exports import TunerRule, tuner_csv
 
 try:
     import pytest
@@ -606,6 +607,30 @@ def test_forced_algorithms_are_what_nccl_did(tmp_path):
                 print(ranks, algorithm, protocol, [choice.text for choice in result.choices])
                 assert result.status == "ok" and not result.verification.wrong
                 assert [c.label.lower() for c in result.choices] == [f"{algorithm}/{protocol}"]
+
+
+TUNER_PLUGIN = "NCCL_TUNER_PLUGIN"
+
+
+def test_a_tuner_file_is_obeyed(tmp_path):
+    """torchcoll's file, read by NCCL's example plugin (plugins/tuner/example of 2.30.3 or later,
+    make): below 64K LL, Simple above. Earlier plugins end the ranks with SIGSEGV.
+    """
+    plugin = os.environ.get(TUNER_PLUGIN, "")
+    if not Path(plugin).is_file():
+        skip(f"{TUNER_PLUGIN} is no file: build NCCL's example and name it")
+    rules = [
+        TunerRule("AllReduce", 0, 65535, "RING", "LL", 1),
+        TunerRule("AllReduce", 65536, None, "RING", "SIMPLE", 1),
+    ]
+    file = tmp_path / "tuner.csv"
+    file.write_text(tuner_csv(rules, []))
+    values = {TUNER_PLUGIN: plugin, "NCCL_TUNER_CONFIG_FILE": str(file)}
+    options = "--rehearse --library-log --sizes 4K,1M -n 5"
+    for result in Started(tmp_path, "allreduce", options, 2, values).run().results:
+        protocol = "LL" if result.case.size_bytes == 4096 else "SIMPLE"
+        print([choice.text for choice in result.choices])
+        assert [choice.label for choice in result.choices] == [f"RING/{protocol}"]
 
 
 def test_a_rank_that_is_lost(tmp_path):

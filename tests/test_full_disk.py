@@ -62,6 +62,7 @@ TABLE = """# nThread 1 nGpus 1 minBytes 8 maxBytes 128 step: 2(factor) warmup it
         "plot run0.jsonl -o out.svg",
         "plot run0.jsonl -o out.png",
         "check run0.jsonl --junit out.xml",
+        "check run0.jsonl --health out.json",
         "compare run0.jsonl run1.jsonl --fail-on not-comparable --junit out.xml",
         "check run0.jsonl --metrics out.prom",
         "model fit run0.jsonl run1.jsonl run2.jsonl run3.jsonl -o out.json",

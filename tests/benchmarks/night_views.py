@@ -2,7 +2,7 @@
 
 For stores of simulated lives, night by night: the table of `nightly`, its exit code, line, JUnit
 and drain list; the verdict of `check --baseline STORE` on the runs of the night, its exit code,
-JUnit and metrics; and `nightly` beside `check`.
+JUnit, health events and metrics; and `nightly` beside `check`.
 """
 
 from __future__ import annotations
@@ -144,10 +144,10 @@ def nightly_views(store: str, folder: Path) -> tuple[dict[str, set[str]], list[s
 
 def check_views(store: str, files: Sequence[str], folder: Path) -> tuple[dict[str, str], list[str]]:
     """What `check --baseline STORE` says: node -> verdict; and the contradictions of its views."""
-    junit, metrics = (folder / f"check.{end}" for end in ("xml", "prom"))
+    junit, health, metrics = (folder / f"check.{end}" for end in ("xml", "health", "prom"))
     code, text = printed(
         *("check", *files, "--baseline", store, "--format", "json", "--force"),
-        *("--junit", str(junit), "--metrics", str(metrics)),
+        *("--junit", str(junit), "--health", str(health), "--metrics", str(metrics)),
     )
     nodes = [Path(file).stem for file in files]
     objects = json.loads(text)
@@ -155,6 +155,11 @@ def check_views(store: str, files: Sequence[str], folder: Path) -> tuple[dict[st
     problems = []
     if (code == 1) != ("FAIL" in verdicts):
         problems.append(f"check: exit code {code} with {Counter(verdicts)}")
+    events = [json.loads(line) for line in health.read_text().splitlines()]
+    healthy = {"PASS": True, "WARN": True, "FAIL": False}
+    for verdict, event in zip(verdicts, events, strict=True):
+        if event["verdict"] != verdict or event["healthy"] is not healthy.get(verdict):
+            problems.append(f"check: {verdict}, health {event['verdict']} {event['healthy']}")
     suites = ElementTree.parse(junit).iter("testsuite")
     for verdict, suite in zip(verdicts, suites, strict=True):
         (test,) = [each for each in suite.iter("testcase") if each.get("name") == "verdict"]

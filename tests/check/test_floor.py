@@ -64,11 +64,13 @@ def judged(path, baseline, capsys, *options):
 def test_a_gate_passes_no_case_that_is_ten_times_slower(
     scaled, baseline, capsys, tmp_path, factor, word, state, rc
 ):
-    junit = tmp_path / "check.xml"
-    options = ("--gate", "--junit", str(junit))
+    junit, health = tmp_path / "check.xml", tmp_path / "health.jsonl"
+    options = ("--gate", "--junit", str(junit), "--health", str(health))
     exit_code, document = judged(scaled(factor), baseline, capsys, *options)
     verdict = ElementTree.parse(junit).getroot()[0][0]
     assert [child.tag for child in verdict] == ["failure" if rc == 1 else "skipped"]
+    event = json.loads(health.read_text())
+    assert (event["verdict"], event["healthy"]) == (word, False if rc == 1 else None)
     assert (document["verdict"]["word"], exit_code) == (word, rc)
     states = {case["name"]: case["state"] for case in document["verdict"]["deviation"]["cases"]}
     if state:

@@ -216,14 +216,15 @@ def test_a_gate_of_which_one_run_fails_and_another_has_no_reference(path, tmp_pa
 def test_a_warning_of_the_machine_is_no_reference(tmp_path, capsys):
     """Nothing was measured by anything, whatever else there is to say of the run."""
     busy = {"kind": "machine", "message": "node1: other processes used 1.2 of 2 cores"}
-    path = str(tmp_path / "busy.jsonl")
+    path, health = str(tmp_path / "busy.jsonl"), tmp_path / "health.jsonl"
     save(launch(case_of(3, backend="gloo", device="cpu"), events=[busy]), path)
-    assert main(["check", path, "--gate"]) == 2
+    assert main(["check", path, "--gate", "--health", str(health)]) == 2
     stated = capsys.readouterr()
     assert error_text("gate", "1 of 1 run without a reference") in stated.err
     text = " ".join(stated.out.split())
     assert "Next: measure again without what disturbed it, then torchcoll check FILE" in text
     assert "--baseline EARLIER-RUN" in text
+    assert json.loads(health.read_text())["healthy"] is None
 
 
 def test_a_gate_that_judged_nothing_says_so(path, tmp_path, capsys):
@@ -244,12 +245,46 @@ def test_a_gate_that_judged_nothing_says_so(path, tmp_path, capsys):
     assert [child.tag for child in suite[0]] == ["skipped"]
 
 
-def test_the_likely_cause_of_a_failure_is_shown(tmp_path, capsys):
+def test_health(path, tmp_path, capsys):
+    run = launch(
+        case_of(365),
+        hosts=2,
+        header={"start_utc": "2026-11-20T12:00:00+00:00", "job_id": "77"},
+        events=[
+            {"kind": "suspect", "message": "node1 is slow", "host": "node1"},
+            {"kind": "suspect", "message": "node1 again", "host": "node1"},
+        ],
+    )
+    save(run, tmp_path / "sick.jsonl")
+    out = tmp_path / "health.jsonl"
+    assert main(["check", path, str(tmp_path / "sick.jsonl"), "--health", str(out)]) == 0
+    well, sick = map(json.loads, out.read_text().splitlines())
+    assert well["healthy"] is None and well["verdict"] == "NO REFERENCE"  # nobody can tell
+    assert well["hosts"] == ["node0"] and well["suspects"] == [] and well["job"] is None
+    assert sick == {
+        "schema": "torchcoll-health/1",
+        "healthy": False,
+        "verdict": "FAIL",
+        "message": "FAIL node1 is slow; node1 again",
+        "causes": [],
+        "hosts": ["node0", "node1"],
+        "suspects": ["node1"],
+        "start_utc": "2026-11-20T12:00:00+00:00",
+        "job": "77",
+        "file": str(tmp_path / "sick.jsonl"),
+    }
+    capsys.readouterr()
+
+
+def test_causes_of_a_failure_are_in_the_health_event(tmp_path, capsys):
     save(launch(case_of(900)), tmp_path / "a.jsonl")
+    out = tmp_path / "health.jsonl"
     path = str(tmp_path / "a.jsonl")
-    assert main(["check", path]) == 0
+    assert main(["check", path, "--health", str(out)]) == 0
     # 450 GB/s of an H200's links, reduced by its switches: 787.5 on 8 ranks.
     cause = "busbw beyond all links of one H200 (450 GB/s in one direction): likely the time of"
+    (stated,) = json.loads(out.read_text())["causes"]
+    assert stated.startswith(cause)
     assert first(capsys) == (
         "FAIL 1 of 1 case implausible: busbw up to 900 GB/s, 1.39 times the 649 GB/s limit of the "
         "links of one H200"
@@ -287,10 +322,11 @@ def test_pairs_are_shown_as_pairs(path, tmp_path, capsys):
 
 
 def test_a_file_that_cannot_be_written(path, tmp_path, capsys):
-    assert main(["check", path, "--junit", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == (
-        error_line("junit", tmp_path, "a file that can be written (Is a directory)\n")
-    )
+    for what in ("junit", "health"):
+        assert main(["check", path, f"--{what}", str(tmp_path)]) == 2
+        assert capsys.readouterr().err == (
+            error_line(what, tmp_path, "a file that can be written (Is a directory)\n")
+        )
 
 
 def test_from_python(path):

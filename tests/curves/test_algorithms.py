@@ -8,7 +8,7 @@ import random
 from functools import partial
 
 import pytest
-from error_form import error_tail, error_text, got
+from error_form import error_tail, error_text, expecting, got
 from made_runs import measured as measured_on
 from made_runs import run
 
@@ -474,9 +474,13 @@ def test_machines_read_it(folder, capsys):
             ["--export-env", "--export-oneccl"],
             got(error_tail("--export-env and --export-oneccl", "one")),
         ),
+        (["--channels", "4"], error_text("channels", "4", "--export-tuner with it")),
+        (["--export-tuner", "t.csv", "--channels", "99"], error_text("channels", "99", "1 to 64")),
+        (["--export-tuner", "no/t.csv"], expecting("a file that can be written")),
+        (["--export-tuner", "dir/auto-1.jsonl"], expecting("a file that does not exist")),
         (
             ["--export-env"],
-            got(error_tail("tree at 1K, ring at 1M", "one winner at all sizes. Narrow it")),
+            got(error_tail("tree at 1K, ring at 1M", "one winner at all sizes. By size")),
         ),
         (["--export-oneccl"], error_text("export-oneccl", "tree", "cells that set CCL_ALLREDUCE")),
         (["--format", "xml"], error_text("format", "xml")),
@@ -558,15 +562,45 @@ def test_a_size_that_oneccl_does_not_document_is_not_exported(in_tmp_path, capsy
     assert "Which size oneCCL goes by there is not documented." in capsys.readouterr().err
 
 
+def test_export_tuner(folder, capsys):
+    assert main(["algorithms", "dir", "--export-tuner", "t.csv"]) == 0
+    lines = (folder / "t.csv").read_text().splitlines()
+    rules = [line for line in lines if not line.startswith("#")]
+    # sqrt(1024 * 1048576) = 32768; channels from the log; one host, two ranks
+    assert rules[:2] == [
+        "allreduce,0,32768,tree,ll,8,1,2",
+        "allreduce,32769,9223372036854775807,ring,ll,4,1,2",
+    ]
+    assert len(rules) == 7
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"torchcoll: wrote {folder}/t.csv\n"
+
+
+def test_a_tuner_file_needs_protocol_and_channels(in_tmp_path, capsys):
+    saved(in_tmp_path, *cell("ring", {K: 100_000}, RING))
+    assert main(["algorithms", ".", "--export-tuner", "t.csv"]) == 2
+    assert error_text("ring at 1K", "no known protocol", "both") in capsys.readouterr().err
+    saved(in_tmp_path / "b", *cell("ring", {K: 100_000}, protocol("ring", "simple")))
+    assert main(["algorithms", "b", "--export-tuner", "t.csv"]) == 2
+    assert got("no known number of channels") in capsys.readouterr().err
+    assert main(["algorithms", "b", "--export-tuner", "t.csv", "--channels", "16"]) == 0
+    assert (
+        "allreduce,0,9223372036854775807,ring,simple,16,1,2\n"
+        in (in_tmp_path / "t.csv").read_text()
+    )
+
+
 def test_an_export_says_what_was_not_verified_and_not_obeyed(in_tmp_path, capsys):
     runs = cell("tree", {K: 100_000}, protocol("tree", "ll"), choice=Choice("RING", "LL", 4))
     for each in runs:
         each.results[0].verification = None
     saved(in_tmp_path, *runs)
-    assert main(["algorithms", ".", "--export-env"]) == 0
-    text = capsys.readouterr().out
+    assert main(["algorithms", ".", "--export-tuner", "t.csv"]) == 0
+    text = (in_tmp_path / "t.csv").read_text()
     assert "# NOT VERIFIED: tree\n" in text
     assert "# NOT AS ASKED: tree ran RING/LL\n" in text
+    assert "allreduce,0,9223372036854775807,ring,ll,4,1,2\n" in text  # what was timed
 
 
 def test_two_dtypes_are_too_many_for_one_setting(in_tmp_path, capsys):

@@ -58,6 +58,7 @@ def result(tmp_path):
     "words",
     [
         ["check", "--junit"],
+        ["check", "--health"],
         ["convert", "-o"],
         ["plot", "-o"],
         ["curve", "--plot"],

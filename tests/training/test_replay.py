@@ -243,6 +243,34 @@ def test_an_asynchronous_call_is_waited_for_where_it_had_ended(jobs, tmp_path):
     assert json.loads(job.text(0, "stdout")) == once * 2
 
 
+def test_a_mesh_on_half_of_its_ranks(jobs, tmp_path):
+    """dp=2 x tp=2: tensor parallel stays whole, data parallel disappears."""
+    groups = {"tp0": (0, 1), "tp1": (2, 3), "dp0": (0, 2), "dp1": (1, 3)}
+    parts = [
+        [
+            reduced(64, f"tp{rank // 2}"),
+            reduced(256, f"dp{rank % 2}"),
+            message("send", (rank + 2) % 4),
+        ]
+        for rank in range(4)
+    ]
+    traffic(*parts, **groups).save(tmp_path / "t.jsonl")
+    out = tmp_path / "replayed.jsonl"
+    arguments = (str(tmp_path / "t.jsonl"), "--shrink", "--steps", "1", "-J", str(out))
+    job = jobs(tmp_path / "job", console(*arguments), 2)
+    assert {ended.code for ended in job.wait(60).values()} == {0}, errors(job)
+    replayed = Traffic.load(out)
+    assert [[c.bytes_in for c in replayed.calls[rank] if c.step == 0] for rank in (0, 1)] == [
+        [64]
+    ] * 2
+    assert replayed.groups["tp0"].ranks == (0, 1)
+    assert replayed.notes[-2:] != [] and any(
+        "captured on 4 ranks; ranks 0 to 1 are played" in note for note in replayed.notes
+    )
+    # 256 bytes of all_reduce and 64 of send on each of 2 ranks.
+    assert any("2 all_reduce, 2 send" in note and "640 B" in note for note in replayed.notes)
+
+
 def test_traces_of_a_profiler(jobs, tmp_path):
     """Of nccl, played on gloo: what belongs to the kernels of the trace is gone."""
     (tmp_path / "traces").mkdir()
@@ -315,7 +343,7 @@ def test_in_the_launch_that_captured_it(jobs, tmp_path):
             error_text(
                 "ranks",
                 "2",
-                "4, as the step was captured on. "
+                "4, as the step was captured on. --shrink plays what is left of its groups. "
                 "Its sizes can be measured on 2: torchcoll.suite --traffic.",
             ),
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING
 
 from torchcoll.core.commands import SubCommand
@@ -44,6 +45,18 @@ def algorithms_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=("print the variables with which oneCCL selects an algorithm by size"),
     )
+    add(
+        "--export-tuner",
+        metavar="FILE",
+        help=("write the CSV file of NCCL's tuner plugin, which selects an algorithm by size"),
+    )
+    add("--force", action="store_true", help="replace the file of --export-tuner")
+    add(
+        "--channels",
+        type=int,
+        metavar="N",
+        help=("number of channels to write with --export-tuner (default: that of NCCL's log)"),
+    )
 
 
 def run_algorithms(options: argparse.Namespace) -> ExitCode:
@@ -52,12 +65,17 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode:
     from torchcoll.libraries.known_variables import names_file
     from torchcoll.parts.curves.algorithms import algorithms
     from torchcoll.parts.curves.algorithms_show import show_algorithms
-    from torchcoll.parts.curves.exports import export_lines, selections, variables
+    from torchcoll.parts.curves.exports import export_lines, selections, tuner_text, variables
     from torchcoll.reading.inputs import resolve_sources
+    from torchcoll.report.destination import write_file
     from torchcoll.report.formats import FORMATS, print_notes
 
-    if options.export_env and options.export_oneccl:
-        raise UsageError("export", "--export-env and --export-oneccl", "one of them at a time")
+    names = ("export_env", "export_oneccl", "export_tuner")
+    chosen = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
+    if len(chosen) > 1:
+        raise UsageError("export", " and ".join(chosen), "one of them at a time")
+    if options.channels is not None and not options.export_tuner:
+        raise UsageError("channels", options.channels, "--export-tuner with it")
     choice(options.format, "format", FORMATS)
     choice(options.over_ranks, "over-ranks", OVER_RANKS)
     sources = resolve_sources(options.files, options.collective, options.ranks)
@@ -70,9 +88,14 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode:
         filter=options.filter,
         over_ranks=options.over_ranks,
     )
-    if not (options.export_env or options.export_oneccl):
+    if not chosen:
         show_algorithms([result], options.format)
         print_notes(result, options.format)
+        return ExitCode.OK
+    if options.export_tuner:
+        text = tuner_text(result, options.channels)
+        write_file(options.export_tuner, text, "export-tuner", options.force)
+        tell(f"torchcoll: wrote {os.path.abspath(options.export_tuner)}")
         return ExitCode.OK
     values = variables(result) if options.export_env else selections(result)
     lines = export_lines(result, values, by_size=options.export_oneccl)
@@ -104,13 +127,13 @@ COMMANDS = {
         run_algorithms,
         examples=(
             "torchcoll algorithms matrix/",
-            "torchcoll algorithms matrix/ --export-env",
+            "torchcoll algorithms matrix/ --export-tuner tuner.csv",
         ),
         option_groups={
             "what is read": "--collective --ranks --filter",
             "how algorithms are compared": "--threshold --over-ranks",
-            "settings for the next run": "--export-env --export-oneccl",
-            "output": "--format",
+            "settings for the next run": "--export-env --export-oneccl --export-tuner --channels",
+            "output": "--format --force",
         },
     ),
 }

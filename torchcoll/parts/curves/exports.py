@@ -1,4 +1,4 @@
-"""Export the winners of ``algorithms``: variables, or selections of oneCCL by size.
+"""Export the winners of ``algorithms``: variables, a tuner file of NCCL or selections of oneCCL.
 
 Between two measured sizes with different winners the setting changes at their geometric mean:
 nothing was measured in between, and this size has the same ratio to both. The winner of the
@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import UsageError
+from torchcoll.core.units import MAX_BYTES, format_size
 from torchcoll.core.variables import exports, named
 from torchcoll.libraries.known_variables import FORCING
 from torchcoll.libraries.nccl import forced as nccl_forced
-from torchcoll.libraries.nccl.algorithms import FUNCTIONS
+from torchcoll.libraries.nccl.algorithms import ALGORITHMS, FUNCTIONS, PROTOCOLS
 from torchcoll.libraries.oneccl import algorithms as oneccl
 from torchcoll.libraries.oneccl.algorithms import selection
 from torchcoll.parts.curves.forced_cells import requested
@@ -51,12 +54,12 @@ def variables(result: Algorithms) -> dict[str, str]:
         collective, ranges = table.common["collective"], table.ranges
         if len(ranges) > 1:
             of_oneccl = any(n.startswith("CCL_") for r in ranges for n in r.winner.settings)
-            action = "By size: --export-oneccl." if of_oneccl else "Narrow it: --filter 'size>=1M'."
+            option = "--export-oneccl" if of_oneccl else "--export-tuner FILE"
             raise UsageError(
                 f"export-env of {collective}",
                 _ranges_text(ranges),
                 "one winner at all sizes",
-                action,
+                f"By size: {option}.",
             )
         own_variables = {*nccl_forced.VARIABLES, *oneccl.variables_of(collective)}
         for name, value in ranges[0].winner.settings.items():
@@ -142,6 +145,37 @@ def export_lines(result: Algorithms, values: Mapping[str, str], by_size: bool) -
     return [*lines, *exports(named(values))]
 
 
+def tuner_text(result: Algorithms, channels: int | None = None) -> str:
+    """The content of the file of NCCL's tuner plugin.
+
+    channels: used instead of the number of channels in the log.
+    Raises UsageError if the algorithm, the protocol or the number of channels is not known.
+    """
+    if channels is not None and not 1 <= channels <= MOST_CHANNELS:
+        raise UsageError("channels", channels, f"1 to {MOST_CHANNELS}")
+    rules: list[TunerRule] = []
+    for table in _unambiguous_tables(result, ("collective", "ranks")):
+        name = table.common["collective"]
+        if name not in FUNCTIONS:
+            raise UsageError("export-tuner", name, f"one of {', '.join(FUNCTIONS)}")
+        spans: list[tuple[int, int]] = []
+        chosen: list[tuple[str, str, int]] = []
+        for size_bytes, at in _winning_cells(table):
+            setting = _setting(table, at, size_bytes, channels)
+            if chosen and chosen[-1] == setting:
+                spans[-1] = (spans[-1][0], size_bytes)
+            else:
+                spans.append((size_bytes, size_bytes))
+                chosen.append(setting)
+        scope = (table.hosts or None, table.common.get("ranks"))
+        rules += [
+            TunerRule(FUNCTIONS[name], low, high, *setting, *scope)
+            for (low, high), setting in zip(limits(spans), chosen, strict=True)
+        ]
+    between = "Between two measured sizes the line changes at their geometric middle."
+    return tuner_csv(rules, [*_origin(result), between])
+
+
 def _winning_cells(table: Table) -> Iterator[tuple[int, CellAt]]:
     """Yields each measured size with the winner of its range."""
     for winner_range in table.ranges:
@@ -150,6 +184,39 @@ def _winning_cells(table: Table) -> Iterator[tuple[int, CellAt]]:
                 for at in (size.auto, *size.cells):
                     if at and at.cell.settings == winner_range.winner.settings and at.values:
                         yield size.size_bytes, at
+
+
+def _setting(
+    table: Table, at: CellAt, size_bytes: int, channels: int | None
+) -> tuple[str, str, int]:
+    """(algorithm, protocol, channels) that ran according to the log, or as requested without a log.
+
+    Raises UsageError if one of them is not known.
+    """
+    logged = [choice for choice in at.choices if choice.source == "log"]
+    labels = {(choice.algorithm, choice.protocol) for choice in logged}
+    requested_names = requested(at.cell.settings, table.common["collective"])
+    algorithm, protocol = labels.pop() if len(labels) == 1 else requested_names
+    subject = f"export-tuner: {at.cell.name} at {format_size(size_bytes)}"
+    if algorithm is None or not protocol:
+        missing = "algorithm" if algorithm is None else "protocol"
+        raise UsageError(
+            subject,
+            f"no known {missing}",
+            "both algorithm and protocol",
+            "Force both, or keep the log: --library-log.",
+        )
+    if algorithm not in ALGORITHMS:
+        raise UsageError(subject, algorithm, f"what a tuner can choose: {', '.join(ALGORITHMS)}")
+    channel_counts = [choice.channels for choice in logged if choice.channels]
+    if channels is None and not channel_counts:
+        raise UsageError(
+            subject,
+            "no known number of channels",
+            "one in the log",
+            "Measure with --library-log (NCCL 2.24 or later), or give --channels N.",
+        )
+    return algorithm, protocol, channels or max(channel_counts)
 
 
 def _unambiguous_tables(result: Algorithms, names: Sequence[str]) -> list[Table]:
@@ -198,3 +265,79 @@ def _origin(result: Algorithms) -> list[str]:
         }
         lines += [f"NOT AS ASKED: {name} ran {label}" for name, label in disobeying.items()]
     return lines
+
+
+# The CSV file of NCCL's example tuner plugin (in its sources: ext-tuner/example, from 2.30 on
+# plugins/tuner/example). The plugin uses the first line that matches. Both ends of a range of sizes
+# belong to it; -1 is any number of nodes or ranks. The plugin silently reads a name that it does
+# not know as allreduce, ring or simple, so only names that it knows are written. Calls with
+# ``channels=-1``, and calls that no line matches, run on ONE channel, whatever its README says
+# (plugin.c of 2.27.5 to 2.30.7). Hence every line has a number of channels, and the last lines
+# match all other calls.
+
+MOST_CHANNELS = 64  # NCCL's MAXCHANNELS
+_WIDTH = 98  # the plugin reads 255 characters of a line
+_HEAD = (
+    "For the example tuner plugin in NCCL's sources:",
+    "NCCL_TUNER_PLUGIN=<path of libnccl-tuner-example.so> NCCL_TUNER_CONFIG_FILE=<this file>",
+    "Plugin versions: 2.30.3 and later, with any NCCL from 2.28. In those of 2.27.5 to 2.29.7 a",
+    "line that matches reads invalid memory: ranks die of SIGSEGV. Earlier ones read no such file.",
+    "2.28.3 and later also change constants of NCCL's cost model (Blackwell), with any file.",
+    "Sizes: bytes, both ends inside; for allgather and reducescatter those of all ranks together.",
+    "The first line that matches counts. What none matches would run on one channel.",
+)
+_REST = "Not measured: without these lines other calls would run on one channel."
+
+
+@dataclass(frozen=True)
+class TunerRule:
+    """One line of the file.
+
+    function: NCCL's name (AllReduce).
+    low, high: sizes in bytes, both included; high None is no end.
+    algorithm, protocol: names as in NCCL's log (NVLS_TREE, LL).
+    nodes, ranks: None is any number.
+    """
+
+    function: str
+    low: int
+    high: int | None
+    algorithm: str
+    protocol: str
+    channels: int
+    nodes: int | None = None
+    ranks: int | None = None
+
+    def line(self) -> str:
+        """The text of the line. Raises ValueError for a name that the plugin would misread."""
+        if (
+            self.function not in FUNCTIONS.values()
+            or self.algorithm not in ALGORITHMS
+            or self.protocol not in PROTOCOLS
+            or not 1 <= self.channels <= MOST_CHANNELS
+        ):
+            raise ValueError(f"no line of a tuner file: {self}")
+        fields = (
+            self.function.lower(),
+            self.low,
+            MAX_BYTES if self.high is None else self.high,
+            self.algorithm.lower(),
+            self.protocol.lower(),
+            self.channels,
+            -1 if self.nodes is None else self.nodes,
+            -1 if self.ranks is None else self.ranks,
+        )
+        return ",".join(map(str, fields))
+
+
+def tuner_csv(rules: Sequence[TunerRule], comments: Sequence[str]) -> str:
+    """The content of the file: comments, the rules, and last Ring/Simple for every function."""
+    channels = max(rule.channels for rule in rules)
+    fallbacks = [
+        TunerRule(name, 0, None, "RING", "SIMPLE", channels) for name in FUNCTIONS.values()
+    ]
+    wrapped = [piece for text in (*_HEAD, *comments) for piece in textwrap.wrap(text, _WIDTH)]
+    lines = [f"# {text}" for text in wrapped]
+    lines.append("# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks")
+    lines += [rule.line() for rule in rules]
+    return "\n".join([*lines, f"# {_REST}", *(rule.line() for rule in fallbacks), ""])

@@ -115,6 +115,11 @@ def replay_arguments(parser: argparse.ArgumentParser) -> None:
         help="how many times to play the step (default %(default)s)",
     )
     add(
+        "--shrink",
+        action="store_true",
+        help="on fewer ranks than captured: the first ranks play what is left of their groups",
+    )
+    add(
         "--rehearse",
         action="store_true",
         help="try it on one GPU that all nccl ranks share; times mean nothing",
@@ -149,7 +154,7 @@ def _replay(options: argparse.Namespace, launched: Launch) -> int:
     from torchcoll.bench.session import SessionOptions
     from torchcoll.parts.training.replay import play
 
-    asked = [spec.to_json(), options.file, options.steps]
+    asked = [spec.to_json(), options.file, options.steps, options.shrink]
     what = SessionOptions(
         spec,
         launched,
@@ -166,7 +171,7 @@ def _replay(options: argparse.Namespace, launched: Launch) -> int:
             check_new(options.output, "output")
         return read_traffic([options.file])
 
-    result = play(torch, what, captured, options.steps)
+    result = play(torch, what, captured, options.steps, options.shrink)
     if result is not None:
         from torchcoll.bench.output import open_default
         from torchcoll.questions.show.show import show

@@ -7,7 +7,8 @@ training, otherwise at the end of the step, so no two ranks can wait for each ot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +16,12 @@ from torchcoll.bench.communicators import first_call
 from torchcoll.bench.plan import lacks_memory
 from torchcoll.bench.session import Session, SessionOptions, opened
 from torchcoll.core.case import fingerprint
+from torchcoll.core.collectives import COLLECTIVES, DTYPES, Layout
 from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError, brief
 from torchcoll.core.spec import Spec
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.core.units import whole_number
+from torchcoll.core.traffic_spec import point_of
+from torchcoll.core.units import format_bytes, whole_number
 from torchcoll.machine.environment import free_memory
 from torchcoll.parts.training.playback import (
     RankPlayback,
@@ -30,6 +33,106 @@ from torchcoll.parts.training.playback import (
 )
 from torchcoll.parts.training.player import Members, Player
 from torchcoll.reading.torch_names import Numbers
+
+
+def shrink_traffic(traffic: Traffic, ranks: int) -> tuple[Traffic, list[str]]:
+    """Returns the traffic of the ranks 0 to ``ranks`` - 1 alone, and sentences on what is left out.
+
+    Ranks are numbered as in a mesh of torch: the inner dimensions (tensor parallel) stay whole. The
+    size S of a collective stays as it was, as if the same model was trained on fewer ranks.
+
+    A call whose group has only one rank left, and a message from or to a rank that is left out, is
+    left out. An uneven all_to_all keeps the blocks between the ranks that stay. A root that is left
+    out is replaced by the first rank of the group.
+
+    Raises UsageError if groups of one kind would get different sizes, or if no call is left.
+    """
+    members = {
+        name: group.ranks or tuple(range(traffic.ranks)) for name, group in traffic.groups.items()
+    }
+    allowed = [n for n in range(2, traffic.ranks) if _fits(members.values(), n)]
+    if ranks not in allowed:
+        numbers = " or ".join(map(str, allowed)) or f"{traffic.ranks}, for no smaller number does"
+        raise UsageError(
+            "ranks", ranks, f"a number that shortens all groups of a kind alike: {numbers}"
+        )
+    left_out: Counter[str] = Counter()
+    left_out_bytes = 0
+    calls: dict[int, list[TrafficCall]] = {}
+    for rank, captured in traffic.calls.items():
+        if rank >= ranks:
+            continue
+        calls[rank] = []
+        for call in captured:
+            smaller = _call(call, rank, ranks, traffic.members(call))
+            if smaller is None:
+                left_out[call.collective] += 1
+                left_out_bytes += max(call.bytes_in, call.bytes_out)
+            else:
+                calls[rank].append(smaller)
+    if not any(calls.values()):
+        raise UsageError("ranks", ranks, "more: all calls are with ranks that are left out")
+    kept = {
+        name: replace(traffic.groups[name], ranks=tuple(r for r in old if r < ranks))
+        for name, old in members.items()
+    }
+    notes = [
+        f"captured on {traffic.ranks} ranks; ranks 0 to {ranks - 1} are played, with smaller "
+        "groups and unchanged sizes of collectives"
+    ]
+    if left_out:
+        kinds = ", ".join(f"{count} {name}" for name, count in left_out.most_common())
+        notes.append(
+            f"left out, because their other ranks are: {kinds} of all steps of these ranks, with "
+            f"{format_bytes(left_out_bytes)} of data"
+        )
+    groups = {name: group for name, group in kept.items() if group.ranks}
+    return replace(traffic, ranks=ranks, calls=calls, groups=groups), notes
+
+
+def _fits(groups: Iterable[tuple[int, ...]], ranks: int) -> bool:
+    """Returns whether all groups of one size and stride keep equally many of the first ranks."""
+    kept: dict[tuple[int, int], set[int]] = {}
+    for group in groups:
+        count = sum(rank < ranks for rank in group)
+        if count:
+            stride = group[1] - group[0] if len(group) > 1 else 0
+            kept.setdefault((len(group), stride), set()).add(count)
+    return all(len(counts) == 1 for counts in kept.values())
+
+
+def _call(call: TrafficCall, rank: int, ranks: int, members: tuple[int, ...]) -> TrafficCall | None:
+    """Returns the call among the first ``ranks`` ranks; None if it is left out."""
+    if call.point_to_point:
+        return None if call.peer is not None and call.peer >= ranks else call
+    kept = [member for member in members if member < ranks]
+    if len(kept) == len(members):
+        return call
+    if len(kept) == 1:
+        return None
+    if call.splits:
+        splits = tuple(call.splits[members.index(member)] for member in kept)
+        return replace(call, splits=splits, bytes_in=sum(splits))
+    point, _ = point_of(call, len(members))
+    if point is None:  # neither measured nor replayed
+        return call
+    entry = COLLECTIVES[point.collective]
+    root = call.root if call.root is None or call.root in kept else kept[0]
+    if not entry.has_data:
+        return replace(call, root=root)
+    assert point.dtype is not None  # of a collective with data
+    itemsize = DTYPES[point.dtype].itemsize
+    count = max(1, point.size_bytes // (itemsize * entry.parts(len(kept))))
+    root_index = 0 if root is None else kept.index(root)
+    sent, received = entry.elements(Layout(kept.index(rank), len(kept), count, root_index))
+    return replace(
+        call,
+        collective=point.collective,
+        root=root,
+        bytes_in=sent * itemsize,
+        bytes_out=received * itemsize,
+    )
+
 
 _MAX_OFFERS = 50  # latest steps of a rank that are searched for one that all ranks have
 _ON_DEVICE = (
@@ -46,6 +149,7 @@ def replay(
     steps: int = 10,
     timeout_s: float = 300.0,
     rehearse: bool = False,
+    shrink: bool = False,
 ) -> Traffic | None:
     """Replays a captured step of ``traffic`` on all ranks of this run, ``steps`` times.
 
@@ -54,6 +158,8 @@ def replay(
     None on the other ranks. A first play, which connects, comes before the marked steps.
 
     - traffic: a Traffic of all ranks, or of this rank in the run that captured it.
+    - shrink: with fewer ranks than captured, the first ranks play what is left of their groups;
+      ``notes`` say what is left out.
     - backend, device, timeout_s, rehearse: as in Spec.
 
     Calls are made in the captured order on the same groups. Buffers hold zeros, and similar calls
@@ -67,10 +173,10 @@ def replay(
         raise UsageError("traffic", type(traffic).__name__, "a Traffic", action)
     import torch
 
-    asked = ["replay", backend, device, steps, timeout_s, rehearse]
+    asked = ["replay", backend, device, steps, timeout_s, rehearse, shrink]
     spec = Spec(backend=backend, device=device, timeout_s=timeout_s, rehearse=rehearse)
     options = SessionOptions(spec, asked=fingerprint(asked))
-    return play(torch, options, lambda: traffic, steps)
+    return play(torch, options, lambda: traffic, steps, shrink)
 
 
 def play(
@@ -78,6 +184,7 @@ def play(
     options: SessionOptions,
     read: Callable[[], Traffic],
     steps: int,
+    shrink: bool,
 ) -> Traffic | None:
     """Runs ``replay`` in a session with these options; ``read`` is called on each rank."""
     whole_number(steps, "steps", 1)
@@ -86,7 +193,7 @@ def play(
     if len(names) > 1 or not options.spec.communicates:
         raise UsageError("backend", backend, "one that communicates")
     with opened(torch, options) as session:
-        traffic, playback, step = _agree_on_step(session, read)
+        traffic, playback, step = _agree_on_step(session, read, shrink)
         player = _prepare_player(session, playback)
         align = session.communicators.align(session.entries[0].name)
         align()
@@ -142,20 +249,25 @@ def play(
 
 
 def _agree_on_step(
-    session: Session, read: Callable[[], Traffic]
+    session: Session, read: Callable[[], Traffic], shrink: bool
 ) -> tuple[Traffic, RankPlayback, Step]:
     """Returns the traffic, what this rank plays, and the step that all ranks play."""
     refusal: TorchcollError | None = None
     usual: list[Step] = []
+    left_out: list[str] = []
     try:
         traffic = read()
         ranks = session.local.ranks
+        if shrink and ranks < traffic.ranks:
+            traffic, left_out = shrink_traffic(traffic, ranks)
         if ranks != traffic.ranks:
+            smaller = "--shrink plays what is left of its groups. "
             raise UsageError(
                 "ranks",
                 ranks,
                 f"{traffic.ranks}, as the step was captured on",
-                f"Its sizes can be measured on {ranks}: torchcoll.suite --traffic.",
+                f"{smaller if ranks < traffic.ranks else ''}Its sizes can be measured on {ranks}: "
+                "torchcoll.suite --traffic.",
             )
         usual = most_common_steps(traffic, session.local.rank)[-_MAX_OFFERS:]
     except TorchcollError as error:
@@ -172,6 +284,7 @@ def _agree_on_step(
         raise UsageError("traffic", actual, "a captured step", action)
     try:
         playback = rank_playback(traffic, session.local.rank, step)
+        playback = replace(playback, notes=(*left_out, *playback.notes))
     except TorchcollError as error:
         refusal = error
     control.agree(refusal)

@@ -46,29 +46,33 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--junit", metavar="FILE", help="write the verdict and the cases as JUnit XML")
     add(
+        "--health", metavar="FILE", help="write the verdict as a health event for schedulers (JSON)"
+    )
+    add(
         "--metrics",
         metavar="NAME.prom",
         help=(
             "write verdict and cases for Prometheus' node_exporter; replaces a file of that name"
         ),
     )
-    add("--force", action="store_true", help="replace the file of --junit")
+    add("--force", action="store_true", help="replace the files of --junit and --health")
 
 
 def run_check(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.metrics import check_metrics, write_metrics
     from torchcoll.core.opening import not_written
     from torchcoll.core.result import Run
+    from torchcoll.questions.check import show
     from torchcoll.questions.check.judging import judge
     from torchcoll.questions.check.limits import CANNOT_TELL, FAIL
-    from torchcoll.questions.check.show import FORMATS, check_metrics_of, junit_text, show_verdicts
     from torchcoll.reading.inputs import load_all
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.stats.filters import keep_cases, read_runs
 
-    choice(options.format, "format", FORMATS)
-    if options.junit:
-        check_new(options.junit, "junit", options.force)
+    choice(options.format, "format", show.FORMATS)
+    for option in ("junit", "health"):
+        if path := getattr(options, option):
+            check_new(path, option, options.force)
     baseline: Run | BaselineRuns | None = None
     good_runs: BaselineRuns | None = None
     if options.metrics is not None:
@@ -83,12 +87,15 @@ def run_check(options: argparse.Namespace) -> ExitCode:
             (baseline,) = keep_cases(baselines, options.filter)
     runs = read_runs(options)
     verdicts = [judge(run, options.fabric, baseline) for run in runs]
-    show_verdicts(runs, verdicts, options.format)
+    show.show_verdicts(runs, verdicts, options.format)
     if options.junit:
-        write_file(options.junit, junit_text(runs, verdicts), "junit", options.force)
+        write_file(options.junit, show.junit_text(runs, verdicts), "junit", options.force)
+    if options.health:
+        write_file(options.health, show.health_text(runs, verdicts), "health", options.force)
     failed = any(verdict.word == FAIL for verdict in verdicts)
     if options.metrics is not None:
-        metrics = check_metrics_of(runs, verdicts, baseline if isinstance(baseline, Run) else None)
+        one_run = baseline if isinstance(baseline, Run) else None
+        metrics = show.check_metrics_of(runs, verdicts, one_run)
         try:
             write_metrics(check_metrics(options.metrics), metrics)
         except OSError as error:
@@ -135,7 +142,7 @@ COMMANDS = {
         option_groups={
             "what is read": "--collective --ranks --filter",
             "what the run is judged by": "--fabric --baseline",
-            "output": "--format --gate --junit --metrics --force",
+            "output": "--format --gate --junit --health --metrics --force",
         },
     ),
 }

@@ -1,15 +1,19 @@
-"""How verdicts are displayed: of one run, of several in one sentence, as JUnit XML and metrics."""
+"""How verdicts are displayed: of one run, of several in one sentence, and for other programs as
+JUnit XML, health events and metrics.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TextIO
+from typing import Any, TextIO
 
 from torchcoll.core import metrics
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import EXPECTED_STATUSES, Run
+from torchcoll.core.run_facts import host_names
 from torchcoll.core.summary import Row
 from torchcoll.core.units import parse_utc
 from torchcoll.questions.check.baseline import baseline_pairs
@@ -23,6 +27,7 @@ from torchcoll.report.header import header_lines, requested_cases
 from torchcoll.report.junit import JunitTest, junit_document
 
 FORMATS = ("table", "markdown", "json")
+HEALTH_SCHEMA = "torchcoll-health/1"
 _WHAT_RAN = 2  # lines of a run's header: the collective, and where it ran
 
 
@@ -69,15 +74,20 @@ def _notable_cases(verdict: Verdict) -> tuple[list[Head], list[list[str]]]:
     return (heads, [list(case) for case in cases]) if cases else ([], [])
 
 
+def _passed(verdict: Verdict) -> bool | None:
+    """None for a run that was compared with nothing, or not decided: it has not passed."""
+    if verdict.word == FAIL:
+        return False
+    return True if verdict.judged and verdict.word != CANNOT_TELL else None
+
+
 def junit_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
     """A test suite per run, with a test for the verdict and one for each case, which has the labels
     of its metrics as its name.
     """
     suites = []
     for run, verdict in zip(runs, verdicts, strict=True):
-        # A run that was compared with nothing, or not decided, has not passed.
-        passed = verdict.judged and verdict.word != CANNOT_TELL
-        kind = "failure" if verdict.word == FAIL else "" if passed else "skipped"
+        kind = {True: "", False: "failure", None: "skipped"}[_passed(verdict)]
         tests = [JunitTest("verdict", kind, verdict.line)]
         labels = metrics.unique_labels([metrics.case_labels(result.case) for result in run.results])
         for row, of_case in zip(summarise_run(run), labels, strict=True):
@@ -88,6 +98,31 @@ def junit_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
             tests.append(JunitTest(title, kind, text if kind else "", row.median_ns))
         suites.append((str(run.path or run.header.get("run_id") or "run"), tests))
     return junit_document(suites, "torchcoll")
+
+
+def health_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
+    """A JSON object per run and line, by which a scheduler can drain a node.
+
+    healthy: False for FAIL, None for CANNOT TELL and if nothing was judged. verdict, message: the
+    verdict and its text. causes: why cases failed. suspects: the hosts that the run accuses.
+    """
+    lines = []
+    for run, verdict in zip(runs, verdicts, strict=True):
+        failed = [row for row in summarise_run(run) if row.outcome not in EXPECTED_STATUSES]
+        event: dict[str, Any] = {
+            "schema": HEALTH_SCHEMA,
+            "healthy": _passed(verdict),
+            "verdict": verdict.word,
+            "message": verdict.line,
+            "causes": list(dict.fromkeys(one_line(row.reason) for row in failed if row.reason)),
+            "hosts": host_names(run.members),
+            "suspects": host_names([e for e in run.events if e.get("kind") == "suspect"]),
+            "start_utc": run.header.get("start_utc"),
+            "job": run.header.get("job_id"),
+            "file": str(run.path) if run.path else None,
+        }
+        lines.append(json.dumps(event) + "\n")
+    return "".join(lines)
 
 
 # As metrics for Prometheus. Those of a case are of its slowest rank, as in every table.
