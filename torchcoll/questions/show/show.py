@@ -11,7 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.answer import Answer, Caveat, worst_level
 from torchcoll.core.case import DIMENSIONS
@@ -25,15 +25,6 @@ from torchcoll.core.units import shorten
 from torchcoll.questions.check.judging import Verdict, judge
 from torchcoll.questions.check.measured_show import run_answer, runs_answer
 from torchcoll.questions.check.published_show import published_lines
-from torchcoll.questions.contention.overlap import Overlap, overlaps
-from torchcoll.questions.contention.show import (
-    concurrent_answer,
-    concurrent_grid,
-    concurrent_records,
-    soak_grid,
-    soak_object,
-)
-from torchcoll.questions.contention.soaked import Soaked, soaked
 from torchcoll.questions.pairs.matches import is_pair, read_pairs
 from torchcoll.questions.pairs.show import pairs_answer, show_pairs
 from torchcoll.questions.pairs.suspects import find_suspects
@@ -52,6 +43,10 @@ from torchcoll.report.grid import Grid, print_grids
 from torchcoll.report.header import first_lines, header_lines, requested_cases
 from torchcoll.report.notes import Notes, most_notes, run_lines
 from torchcoll.report.shown import shown
+
+if TYPE_CHECKING:
+    from torchcoll.questions.contention.overlap import Overlap
+    from torchcoll.questions.contention.soaked import Soaked
 
 Source = Run | str | os.PathLike[str]
 _RUNS = (Run, str, os.PathLike)
@@ -444,6 +439,10 @@ def answer_with_further(run: Run, answer: Answer) -> Answer:
     """The answer of a run after that of --soak or --concurrent, for which the run was made; a
     failure comes first.
     """
+    if not _has_further(run):
+        return answer
+    from torchcoll.questions.contention.show import concurrent_answer
+
     rows, over_time = _further(run)
     first = concurrent_answer(rows) if rows else None
     first = over_time.answer if over_time else first
@@ -460,14 +459,26 @@ def answer_with_further(run: Run, answer: Answer) -> Answer:
     )
 
 
+def _has_further(run: Run) -> bool:
+    """Whether --concurrent or --soak measured. Only then their answers, with scipy, are loaded."""
+    return bool(run.windows) or any(result.concurrent for result in run.results)
+
+
 def _further(run: Run) -> tuple[list[Overlap], Soaked | None]:
     """What --concurrent and --soak measured, as far as they did."""
+    from torchcoll.questions.contention.overlap import overlaps
+    from torchcoll.questions.contention.soaked import soaked
+
     rows = overlaps(run) if any(result.concurrent for result in run.results) else []
     return rows, soaked(run) if run.windows else None
 
 
 def further_grids(run: Run) -> list[Grid]:
     """The tables of --concurrent and --soak; [] where nothing was measured."""
+    if not _has_further(run):
+        return []
+    from torchcoll.questions.contention.show import concurrent_grid, soak_grid
+
     rows, over_time = _further(run)
     machine = [e["message"] for e in run.events if e.get("kind") == "machine"]
     grids = [concurrent_grid(rows, machine)] if rows else []
@@ -475,6 +486,10 @@ def further_grids(run: Run) -> list[Grid]:
 
 
 def _further_object(run: Run) -> dict[str, Any]:
+    if not _has_further(run):
+        return {}
+    from torchcoll.questions.contention.show import concurrent_records, soak_object
+
     rows, over_time = _further(run)
     concurrent = any(result.concurrent for result in run.results)
     further: dict[str, Any] = {"concurrent": concurrent_records(rows)} if concurrent else {}
