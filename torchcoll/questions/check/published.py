@@ -197,7 +197,8 @@ def few_interfaces(run: Run) -> str:
     value = str((run.environment.get("variables") or {}).get("NCCL_IB_HCA", "")).lstrip("=")
     names = {name.partition(":")[0] for name in value.split(",")}
     gpus = max(Counter(m.get("host") for m in run.members).values(), default=0)
-    exact = not value.startswith("^") and all(name[-1:].isdigit() for name in names)
+    # mlx5 is a prefix: it stands for all of them.
+    exact = not value.startswith("^") and all(re.search(r"(?<!mlx)\d$", name) for name in names)
     if not exact or hosts_of(run) < 2 or len(names) >= gpus:
         return ""
     return f"NCCL_IB_HCA names {counted(len(names), 'interface')} for {gpus} GPUs a host"
