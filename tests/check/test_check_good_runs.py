@@ -54,7 +54,8 @@ def joined(text):
 def test_the_first_line_says_what_the_baseline_detects(made, tmp_path, capsys):
     out = tmp_path / "good.json"
     assert main(["check", "--learn", str(made / "nightly"), "-o", str(out)]) == 0
-    text = joined(capsys.readouterr().out)
+    text, error = map(joined, capsys.readouterr())
+    assert error.endswith(f"written: {out}, 24 good runs")
     baseline = baseline_of(*read_good_runs(out)[0])
     limits = limits_of(baseline)
     over_all = f"{100 * math.expm1(limits.run_detectable):.1f} % slower over all cases"
@@ -116,6 +117,9 @@ def test_healthy_slow_and_slow_in_one_case(made, baseline, capsys):
     assert out.startswith("FAIL all_gather 1M ")
     change = out.split()[3]
     assert float(change) == pytest.approx(20, abs=1)
+    rest = re.search(r"the other 9 cases are within ([0-9.]+) % of 24 good runs on 4 nodes", out)
+    assert rest and float(rest[1]) < 2  # noise 0.2 %
+    assert "over all 10 cases" not in out
 
 
 def test_a_file_a_folder_and_a_store_give_equal_answers(made, tmp_path, capsys):

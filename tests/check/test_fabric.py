@@ -4,6 +4,7 @@ import pytest
 from error_form import error_text
 from judged import case_of, launch
 
+from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.questions.check.limits import check_labels, fabric_of, label_problem, odd_links
 
@@ -133,3 +134,38 @@ def test_labels_that_are_well():
         "label link_gbps"
     )
     assert label_problem(launch(case_of(1))) == ""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "named"),
+    [
+        ("mpirun -np 16 -x NCCL_IB_HCA=mlx5_4,mlx5_5 -x NCCL_DEBUG=WARN", 2),
+        ("NCCL_IB_HCA==mlx5_0:1,mlx5_1:1,mlx5_2:1 mpirun -np 16", 3),
+        ("mpirun -np 16 -x NCCL_IB_HCA=mlx5", 0),  # a prefix: all of them
+        ("mpirun -np 16 -x NCCL_IB_HCA=^mlx5_8,mlx5_9", 0),
+        ("mpirun -np 16 -x NCCL_IB_HCA=" + ",".join(f"mlx5_{n}" for n in range(8)), 0),
+    ],
+)
+def test_a_pasted_command_that_names_too_few_interfaces_is_the_reason(
+    launcher, named, tmp_path, capsys
+):
+    path = tmp_path / "thread.md"
+    devices = [
+        f"#  Rank {n:2} Group  0 Pid {900 + n} on node{n // 8} device {n % 8} [0000:1{n % 8}:00] "
+        "NVIDIA H100 80GB HBM3\n"
+        for n in range(16)
+    ]
+    path.write_text(
+        f"```\n$ {launcher} ./build/all_reduce_perf -b 4G -e 8G -f 2 -g 1\n"
+        f"# Using devices\n{''.join(devices)}"
+        "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"
+        "  4294967296    1073741824     float     sum      -1    85899   50.00   93.75      0\n"
+        "  8589934592    2147483648     float     sum      -1   171799   50.00   93.75      0\n"
+        "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 93.75\n```\n"
+    )
+    for words in (["check", str(path), "--fabric", "ib-ndr:8"], ["show", str(path)]):
+        main(words)
+        out = " ".join(capsys.readouterr().out.split())
+        assert (f"NCCL_IB_HCA names {named} interfaces for 8 GPUs a host" in out) == (named > 0)
+        assert ("Next: name the interface of each GPU in NCCL_IB_HCA" in out) == (named > 0)
+    assert "93.75 is low: 28 % of the lowest" in out  # 337.4 GB/s

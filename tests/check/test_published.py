@@ -131,7 +131,7 @@ def test_one_publication_alone():
     text = line_of(a_launch("NVIDIA GH200 120GB", 8, 2, 60.0, "128M"))
     assert (
         "1 published run on 2x4 GH200 reaches 123.1 GB/s" in text
-        and "this run's 60 is below it" in text
+        and "this run's 60 is low: 49 % of it" in text
     )
 
 

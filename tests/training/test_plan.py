@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import re
 from dataclasses import replace
 
 import made_models
@@ -519,7 +520,19 @@ def test_a_plan_that_does_not_fit_says_so(capsys):
     for layout, fits in (("fsdp=64", False), ("fsdp=64,ckpt", True)):
         assert main([*command, layout]) == 0
         text = " ".join(capsys.readouterr().out.split())
-        assert (" it does not fit: " in text and "on a GPU of 84.9 GB" in text) == (not fits)
+        assert (" does not fit: " in text and "on a GPU of 84.9 GB" in text) == (not fits)
+
+
+def test_ddp_that_does_not_fit_says_so_first_and_names_a_layout_that_surely_fits(capsys):
+    assert main(["plan", "llama-3-8b", "--machine", "8xH100", "--parallel", "dp=8"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert re.match(
+        r"a step of \S+ with DDP on 8 ranks \(dp=8\) does not fit: \d+ GB of memory", text
+    )
+    assert "if it did: a step of" in text
+    plan = torchcoll.plan("llama-3-8b", "dp=8", machine="8xH100")
+    name, needed = plan.smaller
+    assert name.startswith("fsdp=8") and needed < plan.memory_bytes
 
 
 def test_a_plan_that_does_not_fit_names_a_like_one_that_does(capsys):
@@ -531,7 +544,7 @@ def test_a_plan_that_does_not_fit_names_a_like_one_that_does(capsys):
     command = ["plan", "llama-3-405b", "--machine", "8xH100", "--batch", "16x1x8192", "--parallel"]
     assert main([*command, "fsdp=128,tp=8,pp=16x8,sp"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "it does not fit: 151 GB of memory on a GPU of 84.9 GB" in text
+    assert "does not fit: 151 GB of memory on a GPU of 84.9 GB" in text
     assert "; zero1=128,tp=8,pp=16x8,sp needs 88.1 GB, tight; --find has others" in text
     assert main([*command, "zero1=128,tp=8,pp=16x8,sp"]) == 0
     text = " ".join(capsys.readouterr().out.split())

@@ -17,6 +17,7 @@ from typing import Any
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.result import Run
+from torchcoll.core.variables import kept_variables
 from torchcoll.reading import base, nccl_tests
 from torchcoll.reading.nccl_tests import SET, Messages
 from torchcoll.reading.nccl_tests_rows import RowParser
@@ -29,6 +30,7 @@ _START = re.compile(r"Collective test starting:\s*(\S+)")
 _BLOCKING = re.compile(r"^# Blocking Enabled: (.*)")
 _CONCLUDED = re.compile(r"Collective test concluded:\s*(\S*)")
 _PROGRAM = re.compile(r"(?<![a-zA-Z])([a-zA-Z_]+?)_perf(?:_mpi)?\b")
+_VARIABLE = re.compile(r"(?<![\w$])(NCCL_[A-Z0-9_]{1,60})=([^\s'\"$;]{1,200})")
 _VERSION = re.compile(r"nccl-tests version (\S+)(?:.*?nccl-library=(\d+))?")
 _RCCL = re.compile(r"RCCL version\s*:?\s*(\S+)")
 _NCCL = re.compile(r"NCCL version (\S+)")
@@ -109,6 +111,7 @@ class _TestOutput:
     events: list[str] = field(default_factory=list)
     zeros: int = 0
     launched: int = 0
+    variables: dict[str, str] = field(default_factory=dict)  # of the command line
     messages: Messages = field(default_factory=Messages)
 
     @property
@@ -379,6 +382,8 @@ class _TextReader:
             self._entitle(output)
             output.args = match.string[match.end(1) :].split()
             output.launched = nccl_tests.launched_ranks(match.string)
+            launcher = match.string[: match.start(1)]
+            output.variables = kept_variables(dict(_VARIABLE.findall(launcher)))
             if text := nccl_tests.fraction(output.args):
                 self.imported.warn(text)
 
@@ -471,7 +476,7 @@ def _make_run(
     environment: dict[str, Any] = {}
     if library:
         environment["libraries"] = {"nccl": f"{'RCCL' if rccl else 'NCCL'} {library}"}
-    if variables := output.messages.variables | set_variables:
+    if variables := output.variables | output.messages.variables | set_variables:
         environment["variables"] = variables
     members = [output.members[r] for r in sorted(output.members)]
     if len(members) != run.ranks:

@@ -17,6 +17,7 @@ from torchcoll.core.errors import (
     UnreadableError,
     UsageError,
     choice,
+    one_line,
     printable,
     tell,
 )
@@ -153,6 +154,8 @@ def run_learn(options: argparse.Namespace) -> ExitCode | None:
     text = format_good_runs([baseline.good for baseline in learned.baselines])
     write_file(options.output, text, "output", options.force)
     grids = [baseline_grid(baseline, learned) for baseline in learned.baselines]
+    runs = sum(len(baseline.good.runs) for baseline in learned.baselines)
+    tell(f"written: {one_line(options.output)}, {counted(runs, 'good run')}")
     print_grids([("", grids)], options.format, Destination())
     return ExitCode.OK
 

@@ -16,6 +16,7 @@ from torchcoll.core.units import (
     format_factor,
     format_ns,
     format_percent,
+    plural,
     shorten,
     shorten_list,
 )
@@ -224,6 +225,15 @@ class CheckedRun:
         ]
         return shorten(texts, _NAMED, " and {} more")
 
+    def _rest(self) -> str:
+        """What is known of the cases that are not slow; '' unless all of them are as usual."""
+        rest = [case for case in self.judged.cases if case.state != good_runs.SLOW]
+        if not rest or any(case.state != good_runs.AS_USUAL for case in rest):
+            return ""
+        most = percent(max(abs(case.effect) for case in rest))
+        noun = plural(len(rest), "other case is", f"other {len(rest)} cases are")
+        return f"the {noun} within {most} of {self.judged.baseline.text}"
+
     def _sentences(self) -> tuple[str, list[str]]:
         """The word, what it says, and what else is known."""
         judged, limits = self.judged, self.judged.limits
@@ -240,7 +250,7 @@ class CheckedRun:
             most = f"most in {self.names[0]}, {slower(judged.cases[0].effect)}"
             return FAIL, [f"{mean} (healthy below {percent(limits.run_limit)})", slow or most]
         if slow:
-            return FAIL, [slow, mean]
+            return FAIL, [slow, self._rest() or mean]
         noisy = judged.cases_that_are(good_runs.TOO_NOISY)
         noise = []
         if noisy:

@@ -20,6 +20,7 @@ from torchcoll.parts.training.config_plan import (
 )
 from torchcoll.parts.training.layouts import (
     DATA_PARALLEL,
+    FSDP,
     FULL,
     SELECTIVE,
     ZERO1,
@@ -131,17 +132,27 @@ def _smaller_layout(
 ) -> tuple[str, float] | None:
     """Returns the first change of a layout that fits or is tight, and its memory; None if none.
 
+    DDP keeps everything on each rank: a change that is no more than tight comes after FSDP.
+
     Megatron-LM does not keep the gathered inputs that DTensor keeps with sequence parallelism.
     """
     variants = [replace(layout, checkpoint=mode) for mode in checkpoint_modes(layout)]
     if layout.sharded and layout.sequence_parallel:
         shards = layout.replicas * layout.shards
         variants.insert(0, replace(layout, data=ZERO1, replicas=1, shards=shards))
+    elif not layout.sharded and layout.replicas > 1:
+        sharded = replace(layout, data=FSDP, replicas=1, shards=layout.replicas)
+        variants += [replace(sharded, checkpoint=mode) for mode in ("", *checkpoint_modes(sharded))]
+    tight = None
     for variant in variants:
         step = setting.step(variant)
-        if step.memory and _fits(step, limit) != TOO_LARGE:
-            return variant.name, step.memory.total
-    return None
+        fits = _fits(step, limit)
+        if step.memory and fits != TOO_LARGE:
+            smaller = variant.name, step.memory.total
+            if layout.sharded or fits == FITS:
+                return smaller
+            tight = tight or smaller
+    return tight
 
 
 def checkpoint_modes(layout: ParallelLayout) -> list[str]:

@@ -240,7 +240,8 @@ def plan_answer(projection: Plan) -> Answer:
             if projection.smaller:
                 name, least = projection.smaller
                 size += f"; {name} needs {format_gigabytes(least)}{', tight' * (least > limit)}"
-            texts.insert(0, f"it does not fit: {size}; --find has others")
+            texts.insert(0, f"if it did: {text}")
+            text = f"a step{of_subject} on {setup} does not fit: {size}; --find has others"
             level = "doubt"
     if kinds and projection.compute_ns is None:
         texts.append(f"{' and '.join(kinds)} scaling: not known without --step-ms")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchcoll.core import plausibility
@@ -39,6 +39,7 @@ DOUBTED_FACTOR, SLOW_FACTOR = 2.0, 6.0
 
 _ASK_LOG = "NCCL's log says why: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,TUNING, then torchcoll log"
 _CHECK = "check the names of the GPUs, the number of ranks and the fabric: torchcoll show FILE"
+_ALL_INTERFACES = "name the interface of each GPU in NCCL_IB_HCA, or unset it, and run it again"
 FIND_SLOW = "torchcoll doctor, then torchcoll pairs, find what is slow"
 
 _Best = tuple[float, Row, rules.Limit]  # the share of the limit of the best row of a collective
@@ -186,6 +187,9 @@ def by_fabric(rows: Sequence[Row], fabric: rules.Fabric | None, run: Run) -> lis
     if not judged:
         return [Phrase(NO_REFERENCE, f"of {fabric.name} for these cases: {_held(rows, fabric)}")]
     headline, collective = _headline(fabric, judged, hosts_of(run))
+    if headline[0].next_step == FIND_SLOW and (few := published.few_interfaces(run)):
+        headline[0] = replace(headline[0], next_step=_ALL_INTERFACES)
+        headline.insert(1, Phrase("", few))
     # A good number that hides a better one is no PASS: what was not used comes before it.
     unused = [phrase for name, phrase in _unused(fabric, judged) if name != collective]
     first = [*unused, *headline] if headline[0].word == PASS else [*headline, *unused]
@@ -216,6 +220,9 @@ def _no_reference(rows: Sequence[Row], run: Run) -> list[Phrase]:
         run, where.replace("unknown on unknown", "these figures")
     )
     reached = [Phrase("", case.text()) for case in published.standings(run, rows)[:1]]
+    if reached and (few := published.few_interfaces(run)):
+        reached.append(Phrase("", few))
+        next_step = _ALL_INTERFACES
     return [Phrase(NO_REFERENCE, text, next_step=next_step), *reached]
 
 

@@ -7,6 +7,7 @@ figure has its source, see results/published/ in the repository, which makes pub
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -186,6 +187,23 @@ def _words(name: str) -> set[str]:
     return set(re.split(r"[^A-Z0-9]+", name.upper())) - {""}
 
 
+_LOW = 0.75  # of the lowest published busbw
+
+
+def few_interfaces(run: Run) -> str:
+    """That NCCL_IB_HCA names fewer network interfaces than a host has GPUs, each of which has one
+    of its own where several hosts are fast; '' otherwise.
+    """
+    value = str((run.environment.get("variables") or {}).get("NCCL_IB_HCA", "")).lstrip("=")
+    names = {name.partition(":")[0] for name in value.split(",")}
+    gpus = max(Counter(m.get("host") for m in run.members).values(), default=0)
+    # mlx5 is a prefix: it stands for all of them.
+    exact = not value.startswith("^") and all(re.search(r"(?<!mlx)\d$", name) for name in names)
+    if not exact or hosts_of(run) < 2 or len(names) >= gpus:
+        return ""
+    return f"NCCL_IB_HCA names {counted(len(names), 'interface')} for {gpus} GPUs a host"
+
+
 @dataclass(frozen=True)
 class PublishedCase:
     """The best of a run's cases of one size beside what was published of it."""
@@ -207,6 +225,8 @@ class PublishedCase:
         )
         where = f"{self.row.collective} {format_size(self.row.size_bytes)}"
         count = f"below {f'{below} of {many}' if many > 1 else 'it'}"
+        if below == many and busbw < _LOW * low:
+            count = f"low: {100 * busbw / low:.0f} % of {'the lowest' if many > 1 else 'it'}"
         if not below:
             count = "as high as the best" if many > 1 else "not below it"
         if busbw > _ABOVE * high:
