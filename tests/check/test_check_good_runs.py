@@ -54,8 +54,9 @@ def joined(text):
 def test_the_first_line_says_what_the_baseline_detects(made, tmp_path, capsys):
     out = tmp_path / "good.json"
     assert main(["check", "--learn", str(made / "nightly"), "-o", str(out)]) == 0
-    text, error = map(joined, capsys.readouterr())
-    assert error.endswith(f"written: {out}, 24 good runs")
+    first, _, text = capsys.readouterr().out.partition("\n")
+    assert first == f"written: {out}, 24 good runs"
+    text = joined(text)
     baseline = baseline_of(*read_good_runs(out)[0])
     limits = limits_of(baseline)
     over_all = f"{100 * math.expm1(limits.run_detectable):.1f} % slower over all cases"
