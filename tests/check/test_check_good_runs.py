@@ -54,8 +54,8 @@ def joined(text):
 def test_the_first_line_says_what_the_baseline_detects(made, tmp_path, capsys):
     out = tmp_path / "good.json"
     assert main(["check", "--learn", str(made / "nightly"), "-o", str(out)]) == 0
-    first, _, text = capsys.readouterr().out.partition("\n")
-    assert first == f"written: {out}, 24 good runs"
+    text = capsys.readouterr().out
+    assert text.endswith(f"\nwritten: {out}, 24 good runs\n")
     text = joined(text)
     baseline = baseline_of(*read_good_runs(out)[0])
     limits = limits_of(baseline)

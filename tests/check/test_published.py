@@ -1,6 +1,7 @@
 """Published figures: their sources, whether they can be, and what a run is told of them."""
 
 import csv
+import io
 import json
 import re
 import subprocess
@@ -313,3 +314,21 @@ def test_hosts_that_are_no_number(tmp_path, capsys):
     assert main(["show", run]) == 0
     out = capsys.readouterr().out.replace("\n  ", " ")
     assert error_text("label hosts", "'one'", "a whole number from 1 on") in out
+
+
+def test_a_filter_selects_published_figures(capsys):
+    assert (
+        main(["show", "--published", "--filter", "collective=all_to_all", "--format", "csv"]) == 0
+    )
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert rows and {row["collective"] for row in rows} == {"all_to_all"}
+    options = ["--filter", "size>=1G,ranks=8", "--format", "json"]
+    assert main(["show", "--published", *options]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert rows and all(row["size_bytes"] >= 1 << 30 and row["ranks"] == 8 for row in rows)
+    for text, expected in (
+        ("size<1", "conditions that a published figure fulfils"),
+        ("dtype=float32", "conditions on collective, size or ranks, which published figures have"),
+    ):
+        assert main(["show", "--published", "--filter", text]) == 2
+        assert error_text("filter", text, expected) in capsys.readouterr().err

@@ -37,7 +37,11 @@ class Condition:
     values: tuple[Any, ...]
 
     def holds(self, item: Measured) -> bool:
-        value = item.row.size_bytes_requested if self.name == "size" else value_of(item, self.name)
+        size = self.name == "size"
+        return self.selects(item.row.size_bytes_requested if size else value_of(item, self.name))
+
+    def selects(self, value: Any) -> bool:
+        """Returns whether the condition holds for a case with this value."""
         if self.sign in _ORDERS:
             return value is not None and _ORDERS[self.sign](value, self.values[0])
         return (value in self.values) == (self.sign == "=")

@@ -155,8 +155,8 @@ def run_learn(options: argparse.Namespace) -> ExitCode | None:
     write_file(options.output, text, "output", options.force)
     grids = [baseline_grid(baseline, learned) for baseline in learned.baselines]
     runs = sum(len(baseline.good.runs) for baseline in learned.baselines)
-    print(f"written: {one_line(options.output)}, {counted(runs, 'good run')}")
     print_grids([("", grids)], options.format, Destination())
+    print(f"written: {one_line(options.output)}, {counted(runs, 'good run')}")
     return ExitCode.OK
 
 

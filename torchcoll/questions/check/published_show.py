@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TextIO
 
 from torchcoll.core.answer import Answer, Caveat
-from torchcoll.core.errors import one_line
+from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
@@ -15,6 +16,7 @@ from torchcoll.core.units import counted, format_bandwidth, format_size, plural
 from torchcoll.questions.check import published
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head, make_grid
+from torchcoll.stats.filters import Condition, conditions
 
 SCHEMA = "torchcoll-published/1"
 _SOURCES = "source and note of an entry: torchcoll again ENTRY --dry-run"
@@ -24,9 +26,16 @@ _CAVEAT = (
 )
 
 
-def show_published(runs: Sequence[Run], format: str = "table", file: TextIO | None = None) -> None:
-    """Of the kinds of machine of ``runs``, or of all kinds without a run. Raises UsageError for an
-    unknown format.
+def show_published(
+    runs: Sequence[Run],
+    format: str = "table",
+    file: TextIO | None = None,
+    filter: str | Sequence[str] = "",
+) -> None:
+    """Of the kinds of machine of ``runs``, or of all kinds without a run.
+
+    filter: conditions on the collective, size and ranks of published figures, without a run.
+    Raises UsageError for an unknown format, and for a filter that selects nothing.
     """
     titled, records = [], []
     for run in runs:
@@ -35,10 +44,11 @@ def show_published(runs: Sequence[Run], format: str = "table", file: TextIO | No
         titled.append((title, grids))
         records += records_of_run
     if not runs:
-        titled = [("", [_known_grid()])]
+        publications = _selected(conditions(filter))
+        titled = [("", [_known_grid(publications)])]
         records = [
             {**_record(publication), "collective": key[0], "size_bytes": key[1], "busbw_gbps": gbps}
-            for publication in published.publications()
+            for publication in publications
             for key, records_of_run in publication.figures.items()
             for gbps in list(records_of_run.values())[:1]
         ]
@@ -154,11 +164,30 @@ def _record(publication: published.Publication) -> dict[str, Any]:
     return {name: value for name, value in vars(publication).items() if name not in left_out}
 
 
-def _known_grid() -> Grid:
+def _selected(wanted: Sequence[Condition]) -> list[published.Publication]:
+    """The entries with those of their figures for which all conditions hold."""
+    for term in wanted:
+        if term.name not in ("collective", "size", "ranks"):
+            expected = "conditions on collective, size or ranks, which published figures have"
+            raise UsageError("filter", term.text, expected)
+    selected = []
+    for entry in published.publications():
+        figures = {}
+        for (collective, size_bytes), of_placements in entry.figures.items():
+            values = {"collective": collective, "size": size_bytes, "ranks": entry.ranks}
+            if all(term.selects(values[term.name]) for term in wanted):
+                figures[collective, size_bytes] = of_placements
+        if figures:
+            selected.append(replace(entry, figures=figures))
+    if not selected:
+        texts = ", ".join(term.text for term in wanted)
+        raise UsageError("filter", texts, "conditions that a published figure fulfils")
+    return selected
+
+
+def _known_grid(publications: Sequence[published.Publication]) -> Grid:
     """A line for each entry, with its largest all_reduce or what else it has."""
-    entries = sorted(
-        published.publications(), key=lambda entry: (entry.gpu, entry.hosts, entry.ranks)
-    )
+    entries = sorted(publications, key=lambda entry: (entry.gpu, entry.hosts, entry.ranks))
     origins = list(dict.fromkeys(map(_origin, entries)))
 
     def largest(entry: published.Publication) -> tuple[str, int]:

@@ -133,6 +133,11 @@ def _shown(options: argparse.Namespace) -> ExitCode:
     if traffic:
         note_traffic(traffic)
     runs = load_all([*loaded, *files])
+    if options.published and not runs:
+        from torchcoll.questions.check.published_show import show_published
+
+        show_published([], options.format, filter=options.filter)
+        return ExitCode.OK
     if options.filter:
         runs = keep_cases(runs, options.filter)
     if options.explain is not None:
