@@ -79,7 +79,7 @@ def step_charts(
             bars.append(chart.bars(name, lengths, texts, colour))
     of_ranks = [f"rank {rank.rank}{late.get(rank.rank, '')}" for rank in ranks]
     caption = [
-        "the typical step, with the shares of the mean; blue: calls that nothing hides",
+        "the median step of each rank; shares of their mean; blue: calls that nothing hides",
         "a late rank waits least, and the others wait for it",
     ]
     if len(ranks) < len(every):

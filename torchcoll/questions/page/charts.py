@@ -269,7 +269,7 @@ def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
         "<br>%{x}<br>%{z:.3f} of the other ranks<extra></extra>",
         TIMES,
     )
-    texts = [[f"{100 * (ratio - 1):+.0f} %" for ratio in row] for row in ratios]
+    texts = [["" if np.isnan(x) else f"{round(100 * (x - 1)):+d} %" for x in row] for row in ratios]
     chart.layout["yaxis"] |= {"title": {"text": "rank", "standoff": 12}, "tickformat": "d"}
     chart.layout["xaxis"]["nticks"] = _TICKS  # more slanted names lie over each other
     if run.ranks <= _TICKS:
