@@ -167,6 +167,7 @@ def test_the_map_of_ranks_is_relative_to_the_other_ranks():
     chart = ranks_chart(run(one, ranks=3), {id(one): "0.0"})
     (trace,) = chart.traces
     assert trace["z"] == [[0.4], [1.0], [2.0]]
+    assert trace["text"] == [["-60 %"], ["+0 %"], ["+100 %"]]
     assert trace["meta"]["keys"] == ["0.0"]
     assert ranks_chart(run(result(1), ranks=1)) is None
 

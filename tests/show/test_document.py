@@ -199,11 +199,21 @@ def page_of_clean(folder):
     return page_of([str(path)])
 
 
+def test_a_slow_rank_comes_before_a_caution(tmp_path):
+    slow = result(4, time_ns={"host": [[100] * 9, [100] * 9, [130] * 9, [100] * 9]})
+    events = [{"kind": "event", "message": "other processes used 0.9 of 2 cores"}]
+    save(run(slow, ranks=4, events=events), tmp_path / "run.jsonl")
+    page = page_of([str(tmp_path / "run.jsonl")])
+    assert [answer.subject[:6] for answer in page.answers[:2]] == ["rank 2", "all_re"]
+    assert "over the median of all other ranks" in page.sections[0].charts[0].title
+
+
 def test_sides_are_compared_with_the_first(tmp_path):
-    for name in ("a1", "a2", "b1", "b2"):
-        save(sweep(header={"run_id": name}), tmp_path / f"{name}.jsonl")
-    page = page_of([f"old={tmp_path}/a1.jsonl", f"old={tmp_path}/a2.jsonl",
-                    f"new={tmp_path}/b1.jsonl", f"new={tmp_path}/b2.jsonl"])  # fmt: skip
+    paths = [tmp_path / f"{name}.jsonl" for name in ("a1", "a2", "b1", "b2")]
+    for path in paths:
+        save(sweep(header={"run_id": path.stem}), path)
+    sides = zip(["old", "old", "new", "new"], paths, strict=True)
+    page = page_of([f"{side}={path}" for side, path in sides])
     assert titles(page)[:2] == ["What was run", "new against old"]
     said = page.answers[0].text  # which names both sides, without the title of the section
     assert said.startswith("new is within 2 % of old at all sizes; not judged: ")

@@ -4,6 +4,7 @@ import pytest
 from sent import MS, call, traffic
 
 from torchcoll.parts.training.traffic_charts import traffic_charts
+from torchcoll.parts.training.traffic_show import TRAFFIC
 
 
 def waited_for(module: str, at_ms: int, rank: int, late_ms: int, sequence: int, step: int):
@@ -32,7 +33,7 @@ def test_the_step_is_split_into_modules_waiting_and_the_rest():
             yield waited_for("head", 50, rank, 0, 2 * step + 1, step)
 
     rows, of = lengths(calls)
-    assert rows[0] == "mean of the ranks" and {*rows[1:]} == {"rank 0", "rank 1"}
+    assert rows == ["mean of the ranks", "rank 0", "rank 1"]
     # Each rank: two calls of 10 ms; rank 0 waits 20 ms too; the step takes 100 ms.
     assert {name: [round(x, 6) for x in values] for name, values in of.items()} == {
         "calls of layers.0 10 %": [10, 10, 10],
@@ -40,6 +41,28 @@ def test_the_step_is_split_into_modules_waiting_and_the_rest():
         "waiting for another rank 10 %": [10, 20, 0],
         "outside of calls 70 %": [70, 60, 80],
     }
+
+
+def test_the_sentence_has_the_figures_of_the_chart():
+    """Of four ranks rank 1 is 60 ms late in each of 5 steps: 1 in 256 by chance, for any rank."""
+
+    def calls(rank):
+        for step in range(5):
+            yield waited_for("layers.2 to embedding", 0, rank == 1, 60, step, step)
+
+    recorded = traffic(calls, steps=5, ranks=4)
+    (chart,) = traffic_charts(recorded)
+    assert chart.traces[0]["y"][:3] == ["mean of the ranks", "rank 1, probably late", "rank 0"]
+    assert [trace["name"] for trace in chart.traces][:2] == [
+        "calls of layers.2 to embedding 10 %",
+        "waiting for another rank 45 %",
+    ]
+    answer = TRAFFIC.answer(recorded)
+    assert answer.headline.startswith(
+        "Probably rank 1 is late: the other ranks wait 60.0 ms in a step of 100 ms for it (it is "
+        "outside of calls 90.0 ms in a step, the others 30.0 ms; "
+    )
+    assert "spends 55.0 ms on communication (55 %, 45.0 ms of it waiting for" in answer.text
 
 
 def test_many_modules_are_the_largest_and_all_others():

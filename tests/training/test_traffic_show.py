@@ -19,14 +19,14 @@ TABLE = """\
 traffic: capture, 2 ranks, gloo, group 0, 2 ranks a group, host clock, steps 1-3 of 4, median over \
 them
 in flight: a collective runs; exposed: it runs, and the rank does nothing else; waiting: for the \
-last rank of a call; each on the rank with the most
+last rank of a call; each the mean of the ranks
 
              a step    share  most of it
 step       100.0 ms  100.0 %  on rank 0
 computing         -        -  not recorded: traces of torch.profiler have it
-in flight  42.20 ms   42.2 %  on rank 0
+in flight  35.20 ms   35.2 %  on rank 0
 exposed           -        -  not known of 4 calls a step
-waiting    20.00 ms   20.0 %  for rank 1: 100 % of all waiting
+waiting    10.00 ms   10.0 %  for rank 1: 100 % of all waiting
 
 bytes a step: the input of one rank
 time a step: of the calls on their slowest ranks, added up; they may overlap
@@ -57,7 +57,7 @@ def sent():
     return recorded
 
 
-SENTENCE = "a step of 100 ms has a collective in flight for 42.2 ms (42 %)"
+SENTENCE = "a step of 100 ms has a collective in flight for 35.2 ms (35 %)"
 ANSWER = f"{SENTENCE}; each rank sends 84 MiB a step in 4 all_reduce, 1 broadcast"
 LATE = (
     "\nCannot tell whether rank 1 is late: the other rank waits 20.0 ms in a step of 100 ms for it "

@@ -16,7 +16,7 @@ from torchcoll.core.answer import CANNOT_TELL, CERTAIN, Answer, format_quantity,
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import Run
 from torchcoll.core.summary import PERIOD, calls_of, has_period, median
-from torchcoll.core.units import counted, format_time, plural
+from torchcoll.core.units import counted, format_ns, format_time, plural
 from torchcoll.report.columns import Entry
 from torchcoll.report.formats import Records, View
 from torchcoll.report.grid import Grid, Head
@@ -51,14 +51,19 @@ class ConsistentRank:
     """A rank that is slower, or later, than its peers in most calls of most cases.
 
     late: its times are the shortest, as of a rank that arrives last. calls: the share of calls.
-    excess: of the longer median, its or the fastest peer's, over the shorter. Medians over cases.
+    excess: of the longer time, its own or the median of the other ranks, over the shorter, for each
+    case; beyond_ns: by how much. The share of calls and beyond_ns are medians over cases.
     """
 
     rank: int
     late: bool
     calls: float
-    excess: float
-    cases: int
+    excesses: Sequence[float]
+    beyond_ns: float
+
+    @property
+    def excess(self) -> float:
+        return median(self.excesses)
 
 
 def ranks_grids(run: Run, view: View, every: bool = False) -> list[Grid]:
@@ -147,18 +152,22 @@ def ranks_answer(
 def _answer_of(rank: ConsistentRank, name: str, cases: int) -> Answer:
     """That a rank is always the slowest is one statement, and that it matters is another."""
     slow = rank.excess >= SLOW_EXCESS
-    over = f"in {100 * rank.calls:.0f} % of the calls of {rank.cases} of {counted(cases, 'case')}"
+    judged = len(rank.excesses)
+    over = f"in {100 * rank.calls:.0f} % of the calls of {judged} of {counted(cases, 'case')}"
     if not slow:
         over += f" (named as slow from {100 * SLOW_EXCESS:.0f} % on)"
     twice = rank.excess >= 1
-    verb = f"is the slowest, {{}} {'as long as' if twice else 'above'} the fastest rank,"
+    ends = [format_quantity(each, "%") for each in (min(rank.excesses), max(rank.excesses))]
+    span = "" if ends[0] == ends[1] else f"{ends[0].removesuffix(' %')} to {ends[1]} by case, "
+    span += f"{format_ns(rank.beyond_ns, 3)} a call"
+    verb = f"is the slowest, {{}} {'as long as' if twice else 'above'} the median of the others"
     if rank.late:
-        verb = f"comes last: the others wait, and take {{}} {'as long' if twice else 'longer'},"
+        verb = f"comes last: the others wait, and take {{}} {'as long' if twice else 'longer'}"
     return Answer(
         name,
         "doubt" if slow else "good",
         worst=(name,) if slow else (),
-        verb=verb,
+        verb=f"{verb} ({span}),",
         size=1 + rank.excess if twice else rank.excess,
         unit="x" if twice else "%",
         scope=over,
@@ -172,20 +181,21 @@ def _find_consistent_rank(
 ) -> ConsistentRank | None:
     """The rank that has the longest (late: the shortest) time in most calls of most cases."""
     share = "shortest_share" if late else "longest_share"
-    leads: dict[int, list[tuple[float, float]]] = {}
+    leads: dict[int, list[tuple[float, float, float]]] = {}
     for ranks in cases:
         lead = max(ranks, key=lambda rank: rank[share])
-        peer_ns = min(rank["median_ns"] for rank in ranks if rank is not lead)
+        peer_ns = median([rank["median_ns"] for rank in ranks if rank is not lead])
         slow, fast = (peer_ns, lead["median_ns"]) if late else (lead["median_ns"], peer_ns)
         if fast > 0 and lead[share] >= _OFTEN:
-            leads.setdefault(lead["rank"], []).append((lead[share], slow / fast - 1))
+            figures = lead[share], slow / fast - 1, slow - fast
+            leads.setdefault(lead["rank"], []).append(figures)
     if not leads:
         return None
     rank = max(leads, key=lambda rank_number: len(leads[rank_number]))
     if len(leads[rank]) < _OFTEN * len(cases):
         return None
-    calls, excess = (median([pair[n] for pair in leads[rank]]) for n in (0, 1))
-    return ConsistentRank(rank, late, calls, excess, len(leads[rank]))
+    calls, excesses, beyond_ns = zip(*leads[rank], strict=True)
+    return ConsistentRank(rank, late, median(calls), excesses, median(beyond_ns))
 
 
 def rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:

@@ -98,6 +98,8 @@ class RankArrival:
     @property
     def probable(self) -> bool:
         """Whether it is not known to be late, but last in far more calls than by chance."""
+        if self.steps < LEAST_BLOCKS:
+            return self.undecided
         error = math.sqrt(self.chance * (1 - self.chance) / self.steps)
         share = self.last / (self.calls + self.ties)
         return self.undecided and share >= self.chance + _PROBABLE * error
@@ -136,6 +138,13 @@ class Arrivals:
         return [rank for rank in self.ranks if rank.late and rank.after is None]
 
     @property
+    def suspects(self) -> dict[int, str]:
+        """The ranks that are late or probably late -> ``, late`` or ``, probably late``."""
+        rows = [*self.late, *(row for row in self.ranks if row.late)]
+        late = {row.rank: ", late" for row in rows}
+        return late or {row.rank: ", probably late" for row in self.ranks if row.probable}
+
+    @property
     def answer(self) -> Answer:
         """Who is late, and by how much."""
         if self.late:
@@ -163,7 +172,7 @@ class Arrivals:
         most = next(row for row in self.ranks if row.rank == caused.most_common(1)[0][0])
         steps = "steps" if self.marked else "calls"
         if max(rank.steps for rank in self.ranks) < LEAST_BLOCKS:
-            answer = self._late_answer(most, CANNOT_TELL)
+            answer = self._late_answer(most, PROBABLY if most.probable else CANNOT_TELL)
             return replace(answer, next_step=f"record about {_ENOUGH_STEPS} {steps}")
         if most.small:
             answer = self._late_answer(most)
@@ -359,12 +368,19 @@ def _judge(rows: Sequence[RankArrival], split: Split) -> None:
     """Sets what the tests say of each row: of the whole time first, then of each third."""
     tests: list[tuple[RankArrival, str, float, float]] = []  # time, p, p if independent
     series: dict[int, tuple[numpy.ndarray, float]] = {}  # by id of the row: values, correlation
+    may_be_late: set[int] = set()
     for group, calls in split.items():
         of_group = [row for row in rows if row.group == group]
         blocks = min(_step_numbers(calls)[1], MOST_BLOCKS)
-        if blocks < LEAST_BLOCKS or not of_group:
+        if not of_group:
             continue
         lateness = _lateness(calls)
+        if blocks < LEAST_BLOCKS:  # the latest in each step, beyond chance if they are independent
+            for number, row in enumerate(of_group):
+                always = (lateness.argmax(axis=0) == number).all()
+                if always and len(rows) * row.chance**blocks <= SURE:
+                    may_be_late.add(id(row))
+            continue
         for names in (("",), _THIRDS) if blocks // 3 >= _LEAST_OF_THIRD else (("",),):
             ends = [n * blocks // len(names) for n in range(len(names) + 1)]
             parts = [lateness[:, a:b] for a, b in pairwise(ends)]
@@ -378,7 +394,6 @@ def _judge(rows: Sequence[RankArrival], split: Split) -> None:
                     series[id(row)] = lateness[number], float(bound)
                     row.worth = independent_values(blocks, float(bound)) / blocks * row.steps
     adjusted: dict[int, dict[str, float]] = defaultdict(dict)  # by id of the row and time
-    may_be_late: set[int] = set()
     corrected = holm([p for _, _, p, _ in tests]), holm([p for _, _, _, p in tests])
     for (row, name, _, _), p, independent_p in zip(tests, *corrected, strict=True):
         adjusted[id(row)][name] = p

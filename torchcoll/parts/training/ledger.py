@@ -162,7 +162,7 @@ class Ledger:
             expected = f"0 to {total - 1}, as were marked" if self.steps.marked else "marked steps"
             raise UsageError("step", number, expected)
         self.steps = replace(self.steps, steady=(number,), notes=[])
-        self.steps.duration_ns = self.steps.reduce(self.steps.step_ns)
+        self.steps.duration_ns = self.steps.find_duration()
 
     @cached_property
     def offsets(self) -> Offsets:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import NamedTuple
 
 from torchcoll.core.collectives import has_splits
@@ -93,7 +94,8 @@ class Steps:
     - kinds: kinds[rank] is the kind of each call.
     - at: at[rank][step] lists the indices of the step's calls in ``traffic.calls[rank]``.
     - marks: marks[rank][step] is the span of the step.
-    - duration_ns: duration of one steady step on the slowest rank; None without marks.
+    - duration_ns: the median duration of a steady step on each rank, mean over the ranks; None
+      without marks.
     - notes: which steps differ, and what is left out.
     """
 
@@ -107,10 +109,14 @@ class Steps:
     duration_ns: float | None = None
     notes: list[str] = field(default_factory=list)
 
-    def step_ns(self, step: int) -> float | None:
-        """Returns the duration of a step on its slowest rank; None without marks."""
-        spans = [marks[step] for marks in self.marks.values() if step < len(marks)]
-        return max((end - start for start, end in spans), default=None)
+    def find_duration(self) -> float | None:
+        """Returns ``duration_ns`` of the steady steps."""
+        spans = (
+            {n: end - start for n, (start, end) in enumerate(of_rank)}
+            for of_rank in self.marks.values()
+        )
+        values = [ns for of_rank in spans if (ns := self.reduce(of_rank.get)) is not None]
+        return fmean(values) if values else None
 
     def reduce(self, of_step: Callable[[int], float | None]) -> float | None:
         """Returns the median of a figure over the steady steps, or its mean if the steps vary.
@@ -156,7 +162,7 @@ def find_steps(traffic: Traffic) -> Steps:
     steady = tuple(range(total)) if varying else alike
     result = Steps(steady, total, marked, varying, kinds, at, traffic.steps)
     result.notes = _notes(traffic, result, sent, alike)
-    result.duration_ns = result.reduce(result.step_ns)
+    result.duration_ns = result.find_duration()
     return result
 
 

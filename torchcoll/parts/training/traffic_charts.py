@@ -26,7 +26,7 @@ _TITLE = "Where the step goes"
 COMPUTING, WAITING, REST = "computing", "waiting for another rank", "all else"
 OTHER = "other communication"
 _MOST_MODULES = 3
-_LONGEST = 20  # letters of a module in the legend: the last, in which modules differ
+_LONGEST = 40  # letters of a module in the legend: the last, in which modules differ
 # Of the modules, and of all other communication.
 _OF_MODULES = chart.PALETTE[0], "#4c9cc9", "#8cbfdd", "#c3ddec"
 _TIME = {
@@ -49,7 +49,7 @@ def step_charts(
     """The typical step of each rank and their mean: computing, the exposed calls of each module,
     waiting for other ranks; late ranks first.
     """
-    late = {row.rank for row in arrivals.ranks if row.late} if arrivals else set()
+    late = arrivals.suspects if arrivals else {}
     every = [rank for rank in table.ranks if rank.step_ns]
     ranks = sorted(every, key=lambda rank: rank.rank not in late)[:MOST_BARS]
     of_modules = _module_times(ledger)
@@ -69,7 +69,7 @@ def step_charts(
     bars = []
     for of, colour in zip(names, colours, strict=True):
         if mean[of]:
-            module = of if len(of) <= _LONGEST else f"...{of[-_LONGEST:]}"
+            module = of if len(of) <= _LONGEST else f"...{of[-_LONGEST:].partition('.')[2]}"
             what = f"calls of {quote_numbers(module)}" if of in modules else of
             what = "outside of calls" if of == REST and not mean[COMPUTING] else what
             texts = [f"{chart.plain(what)}: {format_ns(row[of], 3)}" for row in rows]
@@ -77,9 +77,9 @@ def step_charts(
             lengths = [chart.seconds(row[of]) for row in rows]
             name = f"{chart.plain(what)} {share:.0f} %"
             bars.append(chart.bars(name, lengths, texts, colour))
-    of_ranks = [f"rank {rank.rank}" + ", late" * (rank.rank in late) for rank in ranks]
+    of_ranks = [f"rank {rank.rank}{late.get(rank.rank, '')}" for rank in ranks]
     caption = [
-        "the typical step, with the shares of the mean; blue: calls that nothing hides",
+        "the median step of each rank; shares of their mean; blue: calls that nothing hides",
         "a late rank waits least, and the others wait for it",
     ]
     if len(ranks) < len(every):
@@ -102,7 +102,7 @@ def _step_parts(
     rank: RankTimes, of_modules: Mapping[str, float], modules: Sequence[str]
 ) -> dict[str, float]:
     """The parts of the step of a rank, in ns: what it is exposed, split as the calls of modules."""
-    waiting_ns = rank.wait_ns or 0.0
+    waiting_ns = rank.exposed_wait_ns or 0.0
     exposed_ns = max(0.0, (rank.exposed_ns or 0.0) - waiting_ns)
     whole_ns = sum(of_modules.values()) or 1
     parts = {name: exposed_ns * of_modules.get(name, 0) / whole_ns for name in modules}

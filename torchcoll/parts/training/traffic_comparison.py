@@ -53,11 +53,11 @@ class CapturedSide(OneLine):
 
     @property
     def parts(self) -> dict[str, float]:
-        """What may make a step longer -> its time in a step on the rank with the most."""
+        """What may make a step longer -> its time in a step, mean over the ranks."""
         table = self.table
         calls_ns = table.busy_ns if table.exposed.unknown else table.exposed.total_ns
         parts = {
-            "the ranks wait {} longer for {}": table.wait_ns,
+            "the ranks wait on average {} longer for {}": table.wait_ns,
             "the ranks compute {} longer": table.computing_ns,
             "the calls take {} longer": calls_ns and calls_ns - (table.wait_ns or 0.0),
         }

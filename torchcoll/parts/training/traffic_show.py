@@ -54,7 +54,7 @@ _LATE = (
 )
 _SUMMARY = (
     "in flight: a collective runs; exposed: it runs, and the rank does nothing else; waiting: for "
-    "the last rank of a call; each on the rank with the most"
+    "the last rank of a call; each the mean of the ranks"
 )
 _BYTES = "bytes a step: the input of one rank"
 _TIME = "time a step: of the calls on their slowest ranks, added up; they may overlap"
@@ -389,8 +389,9 @@ def traffic_answer(table: TrafficTable, arrivals: Arrivals | None = None) -> Ans
     if arrivals is None or cost is None:
         return cost
     who = arrivals.answer
-    details = (*who.details, *_why_late(table, arrivals))
-    who = dataclasses.replace(who, subject=one_line(who.subject), details=details)
+    why = _why_late(table, arrivals)
+    scope = f"({'; '.join(why)}; {who.scope.removeprefix('(')}" if why else who.scope
+    who = dataclasses.replace(who, subject=one_line(who.subject), scope=scope)
     if table.replayed and not arrivals.late:
         return cost
     if (who.certainty == PROBABLY or arrivals.late) and not cost.next_step:
@@ -402,14 +403,18 @@ def traffic_answer(table: TrafficTable, arrivals: Arrivals | None = None) -> Ans
 def _why_late(table: TrafficTable, arrivals: Arrivals) -> list[str]:
     """Returns what the late rank does longer than the other ranks, if that explains the waiting."""
     texts = []
-    late, waited_ns = arrivals.late[:1], arrivals.answer.size
-    for name, verb in (("computing_ns", "computes"), ("idle_ns", "is idle")):
+    late, waited_ns = next(iter(arrivals.suspects), -1), arrivals.answer.size
+    for name, verb in (
+        ("computing_ns", "computes"),
+        ("idle_ns", "is idle"),
+        ("outside_ns", "is outside of calls"),
+    ):
         of_ranks = {rank.rank: getattr(rank, name) for rank in table.ranks}
-        own_ns = of_ranks.pop(late[0].rank, None) if late else None
+        own_ns = of_ranks.pop(late, None)
         others = [ns for ns in of_ranks.values() if ns is not None]
         if own_ns and others and waited_ns and own_ns - median(others) >= waited_ns / 2:
             times = f"{format_ns(own_ns, 3)} in a step, the others {format_ns(median(others), 3)}"
-            texts.append(f"rank {late[0].rank} {verb} {times}")
+            texts.append(f"it {verb} {times}")
     return texts
 
 
@@ -461,10 +466,10 @@ def _spent_on(exposed: Exposed, arrivals: Arrivals | None) -> str:
     """Returns for what the exposed time of a step is: waiting, and the module with most calls."""
     most, waiting_ns, rank = exposed.most, exposed.waiting_ns, "the last rank"
     if arrivals and arrivals.late:
-        answer = arrivals.answer
-        rank = f"rank {arrivals.late[0].rank}"
-        if answer.size is not None:
-            waiting_ns = min(waiting_ns, answer.size)
+        late, size_ns = arrivals.late[0], arrivals.answer.size
+        rank = f"rank {late.rank}"
+        if size_ns is not None:  # it does not wait for itself
+            waiting_ns = min(waiting_ns, size_ns * late.others / (late.others + 1))
     everything = waiting_ns >= _ALL * (exposed.total_ns or 0)
     size = "all" if everything else format_ns(waiting_ns, 3)
     waiting = f", {size} of it waiting for {rank}" if waiting_ns else ""

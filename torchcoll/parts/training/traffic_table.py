@@ -13,6 +13,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import pandas
@@ -152,7 +153,7 @@ def quote_numbers(module: str) -> str:
 class Exposed:
     """The exposed communication of a step.
 
-    - total_ns: on the rank with most, the median over the steady steps; None: unknown.
+    - total_ns: the median over the steady steps, mean over the ranks; None: unknown.
     - share: total_ns / duration of a step.
     - waiting_ns: the part of it that is waiting for the last rank of a call.
     - unknown: how many calls a step do not tell whether they are exposed; the total lacks theirs.
@@ -176,7 +177,8 @@ class Exposed:
 class RankTimes:
     """What one rank does in a step, as medians over the steady steps. None: unknown.
 
-    computing + exposed + idle = the step. The rank waits for the last rank of its calls.
+    computing + exposed + idle = the step. The rank waits for the last rank of its calls; its
+    computation does not hide the exposed wait.
     """
 
     rank: int
@@ -186,6 +188,14 @@ class RankTimes:
     exposed_ns: float | None
     idle_ns: float | None
     wait_ns: float | None
+    exposed_wait_ns: float | None = None
+
+    @property
+    def outside_ns(self) -> float | None:
+        """The time outside of exposed calls, where no computation was recorded."""
+        if self.computing_ns is not None or self.step_ns is None or self.exposed_ns is None:
+            return None
+        return self.step_ns - self.exposed_ns
 
 
 class RankSteps:
@@ -232,6 +242,10 @@ class RankSteps:
                 c for c in calls if c.clock == "host" and call_exposed_ns(traffic, c) is not None
             ]
             exposed = Union(waiting_spans(traffic, timed_calls) or []).within(start, end)
+        exposed_wait = min(exposed, wait or 0)
+        if self.records_computing:
+            unhidden = self.ledger.slowest(at, step, self.ledger.exposed_wait_ns, partial=True)
+            exposed_wait = min(exposed_wait, unhidden or 0)
         return RankTimes(
             self.rank,
             end - start,
@@ -240,6 +254,7 @@ class RankSteps:
             exposed,
             idle,
             wait,
+            exposed_wait,
         )
 
     def unknown(self, step: int) -> int:
@@ -262,13 +277,13 @@ _TIMES = [each.name for each in dataclasses.fields(RankTimes) if each.name != "r
 
 
 def _typical(ledger: Ledger, ranks: Sequence[RankSteps], name: str) -> float | None:
-    """Returns a time of a steady step, on the rank with the most; None if none has it."""
+    """Returns a time of a steady step: of each rank, mean over the ranks; None if none has it."""
 
-    def most(step: int) -> float | None:
-        values = [getattr(rank.steady[step], name) for rank in ranks]
-        return max((value for value in values if value is not None), default=None)
+    def of_rank(rank: RankSteps) -> float | None:
+        return ledger.steps.reduce(lambda step: getattr(rank.steady[step], name))
 
-    return ledger.steps.reduce(most)
+    values = [ns for rank in ranks if (ns := of_rank(rank)) is not None]
+    return fmean(values) if values else None
 
 
 def _find_exposed(ledger: Ledger, ranks: Sequence[RankSteps]) -> Exposed:
@@ -299,19 +314,7 @@ def _find_exposed(ledger: Ledger, ranks: Sequence[RankSteps]) -> Exposed:
         for (module, collective), at in _grouped(ledger, of_module).items()
         for figures in (_figures(ledger, at),)
     ]
-
-    def waiting(step: int) -> float:
-        """Of the rank with most exposed communication. Its computation may hide the waiting."""
-        if not ranks:
-            return 0.0
-        rank = max(ranks, key=lambda rank: rank.steady[step].exposed_ns or 0.0)
-        times, bounds = rank.steady[step], []
-        if rank.records_computing:
-            at = {rank.rank: rank.indices}
-            bounds = [ledger.slowest(at, step, ledger.exposed_wait_ns, partial=True) or 0]
-        return min(times.exposed_ns or 0.0, times.wait_ns or 0.0, *bounds)
-
-    waiting_ns = steps.reduce(waiting)
+    waiting_ns = _typical(ledger, ranks, "exposed_wait_ns")
     return Exposed(
         total_ns,
         _share(ledger, total_ns),
@@ -431,9 +434,9 @@ class TrafficTable:
     - steps: numbers of the steps that the figures describe.
     - total: number of all steps.
     - statistic: ``median`` or ``mean`` over the steps.
-    - step_ns: duration of one step on the slowest rank.
-    - computing_ns, busy_ns, wait_ns: how long it computes, any call is in flight, and it waits for
-      the last rank of its calls, each on the rank with the most.
+    - step_ns: duration of one step, mean over the ranks.
+    - computing_ns, busy_ns, wait_ns: how long a rank computes, any call is in flight, and it waits
+      for the last rank of its calls, mean over the ranks.
     - ranks: the times of each rank.
     - exposed: the exposed communication of a step, in all and by module.
     - most_calls: collective -> its calls of a step on the rank that makes most of them.

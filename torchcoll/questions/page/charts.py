@@ -19,7 +19,7 @@ from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import median
 from torchcoll.core.two_modes import two_modes
 from torchcoll.report import chart
-from torchcoll.report.chart import TIMES, Chart, heat_map, keys_of, merged, plain
+from torchcoll.report.chart import TIMES, Chart, heat_map, keys_of, merged, plain, texts_fit
 from torchcoll.report.header import case_text
 from torchcoll.report.sample_views import calls_in_order, rank_of
 
@@ -252,27 +252,30 @@ def ranks_chart(run: Run, keys: Mapping[int, str] = {}) -> Chart | None:
             f"{name} {result.case.backend}" for name, result in zip(names, results, strict=True)
         ]
     caption = [
-        "a dark row is a slow rank; a rank that arrives last waits least: its row is the lightest"
+        "above 0 %: slower than the other ranks; a rank that arrives last waits least: below 0 %"
     ]
     if step > 1:
         caption.append(f"reduced: each row is the slowest of {step} neighbouring ranks")
     if len(results) < len(every):
         caption.append(f"reduced: the first {len(results)} of {len(every)} cases")
+    ratios, distinct = merged(np.array(columns).T, step), len(set(names)) == len(names)
     chart = heat_map(
         "rank by case",
-        merged(np.array(columns).T, step),
-        [f"{n}: {plain(name)}" if len(set(names)) < len(names) else plain(name)
-         for n, name in enumerate(names)],
+        ratios,
+        [plain(name) if distinct else f"{n}: {plain(name)}" for n, name in enumerate(names)],
         [n * step for n in range(-(-run.ranks // step))],
         "median time / median of the other ranks",
-        "rank %{y}" + (f" to %{{y}} + {step - 1}" if step > 1 else "")
-        + "<br>%{x}<br>%{z:.3f} of the other ranks<extra></extra>",
+        f"rank %{{y}}{f' to %{{y}} + {step - 1}' if step > 1 else ''}"
+        "<br>%{x}<br>%{z:.3f} of the other ranks<extra></extra>",
         TIMES,
-    )  # fmt: skip
+    )
+    texts = [["" if np.isnan(x) else f"{round(100 * (x - 1)):+d} %" for x in row] for row in ratios]
     chart.layout["yaxis"] |= {"title": {"text": "rank", "standoff": 12}, "tickformat": "d"}
     chart.layout["xaxis"]["nticks"] = _TICKS  # more slanted names lie over each other
     if run.ranks <= _TICKS:
         chart.layout["yaxis"]["dtick"] = 1
+        if texts_fit(texts):
+            chart.traces[0] |= {"text": texts, "texttemplate": "%{text}"}
     chart.traces[0]["meta"] = {"keys": [keys_of([result], keys) for result in results]}
     chart.caption = caption
     return chart

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torchcoll.core.answer import Answer
+from torchcoll.core.answer import CERTAIN, Answer
 from torchcoll.core.errors import TorchcollError, UnreadableError, one_line
 from torchcoll.core.parts import functions_of
 from torchcoll.core.result import Run
@@ -122,10 +122,14 @@ def page_of(
 
 
 def _urgency(answer: Answer, compared: Sequence[Answer]) -> int:
-    """A fault is first; then which side is faster, if the page compares sides."""
+    """A fault is first; then which side is faster, if the page compares sides; then what is certain
+    to be slow or late, before a caution about the machine.
+    """
     if answer.level == "bad":
         return 0
-    return 1 if answer in compared else 2 if answer.level == "doubt" else 3
+    if answer in compared:
+        return 1
+    return 4 if answer.level != "doubt" else 2 if answer.certainty == CERTAIN else 3
 
 
 def _lead(sections: list[Section], answers: Sequence[Answer]) -> None:
