@@ -50,6 +50,14 @@ def test_a_plot_is_a_picture(tmp_path, capsys):
     assert not (tmp_path / "-").exists()
 
 
+def test_the_headline_of_two_sides_says_which_is_faster(tmp_path):
+    fast = result(8, case=case(size_bytes=MIB), time_ns={"host": [[500_000] * 5] * 8})
+    sides = {"old": sweep(), "new": run(fast, ranks=8)}
+    written = torchcoll.plot(sides, tmp_path / "a.png")
+    headline = "new lacks 2 of 3 cases (4M, 64M); new looks 2.0x faster than old at 1M"
+    assert written.text == headline
+
+
 def test_time_and_busbw_of_every_size():
     (chart,) = charts_of(sweep())
     (line,) = lines(chart).values()

@@ -325,7 +325,7 @@ def _draw_axis(axes: Axes, name: str, layout: Mapping[str, Any], named: bool = F
     if layout.get("rangemode") == "tozero":
         set_limits(0, 1.06 * high)  # the name of a limit is above its line
     if "tickvals" in layout:
-        axis.set_ticks(layout["tickvals"], labels=layout["ticktext"])
+        axis.set_ticks(layout["tickvals"], labels=list(map(_text, layout["ticktext"])))
         set_limits(low, high)
     elif layout.get("type") == "log" or layout.get("tickformat") == "d":
         axis.set_major_locator(_locator(layout, high / low if low else math.inf))
