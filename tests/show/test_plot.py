@@ -17,6 +17,7 @@ from torchcoll.questions.check.rules import Limit
 from torchcoll.questions.show.size_charts import curves_charts, picture_charts, picture_of
 from torchcoll.questions.startup.cold import cold
 from torchcoll.questions.startup.cold_charts import cold_charts, start_charts
+from torchcoll.report.shown import shown
 from torchcoll.stats.sides import side
 
 pytest.importorskip("matplotlib")
@@ -165,9 +166,7 @@ def test_the_first_calls_over_ranks():
         "steady": [1e-3] * 2,
     }
     assert chart.layout["xaxis"]["ticktext"] == ["2", "8"]
-    assert chart.notes[1].startswith(
-        "time = max over ranks, the slowest rank; geometric means over runs, 1 at most"
-    )
+    assert chart.notes[1] == "time = max over ranks, the slowest rank"
 
 
 def test_first_calls_on_one_number_of_ranks_are_those_of_each_run():
@@ -187,12 +186,14 @@ def test_first_calls_on_one_number_of_ranks_are_those_of_each_run():
 def test_the_start_is_a_bar_of_its_steps_on_their_slowest_ranks():
     phases = {"import_torch": [2_000_000, 3_000_000], "rendezvous": [500_000, 400_000]}
     one = run(result(2, (7_000_000, 1_000_000)), ranks=2, phases=phases)
-    (chart,) = start_charts(cold([one, one]))
+    chart, *first_calls = shown(cold([one, one])).charts(cold([one, one]))
+    assert len(first_calls) == 1
     assert {trace["name"]: trace["x"] for trace in chart.traces} == {
         "import torch 3.00 ms": [3e-3] * 2,
         "rendezvous 500 us": [5e-4] * 2,
         "first call 7.00 ms": [7e-3] * 2,
     }
+    assert len({trace["marker"]["color"] for trace in chart.traces}) == 3
     assert len({*chart.traces[0]["y"]}) == 2  # bars of one name would be one bar
     assert start_charts(cold(run(result(2, (7_000_000, 1_000_000)), ranks=2, phases={}))) == []
 

@@ -181,7 +181,8 @@ def _draw_panel(figure: Figure, axes: Axes, panel: Chart) -> list[str]:
     if not heat_map:
         axes.grid(True, color="0.9")
         axes.set_axisbelow(True)
-    axes.tick_params(labelleft=True, labelbottom=True)  # of panels that share their axes too
+    at_bottom = panel.layout.get("xaxis", {}).get("side") != "top"
+    axes.tick_params(labelleft=True, labelbottom=at_bottom)  # of panels that share their axes too
     title = textwrap.fill(_text(panel.title), _TITLE)
     axes.set_title(title, loc="left", fontsize="medium")
     return axes.get_legend_handles_labels()[1]
