@@ -138,7 +138,9 @@ def test_speed_ups_with_their_intervals():
     assert slower["name"] == "slower"
     assert slower["x"] == pytest.approx([0.5], rel=0.05)
     assert 0 < slower["error_x"]["arrayminus"][0] < 0.5
-    assert chart.layout["xaxis"]["title"]["text"] == "speed-up of new over old"
+    axis = chart.layout["xaxis"]
+    assert axis["title"]["text"] == "new against old"
+    assert axis["ticktext"] == ["2x<br>slower", "1.5x<br>slower", "1.2x<br>slower", "1x"]
     assert chart.layout["yaxis"]["ticktext"] == ["all_reduce 1K"]
 
 
@@ -156,9 +158,35 @@ def test_the_worst_cases_are_the_first_rows():
     old, new = runs({}), runs({2: 2, 4: 0.5, 6: 1.1})
     (chart,) = speed_up_charts(compare(Side("old", old), Side("new", new)))
     names = [name.removeprefix("all_reduce ") for name in chart.layout["yaxis"]["ticktext"]]
-    assert names == ["4", "64", "16", "1", "2", "8", "32", "128"]
+    assert names[:3] == ["4", "16", "64"]
     (label,) = chart.layout["annotations"]
     assert (label["text"], label["x"]) == ("same", 0)
+
+
+def test_rows_are_sorted_by_difference_below_the_case_that_the_answer_names():
+    """Of 6 sizes, 5 are 2 to 6 times faster, and one is not decided."""
+
+    def runs(factors, noise):
+        return [
+            launch(
+                *(
+                    measured((1000 + shift * (40 if n == 3 else 1)) / factor, size_bytes=1 << n)
+                    for n, factor in enumerate(factors)
+                )
+            )
+            for shift in noise
+        ]
+
+    old = runs([1] * 6, (-10, 0, 10))
+    new = runs([2, 4, 3, 1.1, 6, 5], (12, -8, 1))
+    comparison = compare(Side("old", old), Side("new", new))
+    assert "not decided: 8 1.02x faster" in comparison.answer.text
+    (chart,) = speed_up_charts(comparison)
+    names = [name.removeprefix("all_reduce ") for name in chart.layout["yaxis"]["ticktext"]]
+    assert names == ["8", "16", "32", "2", "4", "1"]
+    assert any(
+        line.startswith("the cases that the answer names are on top") for line in chart.caption
+    )
 
 
 def test_the_map_of_ranks_is_relative_to_the_other_ranks():

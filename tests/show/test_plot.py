@@ -17,6 +17,7 @@ from torchcoll.questions.check.rules import Limit
 from torchcoll.questions.show.size_charts import curves_charts, picture_charts, picture_of
 from torchcoll.questions.startup.cold import cold
 from torchcoll.questions.startup.cold_charts import cold_charts, start_charts
+from torchcoll.report.shown import shown
 from torchcoll.stats.sides import side
 
 pytest.importorskip("matplotlib")
@@ -48,6 +49,14 @@ def test_a_plot_is_a_picture(tmp_path, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert "picture" in line and ".png" in line
     assert not (tmp_path / "-").exists()
+
+
+def test_the_headline_of_two_sides_says_which_is_faster(tmp_path):
+    fast = result(8, case=case(size_bytes=MIB), time_ns={"host": [[500_000] * 5] * 8})
+    sides = {"old": sweep(), "new": run(fast, ranks=8)}
+    written = torchcoll.plot(sides, tmp_path / "a.png")
+    headline = "new lacks 2 of 3 cases (4M, 64M); new looks 2.0x faster than old at 1M"
+    assert written.text == headline
 
 
 def test_time_and_busbw_of_every_size():
@@ -157,9 +166,7 @@ def test_the_first_calls_over_ranks():
         "steady": [1e-3] * 2,
     }
     assert chart.layout["xaxis"]["ticktext"] == ["2", "8"]
-    assert chart.notes[1].startswith(
-        "time = max over ranks, the slowest rank; geometric means over runs, 1 at most"
-    )
+    assert chart.notes[1] == "time = max over ranks, the slowest rank"
 
 
 def test_first_calls_on_one_number_of_ranks_are_those_of_each_run():
@@ -179,12 +186,14 @@ def test_first_calls_on_one_number_of_ranks_are_those_of_each_run():
 def test_the_start_is_a_bar_of_its_steps_on_their_slowest_ranks():
     phases = {"import_torch": [2_000_000, 3_000_000], "rendezvous": [500_000, 400_000]}
     one = run(result(2, (7_000_000, 1_000_000)), ranks=2, phases=phases)
-    (chart,) = start_charts(cold([one, one]))
+    chart, *first_calls = shown(cold([one, one])).charts(cold([one, one]))
+    assert len(first_calls) == 1
     assert {trace["name"]: trace["x"] for trace in chart.traces} == {
         "import torch 3.00 ms": [3e-3] * 2,
         "rendezvous 500 us": [5e-4] * 2,
         "first call 7.00 ms": [7e-3] * 2,
     }
+    assert len({trace["marker"]["color"] for trace in chart.traces}) == 3
     assert len({*chart.traces[0]["y"]}) == 2  # bars of one name would be one bar
     assert start_charts(cold(run(result(2, (7_000_000, 1_000_000)), ranks=2, phases={}))) == []
 

@@ -90,7 +90,15 @@ def test_colours_of_the_map_are_shares_of_the_limit_where_it_is_known():
     (trace,) = bandwidth_map(picture, {}, [ring, nvls]).traces
     assert trace["y"] == ["all_reduce, of 2048", "broadcast, of 1024"]
     assert [row[-1] for row in trace["z"]] == [0.5, 0.25]
-    assert "no row: hypercube" in bandwidth_map(picture, {}, [ring]).caption[1]
+    assert [row[-1] for row in trace["text"]] == ["50 %", "25 %"]
+    assert [row[-1] for row in trace["customdata"]] == ["1024", "256"]
+    drawn = bandwidth_map(picture, {}, [ring])
+    assert "small sizes are bound by latency" in drawn.caption[0]
+    assert "no row: hypercube" in drawn.caption[1]
+    low = "x", Limit("ring", ("all_reduce", "broadcast"), 1000.0, "")
+    drawn = bandwidth_map(picture, {}, [low])
+    assert [row[-1] for row in drawn.traces[0]["text"]] == ["102 %!", "26 %"]
+    assert drawn.caption[1].startswith("!: above the limit")
     (trace,) = bandwidth_map(picture, {}).traces
     assert len(trace["y"]) == 3 and max(row[-1] for row in trace["z"]) == 1
 

@@ -328,7 +328,7 @@ def bar_chart(
         "yaxis": {"autorange": "reversed", "automargin": True},
         "showlegend": len(traces) > 1,
         "barmode": "stack",
-        "height": 160 + (12 + 16 * lines) * len(names),
+        "height": 100 + (8 + 16 * lines) * len(names),
     }
     axis_on_top(layout)
     return Chart(title, traces, layout, caption=caption)

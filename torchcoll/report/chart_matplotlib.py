@@ -181,7 +181,8 @@ def _draw_panel(figure: Figure, axes: Axes, panel: Chart) -> list[str]:
     if not heat_map:
         axes.grid(True, color="0.9")
         axes.set_axisbelow(True)
-    axes.tick_params(labelleft=True, labelbottom=True)  # of panels that share their axes too
+    at_bottom = panel.layout.get("xaxis", {}).get("side") != "top"
+    axes.tick_params(labelleft=True, labelbottom=at_bottom)  # of panels that share their axes too
     title = textwrap.fill(_text(panel.title), _TITLE)
     axes.set_title(title, loc="left", fontsize="medium")
     return axes.get_legend_handles_labels()[1]
@@ -325,7 +326,7 @@ def _draw_axis(axes: Axes, name: str, layout: Mapping[str, Any], named: bool = F
     if layout.get("rangemode") == "tozero":
         set_limits(0, 1.06 * high)  # the name of a limit is above its line
     if "tickvals" in layout:
-        axis.set_ticks(layout["tickvals"], labels=layout["ticktext"])
+        axis.set_ticks(layout["tickvals"], labels=list(map(_text, layout["ticktext"])))
         set_limits(low, high)
     elif layout.get("type") == "log" or layout.get("tickformat") == "d":
         axis.set_major_locator(_locator(layout, high / low if low else math.inf))

@@ -16,9 +16,9 @@ from torchcoll.parts.training.config_projection import (
     LayoutComparison,
     LayoutRow,
 )
-from torchcoll.parts.training.plan_charts import layouts_charts
+from torchcoll.parts.training.plan_charts import TIGHT_MEANS, layouts_charts
 from torchcoll.parts.training.plan_show import flat_ends, format_gigabytes
-from torchcoll.parts.training.projection import TIGHT, TOO_LARGE, UNSURE
+from torchcoll.parts.training.projection import TIGHT, TOO_LARGE
 from torchcoll.parts.training.saved_layouts import SCHEMA, read_layouts
 from torchcoll.report.formats import Forms, print_results
 from torchcoll.report.grid import Grid, Head, make_grid
@@ -28,9 +28,6 @@ from torchcoll.report.page import Section, TitledGrids
 if TYPE_CHECKING:
     from torchcoll.report.chart import Chart
 
-_FITS = (
-    f"tight: does not fit if the plan is {100 * UNSURE:.0f} % too low, or if kernels are not fused"
-)
 _BATCH = (
     "batch: MICROBATCHESxSEQUENCESxTOKENS of a data-parallel rank, the fastest micro-batches that "
     "fit"
@@ -213,7 +210,7 @@ def _table(rows: Sequence[LayoutRow], limit: float | None) -> Grid:
             (Head("MFU", legend="MFU: the model's operations / the GPU's peak"), mfu),
             (Head("tokens/s", "a GPU", drop=1), speed),
             (Head("memory"), lambda row: format_gigabytes(row.memory_bytes)),
-            (Head("fits", legend=_FITS * doubtful), lambda row: row.fits if limit else "-"),
+            (Head("fits", legend=TIGHT_MEANS * doubtful), lambda row: row.fits if limit else "-"),
             (Head("batch", legend=_BATCH), lambda row: _batch(row) if limit else "-"),
             (Head("calls", drop=5), lambda row: f"{row.step.calls:,}"),
             (Head("sent", drop=4, legend=_SENT), lambda row: format_gigabytes(row.step.sent_bytes)),

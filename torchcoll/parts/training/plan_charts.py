@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchcoll.core.units import counted, format_ns
 from torchcoll.parts.training.plan_show import format_gigabytes
-from torchcoll.parts.training.projection import TIGHT, TOO_LARGE, UNSURE, PlannedStep
+from torchcoll.parts.training.projection import FITS, TIGHT, TOO_LARGE, UNSURE, PlannedStep
 from torchcoll.parts.training.step_program import Memory
 from torchcoll.parts.training.traffic_charts import MOST_BARS
 from torchcoll.report import chart
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from torchcoll.parts.training.projection import Plan
 
 T = TypeVar("T")
+TIGHT_MEANS = (
+    f"tight: within {100 * UNSURE:.0f} % of a rank's memory on either side, or over "
+    f"{100 / (1 + UNSURE):.0f} % of it only if kernels are not fused"
+)
 _GIGABYTES = {"rangemode": "tozero", "title": {"text": "GB"}}
 _TIME = {"rangemode": "tozero", "tickformat": "~s", "ticksuffix": "s"}
 
@@ -24,18 +28,19 @@ _TIME = {"rangemode": "tozero", "tickformat": "~s", "ticksuffix": "s"}
 def plan_charts(plan: Plan) -> list[chart.Chart]:
     """The planned step and the memory of a rank as stacked bars."""
     names = [counted(plan.step.ranks, "rank")]
-    return _stacks(names, [plan.step], [plan.fits == TOO_LARGE], plan.memory_bytes)
+    return _stacks(names, [plan.step], [plan.fits], plan.memory_bytes)
 
 
 def layouts_charts(comparison: LayoutComparison) -> list[chart.Chart]:
     """The step and the memory of each layout as stacked bars, and the memory that a rank has."""
     rows = comparison.rows[:MOST_BARS]
-    large = [row.fits == TOO_LARGE for row in rows]
-    texts = {TOO_LARGE: "<br>does not fit", TIGHT: "<br>tight"}
-    names = [chart.plain(row.layout.name) + texts.get(row.fits, "") for row in rows]
-    charts = _stacks(names, [row.step for row in rows], large, comparison.memory_bytes)
-    if any(row.fits == TIGHT for row in rows):
-        charts[-1].caption.insert(1, f"tight: it would, if {100 * UNSURE:.0f} % longer")
+    names = [chart.plain(row.layout.name) for row in rows]
+    fits = [row.fits for row in rows]
+    charts = _stacks(names, [row.step for row in rows], fits, comparison.memory_bytes)
+    if rows[0].fits != TOO_LARGE and rows[0].step.step_ns:
+        surely = "surely fits" if rows[0].fits == FITS else "may fit"
+        which = f" that {surely}" if comparison.memory_bytes else ""
+        charts[0].caption.insert(0, f"the fastest{which} is on top")
     if len(rows) < len(comparison.rows):
         charts[0].caption.append(f"the first {len(rows)} of {len(comparison.rows)} layouts")
     return charts
@@ -58,16 +63,23 @@ _MEMORY_PARTS: Sequence[tuple[str, str, Callable[[Memory], float]]] = (
 def _stacks(
     names: Sequence[str],
     steps: Sequence[PlannedStep],
-    too_large: Sequence[bool],
+    fits: Sequence[str],
     limit_bytes: float | None,
 ) -> list[chart.Chart]:
     """Returns the charts of times and of memory. Without a machine there is no time, and without a
     model no memory.
 
-    - names: of the bars.
-    - too_large: whether each layout does not fit in limit_bytes.
+    - names: of the bars, which have their values too.
+    - fits: FITS, TIGHT or TOO_LARGE of each bar, in limit_bytes.
     """
     charts = []
+    too_large = [each == TOO_LARGE for each in fits]
+    labels = [{TOO_LARGE: ", does not fit", TIGHT: ", tight"}.get(each, "") for each in fits]
+
+    def valued(values: Sequence[str]) -> list[str]:
+        named = zip(names, values, labels, strict=True)
+        return [f"{name}<br>{value}{label}" for name, value, label in named]
+
     intervals = [step.step_ns for step in steps if step.step_ns]
     if len(intervals) == len(steps):
         bars = _bars(steps, _STEP_PARTS, lambda ns: format_ns(ns, 3), too_large)
@@ -77,12 +89,14 @@ def _stacks(
             "symmetric": False,
             "color": chart.NEUTRAL,
         }
-        caption = ["the fastest that fits is on top; whiskers: 90 % intervals"]
-        charts.append(chart.bar_chart("Time of a step", names, bars, _TIME, caption))
+        with_times = valued([format_ns(value, 3) for value, _, _ in intervals])
+        caption = ["whiskers: 90 % intervals"]
+        charts.append(chart.bar_chart("Time of a step", with_times, bars, _TIME, caption))
     memories = [step.memory for step in steps if step.memory]
     if len(memories) == len(steps):
         bars = _bars(memories, _MEMORY_PARTS, format_gigabytes, too_large)
-        drawn = chart.bar_chart("Memory of a rank", names, bars, _GIGABYTES, [])
+        sizes = valued([format_gigabytes(memory.total) for memory in memories])
+        drawn = chart.bar_chart("Memory of a rank", sizes, bars, _GIGABYTES, [])
         if limit_bytes:
             limit = format_gigabytes(limit_bytes)
             x = limit_bytes / 1e9
@@ -98,12 +112,12 @@ def _stacks(
             }
             drawn.layout["shapes"] = [ends | {"line": line}]
             drawn.title = f"Memory of a rank, which has {limit}"
-            drawn.caption = [
-                f"dashed: the {limit} that a rank has; a bar that crosses it does not fit"
-            ]
+            drawn.caption = [f"dashed: the {limit} that a rank has"]
+            if TIGHT in fits:
+                drawn.caption.append(TIGHT_MEANS)
         charts.append(drawn)
     for drawn in charts if any(too_large) else []:
-        drawn.caption.append("hatched: does not fit")
+        drawn.caption.append(f"hatched: does not fit, even if {100 * UNSURE:.0f} % less is needed")
     return charts
 
 

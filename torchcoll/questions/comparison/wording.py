@@ -195,13 +195,7 @@ def _rest_texts(comparison: Comparison, rest: Items, named: Items) -> list[str]:
 
     named: the cases that were named before.
     """
-    far = max(_FAR, comparison.threshold)
-    looks = [
-        item
-        for item in rest
-        if item.result == "inconclusive"
-        and (item.factor - 1 if item.interval is None else _possible(item.interval)) >= far
-    ]
+    looks = undecided_far(comparison, rest)
     named_looks = named_changes(comparison, looks)
     named_looks.sort(key=lambda each: each[0].speed > 1 / FAR_SLOWER)  # none of those is left out
     most = max(MOST_NAMED, _most_far(looks))
@@ -223,6 +217,17 @@ def _rest_texts(comparison: Comparison, rest: Items, named: Items) -> list[str]:
     if at_sizes and limit_text(comparison, apart) != limit:
         text += f", those {at_sizes} within {limit_text(comparison, apart)}"
     return [*texts, text]
+
+
+def undecided_far(comparison: Comparison, items: Items) -> list[Compared]:
+    """The undecided cases that may differ by so much that they are named."""
+    far = max(_FAR, comparison.threshold)
+    return [
+        item
+        for item in items
+        if item.result == "inconclusive"
+        and (item.factor - 1 if item.interval is None else _possible(item.interval)) >= far
+    ]
 
 
 def limit_text(comparison: Comparison, items: Items) -> str:

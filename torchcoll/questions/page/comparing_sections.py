@@ -108,5 +108,5 @@ def speed_ups(document: PageDraft, comparison: Comparison) -> list[Drawing]:
     if comparison.errors:
         return []
     base, new = comparison.side_names
-    text = f"Speed-up of each case: above 1 {new} is faster than {base}"
+    text = f"Each case: left {new} is slower than {base}, right it is faster"
     return [Drawing(text, lambda: speed_up_charts(comparison, document.keys))]

@@ -132,8 +132,13 @@ def _urgency(answer: Answer, compared: Sequence[Answer]) -> int:
     return 4 if answer.level != "doubt" else 2 if answer.certainty == CERTAIN else 3
 
 
+_SCREEN = 600  # pixels of two pictures that are seen together, below the answer
+
+
 def _lead(sections: list[Section], answers: Sequence[Answer]) -> None:
-    """Moves the picture of the first answer to the top, or the first picture if it has none."""
+    """Moves the picture of the first answer to the top, or the first picture if it has none; two if
+    both are seen without scrolling.
+    """
     drawn = [each for each in sections if each.charts or each.pictures]
     plain = [replace(answer, before="") for answer in answers[:1]]
     about = (
@@ -141,8 +146,12 @@ def _lead(sections: list[Section], answers: Sequence[Answer]) -> None:
     )
     first = next(about, drawn[0] if drawn else None)
     if first:
-        top = Section("", charts=first.charts[:1], pictures=first.pictures[:1])
-        del first.charts[:1], first.pictures[:1]
+        shown = first.charts[:2]
+        if len(shown) == 2:
+            heights = [group.charts[0].layout.get("height", _SCREEN) for group in shown]
+            shown = shown[: 2 if sum(heights) <= _SCREEN else 1]
+        top = Section("", charts=shown, pictures=first.pictures[:1])
+        del first.charts[: len(shown)], first.pictures[:1]
         sections.insert(0, top)
 
 

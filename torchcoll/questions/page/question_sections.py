@@ -191,12 +191,12 @@ def add_first_calls(document: PageDraft) -> None:
         several = len({scale.ranks for scale in finding.scales}) > 1
         runs = document.inline and len(finding.rows) > 1
         drawings = [
+            Drawing("Where the start goes", lambda: start_charts(finding)),
             Drawing(
                 f"First calls {'over the number of ranks' if several else 'of each run'}",
                 lambda: cold_charts(finding) if several or runs else [],
                 "kind of run",
             ),
-            Drawing("Where the start goes", lambda: start_charts(finding)),
         ]
         command = document.command("cold")
         document.add("What the first call costs", cold_grids(finding), command, drawings)

@@ -23,6 +23,7 @@ from torchcoll.report.shown import shown
 if TYPE_CHECKING:
     from torchcoll.questions.check.rules import Limit
     from torchcoll.reading.inputs import Source
+    from torchcoll.stats.sides import Side
 
 _MOST_LINES = 48  # of one panel: more names than fit beside it
 
@@ -76,8 +77,20 @@ def plot(
     rows = [row for lines in picture.panels.values() for line in lines for row in line.rows]
     measured = measured_answer(rows)
     title = measured.headline if measured else ""
+    if len(sides) == 2:
+        title = _compared(sides, over_ranks, filter) or title
     written = write_charts(picture_charts(picture, over_ranks, limits), path, title)
     return replace(written, text=title)
+
+
+def _compared(sides: Sequence[Side], over_ranks: str, filter: str) -> str:
+    """What ``compare`` answers of the second side against the first; '' if they share no case."""
+    from torchcoll.questions.comparison.compare import compare
+
+    try:
+        return compare(*sides, over_ranks=over_ranks, filter=filter).answer.headline
+    except UsageError:
+        return ""
 
 
 def draw_finding(finding: Displayed, options: argparse.Namespace) -> None:

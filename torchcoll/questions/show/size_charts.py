@@ -377,8 +377,9 @@ def bandwidth_map(
 ) -> chart.Chart | None:
     """Bus bandwidth of several collectives over sizes. None if there are fewer than two rows.
 
-    limits: as of ``curves_charts``, of one fabric. Colours are shares of the largest limit of a
-    collective, and collectives without a limit have no row.
+    limits: as of ``curves_charts``, of one fabric. Colours and cells are shares of the largest
+    limit of a collective, and collectives without a limit have no row. Without limits, cells are
+    GB/s.
     """
     most: dict[str, float] = {}
     for _, limit in limits:
@@ -401,26 +402,46 @@ def bandwidth_map(
     figures = [[getattr(points.get(n), "busbw_gbps", math.nan) for n in sizes]
                for points in rows.values()]  # fmt: skip
     what = "limit" if most else "largest"
+    shares = np.array(figures) / (np.array(full) if most else np.nanmax(figures))
     drawn = chart.heat_map(
         "bus bandwidth",
-        np.array(figures) / (np.array(full) if most else np.nanmax(figures)),
+        shares,
         [format_size(size) for size in sizes],
         list(map(chart.plain, rows)),
         f"share of the {what}",
-        f"%{{y}} %{{x}}: %{{text}} GB/s busbw<br>%{{z:.0%}} of the {what}<extra></extra>",
+        f"%{{y}} %{{x}}: %{{customdata}} GB/s busbw<br>%{{z:.0%}} of the {what}<extra></extra>",
     )
     texts = [["" if math.isnan(x) else format_digits(x) for x in row] for row in figures]
+    cells = [list(map(_share_text, row)) for row in shares] if most else texts
     results = [[r for points in rows.values() if n in points for r in points[n].results]
                for n in sizes]  # fmt: skip
     meta = {"keys": [chart.keys_of(of_size, keys) for of_size in results]}
-    drawn.traces[0] |= {"text": texts, "meta": meta}
-    if chart.texts_fit(texts):
+    drawn.traces[0] |= {"text": cells, "customdata": texts, "meta": meta}
+    if chart.texts_fit(cells):
         drawn.traces[0]["texttemplate"] = "%{text}"
     drawn.layout |= {"height": 150 + 40 * len(rows)}
-    whose = f"limit of {limits[0][0]}" if most else "largest"
-    drawn.caption = [f"GB/s of bus bandwidth; colours: its share of the {whose}, dark is slow"]
+    if most:
+        drawn.caption = [
+            f"cells and colours: the share of the limit of {limits[0][0]}, blue is slow; "
+            "small sizes are bound by latency, not by this limit"
+        ]
+        if np.nanmax(shares) > _OVER:
+            drawn.caption.append("!: above the limit: the limit or the measured time is too low")
+    else:
+        drawn.caption = ["GB/s of bus bandwidth; colours: its share of the largest, blue is slow"]
     drawn.caption += [f"without a limit, and no row: {', '.join(absent)}"] if absent else []
     return drawn
+
+
+_OVER = 1.005  # a share that is more than 100 % when it is rounded
+
+
+def _share_text(share: float) -> str:
+    """``78 %`` of a limit, ``102 %!`` above it, '' for NaN."""
+    if math.isnan(share):
+        return ""
+    mark = "!" if share > _OVER else ""
+    return f"{100 * share:.{0 if share >= 0.01 else 1}f} %{mark}"
 
 
 _NOTHING_MOVED = "one rank, or nothing was communicated"

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 
 _MOST_STARTS = 16  # bars
+_FIRST_CALL = chart.PALETTE[1]
+_PHASES = [colour for colour in (*chart.PALETTE, chart.NEUTRAL) if colour != _FIRST_CALL]
 _STEPS = {"first": "1st call", "second": "2nd call", "third": "3rd call", "steady": "steady"}
 
 
@@ -36,14 +38,17 @@ def cold_charts(finding: Cold) -> list[chart.Chart]:
     for title, scales in zip(titles, kinds.values(), strict=True):
         if len({scale.ranks for scale in scales}) > 1:
             drawn = _cold_over_ranks(scales)
-            how = f"geometric means over runs, {most} at most; band: the least and the largest "
-            how += "first call"
+            how = ""
+            if most > 1:
+                how = f"geometric means over up to {most} runs; band: the least and the largest "
+                how += "first call"
         else:
             kind = (repr(scales[0].kind), scales[0].in_job)
             drawn = _cold_runs([r for r in finding.rows if (repr(r.kind), r.in_job) == kind])
-            how = f"{counted(most, 'run')} at most"
+            how = ""
         drawn.title = chart.plain(title)
-        drawn.notes = [calls_line(finding.rows), f"{READING}; {how}", *finding.notes]
+        reading = "; ".join(filter(None, (READING, how)))
+        drawn.notes = [calls_line(finding.rows), reading, *finding.notes]
         drawn.shared = True
         charts.append(drawn)
     return charts
@@ -61,15 +66,16 @@ def start_charts(finding: Cold) -> list[chart.Chart]:
         ]
         for name in phases
     }
+    colours = [_PHASES[number % len(_PHASES)] for number in range(len(parts))] + [_FIRST_CALL]
     parts["first call"] = [row.first_ns or 0.0 for row in rows]
     bars = [
         chart.bars(
             f"{chart.plain(name)} {format_ns(max(times), 3)}",
             [chart.seconds(ns) for ns in times],
             [f"{chart.plain(name)}: {format_ns(ns, 3)}" for ns in times],
-            chart.PALETTE[number % len(chart.PALETTE)],
+            colour,
         )
-        for number, (name, times) in enumerate(parts.items())
+        for colour, (name, times) in zip(colours, parts.items(), strict=True)
     ]
     kinds = kind_texts([{**row.kind, "ranks": row.ranks} for row in rows], always=("backend",))
     names = [
@@ -97,7 +103,7 @@ def _cold_over_ranks(scales: Sequence[Scale]) -> chart.Chart:
         "yaxis": chart.time_axis(),
         "showlegend": True,
     }
-    caption = ["each step of the start over the number of ranks; lower is faster"]
+    caption = ["the first calls and a steady call over the number of ranks; lower is faster"]
     return chart.Chart("", traces, layout, [chart.SCALES], caption)
 
 
