@@ -21,7 +21,7 @@ from torchcoll.questions.pairs.matches import read_pairs
 from torchcoll.questions.pairs.pairs_charts import pairs_charts
 from torchcoll.questions.show.size_charts import curves_charts, line_names, picture_of
 from torchcoll.reading.inputs import load_all
-from torchcoll.report.chart import PALETTE, heat_map, reduced
+from torchcoll.report.chart import PALETTE, WAITING, bars, heat_map, reduced
 from torchcoll.stats.sides import Side
 
 
@@ -265,6 +265,15 @@ def luminance(colour):
 def test_lines_have_contrast_on_both_backgrounds(colour):
     assert 1.05 / (luminance(colour) + 0.05) >= 3
     assert (luminance(colour) + 0.05) / (luminance("#14171a") + 0.05) >= 3
+
+
+def test_waiting_differs_from_what_is_beside_it_without_colours():
+    waiting, computing = (
+        bars("", [1, 2], ["", ""], colour, [False, True]) for colour in (WAITING, PALETTE[2])
+    )
+    assert waiting["marker"]["pattern"] == {"shape": [".", "/"]}
+    assert computing["marker"]["pattern"] == {"shape": ["", "/"]}
+    assert bars("", [1, 2], ["", ""], WAITING)["marker"]["pattern"] == {"shape": [".", "."]}
 
 
 def test_a_chart_is_a_figure_of_plotly_with_its_controls():

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from statistics import median
+from typing import Any
 
 from torchcoll.core.errors import cut_text, one_line
 from torchcoll.core.units import counted
@@ -117,23 +118,21 @@ def waits_charts(diagnosis: Diagnosis) -> list[chart.Chart]:
 def _list(heading: str, rows: list[_Row], names: list[str], hover: list[str]) -> chart.Chart:
     """A mark for each row, where no file says when or how long."""
     marks = []
-    for role, colour in _COLOURS.items():
-        same = [n for n, row in enumerate(rows) if row.role == role]
-        symbols = ["x" if rows[n].ended else "square" for n in same]
-        mark = {
+    for role, ended in dict.fromkeys((row.role, row.ended) for row in rows):
+        same = [n for n, row in enumerate(rows) if (row.role, row.ended) == (role, ended)]
+        symbol = "x" if ended else "square"
+        mark: dict[str, Any] = {
             "mode": "markers",
-            "name": role,
+            "name": "died" if ended else role,
             "x": [0] * len(same),
             "y": [names[n] for n in same],
             "text": [hover[n] for n in same],
-            "marker": {"color": colour, "size": 12, "symbol": symbols},
+            "marker": {"color": _COLOURS[role], "size": 12, "symbol": symbol},
             "hovertemplate": chart.HOVER,
         }
-        marks += [mark] if same else []
+        marks.append(mark)
     caption = ["a list: the files do not say when or how long"]
-    if any(row.ended for row in rows):
-        caption.append("cross: died")
-    axis = {"visible": False, "range": [-0.1, 10]}
+    axis = {"tickvals": [], "ticktext": [], "range": [-0.1, 10], "zeroline": False}
     drawn = chart.bar_chart(heading, names, marks, axis, caption)
     drawn.layout["yaxis"]["showgrid"] = False
     return drawn
