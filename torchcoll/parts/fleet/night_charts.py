@@ -85,7 +85,7 @@ def _name(incident: Incident) -> str:
     if incident.ended is not None:
         effect = max(level.effect for level in incident.levels)
         what = what if incident.kind == WRONG else slower(effect)
-        when = f"from {first} to {format_night(incident.ended - 1)}"
+        when = f"from {first[5:]} to {format_night(incident.ended - 1)[5:]}"
     return f"{plain(incident.subject or 'fleet')}{several}<br>{what} {when}"
 
 
