@@ -15,6 +15,8 @@ from made_stores import rows
 import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.result import Verification
+from torchcoll.parts.fleet.night_charts import night_charts
+from torchcoll.parts.fleet.nightly import NightRequest, judge_night
 from torchcoll.questions.page.document import page_of
 
 
@@ -25,10 +27,10 @@ def printed(*arguments: str) -> tuple[int, str]:
     return code, out.getvalue()
 
 
-def saved_fleet(folder: Path, nights: int, slow_from: int) -> str:
-    """12 nodes over some nights, of which node004 is 8 % slower from one night on."""
+def saved_fleet(folder: Path, nights: int, slow_from: int, slow_to: int = 99) -> str:
+    """12 nodes over some nights, of which node004 is 8 % slower from one night to another."""
     folder.mkdir()
-    slow = lambda node, night, case: 1.08 if node == 4 and night >= slow_from else 1.0  # noqa: E731
+    slow = lambda node, night, _: 1.08 if node == 4 and slow_from <= night < slow_to else 1.0  # noqa: E731
     for run in made_fleet(12, nights, slow):
         torchcoll.save(run, folder / f"{run.header['run_id']}.jsonl")
     return str(folder)
@@ -51,6 +53,18 @@ def test_the_same_answers_from_files_and_from_a_store(tmp_path, store):
         ["node004<br>8.1 % slower since 2026-10-09"],
         [False] + [True] * 6,
     )
+
+
+def test_a_node_that_recovered_stays_in_the_picture(tmp_path):
+    """The nights count from 2026-10-01; the picture begins 7 nights before the first slow one."""
+    nightly = saved_fleet(tmp_path / "nightly", 24, slow_from=9, slow_to=15)
+    request = NightRequest(last=True)
+    (chart,) = night_charts(judge_night([nightly], request))
+    (strip,) = chart.traces
+    (name,) = strip["y"]
+    assert name.endswith("slower from 10-10 to 10-15")
+    assert [value is not None for value in strip["z"][0]] == 7 * [False] + 6 * [True] + 9 * [False]
+    assert chart.caption[1] == ("nights 2026-10-03 to 2026-10-24 of 24; blank: as usual, or no run")
 
 
 def test_one_night_of_many(tmp_path, store):

@@ -83,7 +83,7 @@ TABLE = {
         watchdog(0, 91, "_ALLGATHER_BASE")
         + watchdog(1, 89, "BROADCAST")
         + watchdog(2, 89, "BROADCAST"),
-        "rank 0 is 2 calls ahead (call 91, the others 89)",
+        "rank 0 is 2 calls ahead (all_gather number 91, the others broadcast number 89)",
         "if call 89 was another collective on rank 0, mend the order",
     ),
     "one call behind": (

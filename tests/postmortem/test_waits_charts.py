@@ -84,13 +84,20 @@ def test_many_different_waits_keep_the_picture_small():
     assert len(rows) == 18 and rows[-1] == "ranks 17-100<br>84 further waits"
 
 
-def test_without_times_the_order_alone_is_drawn():
+def listed(chart):
+    """Of each name in the legend the rows and their marks, of a chart without an axis of times."""
+    assert chart.layout["xaxis"]["tickvals"] == [] and "do not say when" in chart.caption[0]
+    return {trace["name"]: (trace["y"], trace["marker"]["symbol"]) for trace in chart.traces}
+
+
+def test_without_times_there_is_a_list():
     killed = event("exit", 2, "exitcode: -9", exit_code=-9)
     lost = [event("peer_lost", r, "Connection closed by peer") for r in (0, 1)]
-    rows, lengths, chart = drawn(job(killed, lost, ranks=3))
-    assert rows == ["rank 2<br>was killed by SIGKILL", "ranks 0-1<br>waited"]
-    assert lengths["the cause"] == [1, 0] and lengths["waited"] == [0, 1]
-    assert chart.layout["xaxis"]["tickvals"] == [] and "do not say how long" in chart.caption[0]
+    _, _, chart = drawn(job(killed, lost, ranks=3))
+    assert listed(chart) == {
+        "died": (["rank 2<br>was killed by SIGKILL"], "x"),
+        "waited": (["ranks 0-1<br>waited"], "square"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -139,43 +146,67 @@ def test_the_axis_is_of_how_long_the_log_says_that_the_calls_ran(tmp_path, stamp
     calls = {2: (39, "BROADCAST"), 1: (39, "BROADCAST"), 0: (41, "ALLREDUCE")}
     (chart,) = charts_of(tmp_path, p13=watchdogs(calls, stamped))
     lengths = {trace["name"]: trace["x"] for trace in chart.traces}
-    assert lengths.keys() == ({"took part", "waited"} if stamped else {"waited"})
-    assert lengths["waited"] == [pytest.approx(30, abs=0.01)] * 2
+    assert lengths.keys() == ({"took part"} if stamped else set()) | {"ahead", "waited"}
+    assert lengths["ahead"] == [pytest.approx(30, abs=0.01), 0]
+    assert lengths["waited"] == [0, pytest.approx(30, abs=0.01)]
     assert chart.layout["xaxis"]["title"]["text"].startswith("minutes ")
     assert chart.traces[0]["y"] == [
+        "rank 0<br>waited in all_reduce 41, 2<br>calls ahead",
         "ranks 1-2<br>waited in broadcast 39",
-        "rank 0<br>waited in all_reduce 41",
     ]
 
 
+DEBUG = (
+    "RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running collective: "
+    "CollectiveFingerPrint(SequenceNumber={}OpType={}), but Rank 3 is running collective: "
+    "CollectiveFingerPrint(SequenceNumber=6OpType=ALLREDUCE).Collectives differ in the following\n"
+)
+
+
 @pytest.mark.parametrize(
-    ("text", "rows", "died"),
+    ("text", "rows"),
     [
         (
             KILLED,
-            ["one rank<br>local rank 2 was killed by<br>SIGKILL", "all others<br>no record"],
-            1,
+            {
+                "died": (["one rank<br>local rank 2 was killed by<br>SIGKILL"], "x"),
+                "cannot tell": (["all others<br>no record"], "square"),
+            },
         ),
         (
             ECC,
-            [
-                "rank 1<br>an uncorrectable memory error<br>of the GPU ended rank 1",
-                "rank 0<br>no record",
-            ],
-            1,
+            {
+                "died": (
+                    ["rank 1<br>an uncorrectable memory error<br>of the GPU ended rank 1"],
+                    "x",
+                ),
+                "cannot tell": (["rank 0<br>no record"], "square"),
+            },
         ),
         (
-            watchdogs({0: (8, "ALLREDUCE"), 1: (8, "ALLREDUCE")}, True),
-            ["whom they waited for<br>not in this log", "ranks 0-1<br>waited in all_reduce 8"],
-            0,
+            DEBUG.format(8, "BROADCAST"),
+            {
+                "the cause": (
+                    ["rank 1<br>in broadcast 8, 2 calls ahead", "rank 3<br>in all_reduce 6"],
+                    "square",
+                ),
+                "cannot tell": (["ranks 0 and 2<br>no record"], "square"),
+            },
         ),
     ],
-    ids=["a local rank was killed", "a rank lost its GPU", "all ranks of the log wait"],
+    ids=["a local rank was killed", "a rank lost its GPU", "mismatch"],
 )
-def test_who_is_certain_is_drawn_without_times(tmp_path, text, rows, died):
+def test_who_is_certain_is_listed_without_times(tmp_path, text, rows):
     (chart,) = charts_of(tmp_path, job=text)
-    assert chart.traces[0]["y"] == rows
-    assert [trace["name"] for trace in chart.traces].count("died") == died
+    assert listed(chart) == rows
+
+
+def test_all_ranks_of_a_log_wait(tmp_path):
+    (chart,) = charts_of(tmp_path, job=watchdogs({0: (8, "ALLREDUCE"), 1: (8, "ALLREDUCE")}, True))
+    assert chart.traces[0]["y"] == [
+        "whom they waited for<br>not in this log",
+        "ranks 0-1<br>waited in all_reduce 8",
+    ]
 
 
 def test_many_jobs_begin_with_how_many_ended_of_each_cause(tmp_path):

@@ -21,7 +21,7 @@ from torchcoll.questions.pairs.matches import read_pairs
 from torchcoll.questions.pairs.pairs_charts import pairs_charts
 from torchcoll.questions.show.size_charts import curves_charts, line_names, picture_of
 from torchcoll.reading.inputs import load_all
-from torchcoll.report.chart import PALETTE, heat_map, reduced
+from torchcoll.report.chart import PALETTE, WAITING, bars, heat_map, reduced
 from torchcoll.stats.sides import Side
 
 
@@ -241,6 +241,22 @@ def test_a_slow_link_has_a_frame_around_its_two_cells():
     frames = [[shape[end] for end in ("x0", "x1", "y0", "y1")] for shape in chart.layout["shapes"]]
     assert sorted(frames) == [[0.5, 1.5, 3.5, 4.5], [3.5, 4.5, 0.5, 1.5]]
     assert "link of rank 1 (n1) and rank 4 (n4)" in chart.caption[0]
+    assert len(chart.caption) == 1
+    # Alone, the link is as fast as the pairs beside it.
+    again = read_pairs(one)
+    pairs = ((1, 4), (4, 1), (0, 2), (2, 0))
+    again.alone = [
+        {
+            key: dict.fromkeys(times.keys() & pairs, times[0, 2])
+            for key, times in again.times.items()
+        }
+    ]
+    chart = next(c for c in pairs_charts(again) if "both ways" in c.title)
+    assert chart.layout["shapes"] == []
+    assert chart.caption[1:] == [
+        "cells: the first pass, while other pairs ran; the answer: slow pairs again, alone",
+        "fine when measured again alone: link of rank 1 (n1) and rank 4 (n4)",
+    ]
     (healthy, *_) = pairs_charts(read_pairs(pairs_run(8, slow=None)))
     assert healthy.layout["shapes"] == [] and "would be" in healthy.caption[0]
 
@@ -294,6 +310,15 @@ def luminance(colour):
 def test_lines_have_contrast_on_both_backgrounds(colour):
     assert 1.05 / (luminance(colour) + 0.05) >= 3
     assert (luminance(colour) + 0.05) / (luminance("#14171a") + 0.05) >= 3
+
+
+def test_waiting_differs_from_what_is_beside_it_without_colours():
+    waiting, computing = (
+        bars("", [1, 2], ["", ""], colour, [False, True]) for colour in (WAITING, PALETTE[2])
+    )
+    assert waiting["marker"]["pattern"] == {"shape": [".", "/"]}
+    assert computing["marker"]["pattern"] == {"shape": ["", "/"]}
+    assert bars("", [1, 2], ["", ""], WAITING)["marker"]["pattern"] == {"shape": [".", "."]}
 
 
 def test_a_chart_is_a_figure_of_plotly_with_its_controls():

@@ -151,12 +151,21 @@ def test_print_has_the_folded_tables_and_no_controls(driver, page, tmp_path):
         media(driver)
 
 
-def test_dark_paper_has_light_ink(driver, page):
-    media(driver, "dark")
+@pytest.mark.parametrize(
+    ("scheme", "ink", "icon"),
+    [
+        ("dark", "rgb(228, 232, 236)", "rgb(161, 171, 181)"),
+        ("light", "rgb(27, 31, 36)", "rgb(87, 96, 106)"),
+    ],
+)
+def test_ink_and_toolbar_stand_out_on_dark_and_light_paper(driver, page, scheme, ink, icon):
+    resize(driver, 1200)
+    media(driver, scheme)
     try:
         open_page(driver, page)
-        fill = "getComputedStyle(document.querySelector('#g0 .xtick text')).fill"
-        assert driver.execute_script(f"return {fill}") == "rgb(228, 232, 236)"
+        for selector, colour in ((".xtick text", ink), (".modebar-btn path", icon)):
+            fill = f"getComputedStyle(document.querySelector('#g0 {selector}')).fill"
+            assert driver.execute_script(f"return {fill}") == colour
     finally:
         media(driver)
 

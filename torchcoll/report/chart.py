@@ -290,14 +290,17 @@ def bars(
     colour: str,
     hatched: Sequence[bool] = (),
 ) -> dict[str, Any]:
-    """One part of each bar of ``bar_chart``. texts: what hovering shows. hatched: for each bar."""
-    pattern = {"pattern": {"shape": ["/" if each else "" for each in hatched]}}
+    """One part of each bar of ``bar_chart``. texts: what hovering shows. hatched: for each bar.
+    Waiting is dotted: its colour is as light as those beside it.
+    """
+    fill = "." if colour == WAITING else ""
+    shapes = ["/" if each else fill for each in hatched or [False] * len(values)]
     return {
         "type": "bar",
         "orientation": "h",
         "name": name,
         "x": list(values),
-        "marker": {"color": colour, **(pattern if any(hatched) else {})},
+        "marker": {"color": colour, **({"pattern": {"shape": shapes}} if any(shapes) else {})},
         "hovertemplate": "%{y}<br>%{text}<extra></extra>",
         "textposition": "none",
         "text": list(texts),

@@ -139,6 +139,10 @@
     const chart = group.charts[group.index];
     const narrow = innerWidth < 600;
     const traces = chart.traces.map(copy), layout = structuredClone(chart.layout);
+    if (narrow && layout.xaxis) { // few labels fit; those of a heat map stand upright
+      layout.xaxis.tickangle = traces[0]?.z ? -90 : 0;
+      if (!traces[0]?.z || layout.xaxis.nticks) layout.xaxis.nticks = 4;
+    }
     for (const trace of traces) {
       if (!trace.z || !narrow) continue; // no room for figures, and for a scale beside the map
       Object.assign(trace.colorbar, { orientation: "h", y: 1, yanchor: "bottom" });

@@ -52,6 +52,7 @@ def failed_in_different_calls(facts: job_facts.JobFacts) -> diagnosis.Diagnosis 
     result.culprits = culprits
     result.waiting = tuple(rank for rank in facts.ranks if rank not in culprits)
     result.collective = usual.partition(" ")[0]
+    result.calls = {rank: (None, call.replace(" ", " at ")) for rank, call in calls.items()}
     for call, _ in kinds.most_common():
         ranks = sorted(rank for rank, rank_call in calls.items() if rank_call == call)
         event = facts.events.timeouts.get(ranks[0]) or facts.events.peer_lost[ranks[0]]
@@ -110,6 +111,7 @@ def _of_difference(facts: job_facts.JobFacts, difference: CallDifference) -> dia
         )
     for call, ranks in zip(difference.calls, difference.ranks, strict=True):
         text = f"call {number} is {diagnosis.describe_call(call)}"
+        result.calls |= dict.fromkeys(ranks, (number, diagnosis.describe_call(call)))
         text += f", from {one_line(call.origin)}" if call.origin else ""
         if len(ranks) == 1:
             result.evidence.append(diagnosis.EvidenceLine(text, call.place, ranks[0]))

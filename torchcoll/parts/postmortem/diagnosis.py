@@ -33,6 +33,7 @@ class Diagnosis:
     - candidates: ranks of which one is the cause, where it cannot be told which; then no culprits.
     - waiting: ranks that waited, in the call that group, collective and number name; number: of
       the call in its group, from 1.
+    - calls: of ranks whose calls differ, the number (None: not known) and the call of each.
     - says: the sentence, where it is not made of the fields; details: clauses beside it.
     - remedy: what to do now; collect_next: what to collect where the evidence leaves it open.
     """
@@ -49,6 +50,7 @@ class Diagnosis:
     group: str | None = None
     collective: str | None = None
     number: int | None = None
+    calls: dict[int, tuple[int | None, str]] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
     evidence: list[EvidenceLine] = field(default_factory=list)
     collect_next: list[str] = field(default_factory=list)

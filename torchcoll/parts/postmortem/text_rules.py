@@ -268,6 +268,7 @@ def _of_findings(facts: JobFacts, findings: Sequence[TextMatch]) -> Diagnosis | 
     same = [finding for finding in findings if finding.text is first.text]
     result = Diagnosis(facts.job, kind=first.text.cause.replace(" ", "_"), certainty="likely")
     result.says, result.remedy = sentences(first, same)
+    result.calls = _different_calls(first)
     if first.text.whose == "writer":
         result.culprits = tuple(sorted({f.rank for f in same if f.rank is not None}))
     elif first.text.whose == "named":
@@ -301,8 +302,8 @@ def _named(same: Sequence[TextMatch]) -> set[int]:
 
 def sentences(first: TextMatch, same: Sequence[TextMatch]) -> tuple[str, str]:
     """(what a text says, what to do), of several ranks that have it alike."""
-    if first.text.cause == "mismatch" and "rank2" in first.names and "op2" in first.names:
-        return _mismatch(first)
+    if calls := _different_calls(first):
+        return _mismatch(first, calls)
     ranks = {finding.rank for finding in same if finding.rank is not None}
     who = ranks_text(ranks) if ranks else "a rank"
     if not ranks and first.device:
@@ -344,13 +345,26 @@ def sentences(first: TextMatch, same: Sequence[TextMatch]) -> tuple[str, str]:
     return says, remedy
 
 
-def _mismatch(finding: TextMatch) -> tuple[str, str]:
-    """The calls of two ranks, as torch's debug mode prints them."""
+def _different_calls(finding: TextMatch) -> dict[int, tuple[int | None, str]]:
+    """The calls of two ranks, as torch's debug mode prints them; {} from any other text."""
+    names = finding.names
+    if finding.text.cause != "mismatch" or not {"rank2", "op2"} <= names.keys():
+        return {}
+    return {
+        int(names[rank]): (
+            int(names[number]) if names[number] else None,
+            torch_collective(names[op].lower()),
+        )
+        for rank, number, op in (("rank", "n1", "op1"), ("rank2", "n2", "op2"))
+    }
+
+
+def _mismatch(finding: TextMatch, different: dict[int, tuple[int | None, str]]) -> tuple[str, str]:
     names = finding.names
     ranks = f"ranks {names['rank']} and {names['rank2']}"
     calls = [
-        torch_collective(names[op].lower()) + (f" number {names[number]}" if names[number] else "")
-        for number, op in (("n1", "op1"), ("n2", "op2"))
+        text + (f" number {number}" if number is not None else "")
+        for number, text in different.values()
     ]
     shapes = names["shape1"], names["shape2"]
     if calls[0] == calls[1] and all(shapes) and shapes[0] != shapes[1]:
@@ -456,6 +470,7 @@ def _in_different_calls(facts: JobFacts, calls: dict[WaitedCall, list[int]]) -> 
     other, gaps = others[0], {most[0] - call[0] for call in others if call[0] and most[0]}
     result = Diagnosis(facts.job, kind="mismatch", certainty="likely", culprits=tuple(odd))
     result.waiting, result.details = tuple(calls[most]), [*facts.job.texts.asides]
+    result.calls = {rank: (call[0] or None, call[1]) for call in calls for rank in calls[call]}
     result.number, result.collective = other[0] or None, other[1]
     result.says = f"{ranks_text(odd)} {plural(len(odd), 'is', 'are')} "
     result.remedy = REMEDIES["same_calls"]
@@ -467,7 +482,11 @@ def _in_different_calls(facts: JobFacts, calls: dict[WaitedCall, list[int]]) -> 
         gap = {1: "one call "}.get(abs(min(gaps)), f"{abs(min(gaps))} calls ") * (len(gaps) == 1)
         numbers = " and ".join(map(str, sorted({call[0] for call in others})))
         those = f"the {plural(len(calls[most]), 'other')} {most[0]}"
-        result.says += f"{gap}{where} (call {numbers}, {those})"
+        if len(others) == 1 and other[1] != most[1]:
+            numbers, those = _call(other), those.replace(str(most[0]), _call(most))
+        else:
+            numbers = f"call {numbers}"
+        result.says += f"{gap}{where} ({numbers}, {those})"
         whose, number, on = "the other ranks'", most[0], ranks_text(odd)
         if where == "behind":
             result.kind = "stopped"

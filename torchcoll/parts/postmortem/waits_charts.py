@@ -25,12 +25,13 @@ from torchcoll.parts.postmortem.standing import OpenCall
 from torchcoll.report import chart
 
 # The sentence says how sure the cause is.
-CAUSE, UNKNOWN = "the cause", "cannot tell"
+CAUSE, UNKNOWN, AHEAD = "the cause", "cannot tell", "ahead"
 WAITED, TOOK_PART = "waited", "took part"
 # In the order of the rows.
 _COLOURS = {
     CAUSE: chart.PALETTE[1],
     UNKNOWN: chart.NEUTRAL,
+    AHEAD: chart.PALETTE[0],
     WAITED: chart.WAITING,
     TOOK_PART: "#a5cbe4",
 }
@@ -55,8 +56,8 @@ class _Row:
 
 
 def waits_charts(diagnosis: Diagnosis) -> list[chart.Chart]:
-    """A bar for all ranks that did the same: how long they took part, and what they did then; []
-    if the evidence names none, or says the same of all.
+    """A bar for all ranks that did the same: how long they took part, and what they did then; a
+    list where the files have no times; [] if the evidence names none, or says the same of all.
     """
     job = diagnosis.job
     clocked = bool(job.alive_ns) or any(e.when_ns for e in job.events)
@@ -65,27 +66,32 @@ def waits_charts(diagnosis: Diagnosis) -> list[chart.Chart]:
     times = [ns for row in rows for ns in (*row.stops_ns, *row.ends_ns)]
     times += job.alive_ns.values()
     first, last = min(times, default=0), max(times, default=0)
-    waits = [row for row in rows if row.role == WAITED]
+    waits = [row for row in rows if row.role in (AHEAD, WAITED)]
     named = [row for row in rows if row.role == CAUSE]
     if len(rows) < 2 or not (named or waits or diagnosis.candidates):
         return []
     # Times of complaints alone do not say how long a rank waited.
     timed = last > first and (not waits or any(row.stops_ns for row in waits))
+    names = [_name(row, diagnosis) for row in rows]
+    hover = [chart.plain(f"{row.name or ranks_text(row.ranks)}: {row.text}") for row in rows]
+    heading = "Who waited for whom" if waits else "What the files say of each rank"
+    if diagnosis.kind == "mismatch" and diagnosis.calls:
+        heading = "The call of each rank"
+    if not timed:
+        return [_list(heading, rows, names, hover)]
     begin = first - _BEFORE * (last - first) * clocked
-    unit_ns, unit = _unit(last - first) if timed else (1, "")
+    unit_ns, unit = _unit(last - first)
     stops, ends = [], []
     for row in rows:
         stop = median(row.stops_ns) if row.stops_ns else first
         gone = row.ended or not row.ends_ns
         end = last if gone else max(stop, median(row.ends_ns))
-        stops.append((stop - begin) / unit_ns if timed else float(row.role == TOOK_PART))
-        ends.append((end - begin) / unit_ns if timed else 1)
-    names = [_name(row, diagnosis) for row in rows]
-    hover = [chart.plain(f"{row.name or ranks_text(row.ranks)}: {row.text}") for row in rows]
+        stops.append((stop - begin) / unit_ns)
+        ends.append((end - begin) / unit_ns)
     spans = list(zip((row.role for row in rows), stops, ends, strict=True))
     lengths = {TOOK_PART: [0.0 if of == UNKNOWN else stop for of, stop, _ in spans]}
     lengths[UNKNOWN] = [end if of == UNKNOWN else 0.0 for of, _, end in spans]
-    for role in (CAUSE, WAITED):
+    for role in (CAUSE, AHEAD, WAITED):
         lengths[role] = [end - stop if of == role else 0.0 for of, stop, end in spans]
     bars = [chart.bars(of, x, hover, _COLOURS[of]) for of, x in lengths.items() if any(x)]
     if died := [n for n, row in enumerate(rows) if row.ended]:
@@ -93,7 +99,7 @@ def waits_charts(diagnosis: Diagnosis) -> list[chart.Chart]:
             {
                 "mode": "markers",
                 "name": "died",
-                "x": [stops[n] if timed else 0.5 for n in died],
+                "x": [stops[n] for n in died],
                 "y": [names[n] for n in died],
                 "text": [hover[n] for n in died],
                 "marker": {"color": "#000000", "size": 12, "symbol": "x"},
@@ -105,13 +111,31 @@ def waits_charts(diagnosis: Diagnosis) -> list[chart.Chart]:
     caption = [f"{orange}a bar ends when its ranks gave up or ended"]
     caption += [f"0 is {clock}"] if clocked else []
     title = f"{unit} since {clock[:12]}" if clocked else f"{unit} that ranks waited"
-    axis: dict[str, Any] = {"rangemode": "tozero"}
-    if not timed:
-        caption = ["the files do not say how long: only who ended and who waited is drawn"]
-        title, axis = "no times", {"tickvals": [], "ticktext": []}
-    axis["title"] = {"text": title}
-    heading = "Who waited for whom" if waits else "What the files say of each rank"
+    axis = {"rangemode": "tozero", "title": {"text": title}}
     return [chart.bar_chart(heading, names, bars, axis, caption)]
+
+
+def _list(heading: str, rows: list[_Row], names: list[str], hover: list[str]) -> chart.Chart:
+    """A mark for each row, where no file says when or how long."""
+    marks = []
+    for role, ended in dict.fromkeys((row.role, row.ended) for row in rows):
+        same = [n for n, row in enumerate(rows) if (row.role, row.ended) == (role, ended)]
+        symbol = "x" if ended else "square"
+        mark: dict[str, Any] = {
+            "mode": "markers",
+            "name": "died" if ended else role,
+            "x": [0] * len(same),
+            "y": [names[n] for n in same],
+            "text": [hover[n] for n in same],
+            "marker": {"color": _COLOURS[role], "size": 12, "symbol": symbol},
+            "hovertemplate": chart.HOVER,
+        }
+        marks.append(mark)
+    caption = ["a list: the files do not say when or how long"]
+    axis = {"tickvals": [], "ticktext": [], "range": [-0.1, 10], "zeroline": False}
+    drawn = chart.bar_chart(heading, names, marks, axis, caption)
+    drawn.layout["yaxis"]["showgrid"] = False
+    return drawn
 
 
 def _unit(span_ns: float) -> tuple[float, str]:
@@ -120,11 +144,11 @@ def _unit(span_ns: float) -> tuple[float, str]:
 
 
 def _name(row: _Row, diagnosis: Diagnosis) -> str:
-    """Two or three lines: the ranks, and what they did."""
+    """Two to four lines: the ranks, and what they did."""
     texts = (rank_names(diagnosis.job, row.ranks), ranks_text(row.ranks))
     who = row.name or next((text for text in texts if len(text) <= _MOST_LETTERS), "")
     lines = textwrap.wrap(row.text, _MOST_LETTERS)
-    lines = [*lines[:1], *(cut_text(" ".join(lines[1:]), _MOST_LETTERS) for _ in lines[1:2])]
+    lines = [*lines[:2], *(cut_text(" ".join(lines[2:]), _MOST_LETTERS) for _ in lines[2:3])]
     return "<br>".join(map(chart.plain, (who or counted(len(row.ranks), "rank"), *lines)))
 
 
@@ -157,7 +181,8 @@ def _rows(diagnosis: Diagnosis, clocked: bool) -> list[_Row]:
         ended = False
         stop_ns, end_ns = last_ns.get(rank), complaint.when_ns if complaint else None
         if rank in culprits:
-            role, text, ended = named, did, diagnosis.kind in _DIED
+            role, text = named, _different_call(diagnosis, rank) or did
+            ended = diagnosis.kind in _DIED
             if cause is not None:
                 ended, stop_ns = True, cause.event.when_ns
         elif rank in diagnosis.candidates:
@@ -165,8 +190,11 @@ def _rows(diagnosis: Diagnosis, clocked: bool) -> list[_Row]:
         elif rank in waiting:
             wait = _first_wait(facts, rank)
             behind = awaited.get(rank, frozenset())
-            role = WAITED
-            text = _wait_text(facts, rank, wait, behind & {*culprits} or behind)
+            role = AHEAD if rank in diagnosis.culprits else WAITED
+            called = _different_call(diagnosis, rank)
+            text = f"waited {called}"
+            if not called:
+                text = _wait_text(facts, rank, wait, behind & {*culprits} or behind)
             stop_ns, end_ns = _wait_times(wait, complaint, texts.waited_ms.get(rank), clocked)
         elif rank in facts.standings.recorded or rank in events.endings:
             role, text = TOOK_PART, "ended as it should" if rank in events.endings else ""
@@ -232,6 +260,19 @@ def _wait_times(
     elif length_ns and until_ns and not since_ns:
         since_ns = until_ns - length_ns
     return [since_ns, until_ns]
+
+
+def _different_call(diagnosis: Diagnosis, rank: int) -> str:
+    """``in all_gather 91, 2 calls ahead``; '' unless it is known that the ranks' calls differ."""
+    if diagnosis.kind != "mismatch" or rank not in diagnosis.calls:
+        return ""
+    number, call = diagnosis.calls[rank]
+    if number is None:
+        return f"in {one_line(call)}"
+    numbers = [n for n, _ in diagnosis.calls.values() if n is not None]
+    ahead = number - min(numbers)
+    text = f"in {one_line(call)} {number}"
+    return f"{text}, {counted(ahead, 'call')} ahead" if ahead else text
 
 
 def _wait_text(facts: JobFacts, rank: int, wait: OpenCall | None, awaited: Collection[int]) -> str:

@@ -54,7 +54,7 @@ _STEP_PARTS: Sequence[tuple[str, str, Callable[[PlannedStep], float]]] = (
 )
 _MEMORY_PARTS: Sequence[tuple[str, str, Callable[[Memory], float]]] = (
     ("parameters and states", chart.PALETTE[3], lambda m: m.parameters + m.gradients + m.optimizer),
-    ("activations", chart.PALETTE[4], lambda m: m.activations + m.peak),
+    ("activations", "#a5cbe4", lambda m: m.activations + m.peak),
     ("buffers", chart.PALETTE[0], lambda m: m.buffers),
     ("more if kernels are not fused", chart.NEUTRAL, lambda m: m.unfused),
 )

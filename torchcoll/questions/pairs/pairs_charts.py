@@ -24,7 +24,8 @@ def pairs_charts(pairs: Pairs) -> list[Chart]:
     charts: list[tuple[bool, float, Chart]] = []
     count = len(pairs.units)
     step = -(-count // _CELLS)
-    suspects = [each for each in find_suspects(pairs) if each.confirmed]
+    suspected = find_suspects(pairs)
+    suspects = [each for each in suspected if each.confirmed]
     slow = {each.units[0] // step for each in suspects if not each.is_link}
     names = [
         f"{unit} ({plain(pairs.hosts[unit])}){', slow' if unit // step in slow else ''}"
@@ -36,7 +37,14 @@ def pairs_charts(pairs: Pairs) -> list[Chart]:
     )
     if suspects:
         named = shorten([suspect_name(pairs, each) for each in suspects], _NAMED)
-        caption = f"framed: slow, {plain(named)}; dark cells without a frame are not proven slow"
+        caption = f"framed: slow, {plain(named)}; slow cells without a frame are not proven slow"
+    captions = [caption]
+    if pairs.alone:
+        captions.append(
+            "cells: the first pass, while other pairs ran; the answer: slow pairs again, alone"
+        )
+    if cleared := [suspect_name(pairs, each) for each in suspected if not each.confirmed]:
+        captions.append(f"fine when measured again alone: {plain(shorten(cleared, _NAMED))}")
     for key, times in pairs.times.items():
         kind, size_bytes = key
         bandwidth = kind != LATENCY
@@ -64,7 +72,7 @@ def pairs_charts(pairs: Pairs) -> list[Chart]:
         chart.layout["yaxis"] |= {"title": {"text": pairs.by, "standoff": 12}}
         chart.layout["xaxis"] |= {"title": {"text": pairs.by}}
         chart.layout["shapes"] = frames
-        chart.caption = [caption]
+        chart.caption = [*captions]
         if step > 1:
             chart.caption.append(
                 f"reduced: each cell is the slowest pair of {step} by {step} {pairs.by}s"
