@@ -326,9 +326,9 @@ def test_a_filter_selects_published_figures(capsys):
     assert main(["show", "--published", *options]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert rows and all(row["size_bytes"] >= 1 << 30 and row["ranks"] == 8 for row in rows)
-    for text, expected in (
-        ("size<1", "conditions that a published figure fulfils"),
-        ("dtype=float32", "conditions on collective, size or ranks, which published figures have"),
+    for text, got, expected in (
+        ("size<1", "none of the figures", "conditions that one fulfils"),
+        ("dtype=float32", "dtype=float32", "conditions on collective, size or ranks, which"),
     ):
         assert main(["show", "--published", "--filter", text]) == 2
-        assert error_text("filter", text, expected) in capsys.readouterr().err
+        assert error_text("filter", got, expected) in capsys.readouterr().err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TextIO
 
@@ -16,9 +16,9 @@ from torchcoll.core.units import counted, format_bandwidth, format_size, plural
 from torchcoll.questions.check import published
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head, make_grid
-from torchcoll.stats.filters import Condition, conditions
 
 SCHEMA = "torchcoll-published/1"
+Selects = Callable[[str, int, int], bool]
 _SOURCES = "source and note of an entry: torchcoll again ENTRY --dry-run"
 _CAVEAT = (
     "no verdict: networks, versions and settings of one kind of machine differ; most are means of "
@@ -30,12 +30,12 @@ def show_published(
     runs: Sequence[Run],
     format: str = "table",
     file: TextIO | None = None,
-    filter: str | Sequence[str] = "",
+    selects: Selects | None = None,
 ) -> None:
     """Of the kinds of machine of ``runs``, or of all kinds without a run.
 
-    filter: conditions on the collective, size and ranks of published figures, without a run.
-    Raises UsageError for an unknown format, and for a filter that selects nothing.
+    selects: whether a figure of a collective, a size in bytes and a number of ranks is shown,
+    without a run. Raises UsageError for an unknown format, and if it selects nothing.
     """
     titled, records = [], []
     for run in runs:
@@ -44,7 +44,7 @@ def show_published(
         titled.append((title, grids))
         records += records_of_run
     if not runs:
-        publications = _selected(conditions(filter))
+        publications = _selected(selects)
         titled = [("", [_known_grid(publications)])]
         records = [
             {**_record(publication), "collective": key[0], "size_bytes": key[1], "busbw_gbps": gbps}
@@ -164,24 +164,21 @@ def _record(publication: published.Publication) -> dict[str, Any]:
     return {name: value for name, value in vars(publication).items() if name not in left_out}
 
 
-def _selected(wanted: Sequence[Condition]) -> list[published.Publication]:
-    """The entries with those of their figures for which all conditions hold."""
-    for term in wanted:
-        if term.name not in ("collective", "size", "ranks"):
-            expected = "conditions on collective, size or ranks, which published figures have"
-            raise UsageError("filter", term.text, expected)
+def _selected(selects: Selects | None) -> list[published.Publication]:
+    """The entries with those of their figures that are selected."""
+    if selects is None:
+        return [*published.publications()]
     selected = []
     for entry in published.publications():
-        figures = {}
-        for (collective, size_bytes), of_placements in entry.figures.items():
-            values = {"collective": collective, "size": size_bytes, "ranks": entry.ranks}
-            if all(term.selects(values[term.name]) for term in wanted):
-                figures[collective, size_bytes] = of_placements
+        figures = {
+            (collective, size_bytes): of_placements
+            for (collective, size_bytes), of_placements in entry.figures.items()
+            if selects(collective, size_bytes, entry.ranks)
+        }
         if figures:
             selected.append(replace(entry, figures=figures))
     if not selected:
-        texts = ", ".join(term.text for term in wanted)
-        raise UsageError("filter", texts, "conditions that a published figure fulfils")
+        raise UsageError("filter", "none of the figures", "conditions that one fulfils")
     return selected
 
 

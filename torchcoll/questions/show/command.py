@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.commands import SubCommand
@@ -111,6 +111,23 @@ def run_show(options: argparse.Namespace) -> ExitCode:
         return _shown(options)
 
 
+def _selects(filter: str) -> Callable[[str, int, int], bool]:
+    """Returns the rule by collective, size in bytes and ranks that selects published figures."""
+    from torchcoll.stats.filters import conditions
+
+    wanted = conditions(filter)
+    for term in wanted:
+        if term.name not in ("collective", "size", "ranks"):
+            expected = "conditions on collective, size or ranks, which published figures have"
+            raise UsageError("filter", term.text, expected)
+
+    def selects(collective: str, size_bytes: int, ranks: int) -> bool:
+        values = {"collective": collective, "size": size_bytes, "ranks": ranks}
+        return all(term.selects(values[term.name]) for term in wanted)
+
+    return selects
+
+
 def _shown(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.result import Run
     from torchcoll.questions.show.show import show
@@ -136,7 +153,7 @@ def _shown(options: argparse.Namespace) -> ExitCode:
     if options.published and not runs:
         from torchcoll.questions.check.published_show import show_published
 
-        show_published([], options.format, filter=options.filter)
+        show_published([], options.format, selects=_selects(options.filter))
         return ExitCode.OK
     if options.filter:
         runs = keep_cases(runs, options.filter)
