@@ -143,6 +143,7 @@ def test_a_list_that_every_busbw_contradicts(imported):
     result = imported(head + NAMES + row(S, S // 4, "sum", -1, US, GBPS, 1.75), ranks=16)
     assert result.runs[0].ranks == 16
     assert any("do not follow" in text for text in result.warnings)
+    assert "--ranks 16, but every busbw / algbw is that of 8 ranks" in result.warnings
 
 
 def test_other_formats_name_what_they_refuse(imported):

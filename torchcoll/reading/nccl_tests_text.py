@@ -438,8 +438,11 @@ def _make_run(
         return None
     run = nccl_tests.NcclTestsRun(name, cpu_time="cputime" in output.names)
     run.ranks = imported.choose("ranks", options.ranks, listed) or 0
-    inferred, source = (0, "") if options.ranks else nccl_tests.infer_ranks(rows, name)
-    if inferred and not listed:
+    inferred, source = nccl_tests.infer_ranks(rows, name)
+    if options.ranks:
+        if inferred and nccl_tests.contradicts_ranks(rows, name, options.ranks):
+            imported.warn(f"--ranks {options.ranks}, but every {source} is that of {inferred} ranks")
+    elif inferred and not listed:
         imported.warn(f"{inferred} ranks: recovered from {source}")
         run.ranks = inferred
     elif inferred and nccl_tests.contradicts_ranks(rows, name, listed):

@@ -23,7 +23,7 @@ def step_in_turn(comparison: Comparison) -> str:
     axis = ""
     for difference in comparison.differences:
         name, values = difference.name, (*difference.base, *difference.new)
-        if name.isupper() and len(values) == 2:
+        if name.isupper() and len(difference.base) == len(difference.new) == 1:
             texts = ["" if value == UNSET else value for value in values]
             axis = f"--env {shlex.quote(f'{name}={texts[0]},{texts[1]}')}"
             break
