@@ -441,7 +441,9 @@ def _make_run(
     inferred, source = nccl_tests.infer_ranks(rows, name)
     if options.ranks:
         if inferred and nccl_tests.contradicts_ranks(rows, name, options.ranks):
-            imported.warn(f"--ranks {options.ranks}, but every {source} is that of {inferred} ranks")
+            imported.warn(
+                f"--ranks {options.ranks}, but every {source} is that of {inferred} ranks"
+            )
     elif inferred and not listed:
         imported.warn(f"{inferred} ranks: recovered from {source}")
         run.ranks = inferred
