@@ -92,7 +92,7 @@ def test_two_launches_a_side_are_not_judged():
     assert results(base, new) == [("inconclusive", "2 runs a side")]
     answer = answer_of(compare(base, new))
     assert answer.headline == "new looks 2.9x slower than base at 1K"
-    assert answer.details == ("not judged: only 2 runs of each side; at least 3 are needed",)
+    assert answer.details == ("not proven: only 2 runs of each side; at least 3 are needed",)
     assert results(base, make_runs([290_000] * 3)) == [("inconclusive", "2 runs in base")]
 
 
@@ -205,13 +205,13 @@ def test_a_number_in_the_answer_has_its_name():
         for ns in (100, 150)
     )
     assert answer_of(compare(base, new)).text.startswith(
-        "new looks 1.50x slower than base in both cases; not judged: only 1 run of each side"
+        "new looks 1.50x slower than base in both cases; not proven: only 1 run of each side"
     )
     (second,) = (run(measured(ns, collective="broadcast", root=1)) for ns in (200,))
     second.results[:0] = run(measured(100, collective="broadcast", root=0)).results
-    assert (
-        "than base with root 1; 1K root 0 is within 2 %" in answer_of(compare(base, [second])).text
-    )
+    answer = answer_of(compare(base, [second]))
+    assert answer.headline.endswith("than base with root 1")
+    assert answer.details[-1] == "1K root 0 is within 2 %"
 
 
 def test_single_runs_say_what_looks_slower_and_what_faster():
@@ -223,7 +223,7 @@ def test_single_runs_say_what_looks_slower_and_what_faster():
     assert answer.headline == "new is within 3 % of base at all sizes"
     assert answer.details == (
         "furthest: 64 1.03x slower",
-        "not judged: only 1 run of each side; at least 3 are needed",
+        "not proven: only 1 run of each side; at least 3 are needed",
     )
     both = compare(make_runs([{8: 100, 64: 100, 512: 100}]), make_runs([{8: 99, 64: 130, 512: 80}]))
     assert answer_of(both).headline == (
@@ -237,7 +237,7 @@ def test_single_runs_say_what_looks_slower_and_what_faster():
     )
     far = compare(make_runs([{8: 100, 64: 100, 512: 100}]), make_runs([{8: 101, 64: 103, 512: 50}]))
     assert answer_of(far).headline == "new looks 2.0x faster than base at 512 B"
-    assert answer_of(far).details[0] == "the other 2 cases are within 3 %"
+    assert answer_of(far).details[1] == "the other 2 cases are within 3 %"
     most = compare(make_runs([{8: 100, 64: 100, 512: 100}]), make_runs([{8: 90, 64: 103, 512: 50}]))
     assert answer_of(most).headline == "new looks 1.11x to 2.0x faster than base at 8 B and 512 B"
 
@@ -399,4 +399,4 @@ def test_sizes_that_are_slower_by_the_same_factor_are_one_range():
     slow = {size: 160 if size >= 128 else 100 for size in sizes}
     answer = answer_of(compare(make_runs([dict.fromkeys(sizes, 100)]), make_runs([slow])))
     assert answer.headline == "new looks 1.60x slower than base from 128 B on"
-    assert answer.details[0] == "the other 4 cases are within 2 %"
+    assert answer.details[1] == "the other 4 cases are within 2 %"

@@ -463,7 +463,7 @@ def test_what_only_one_side_has_is_in_the_answer(folder, capsys):
     assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
-        "b lacks 2 of 3 cases (8, 32); b is within 2 % of a at 16 B; not judged: only 1 run of "
+        "b lacks 2 of 3 cases (8, 32); b is within 2 % of a at 16 B; not proven: only 1 run of "
         "each side; at least 3 are needed; a lacks 6 of 7 cases (64, 128, 256, ..., 2K)"
     )
     assert not any("only in" in line for line in lines)  # the answer names the cases

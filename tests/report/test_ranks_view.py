@@ -29,7 +29,7 @@ def test_the_slow_rank_is_named_with_how_much_and_in_how_many_cases(capsys):
     line = first_line(capsys, *slow, timed(1 << 20, 100, 100, 102))
     assert line == (
         "rank 2 (vm) is the slowest, 30 % above the median of the others (2.0 to 30 % by "
-        "case, 28.8 us a call), in 100 % of the calls of 4 of 4 cases"
+        "case, 2.00 us to 28.8 us a call), in 100 % of the calls of 4 of 4 cases"
     )
 
 

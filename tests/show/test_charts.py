@@ -254,7 +254,7 @@ def test_a_slow_link_has_a_frame_around_its_two_cells():
     chart = next(c for c in pairs_charts(again) if "both ways" in c.title)
     assert chart.layout["shapes"] == []
     assert chart.caption[1:] == [
-        "cells: the first pass, while other pairs ran; the answer: slow pairs again, alone",
+        "cells: slow pairs as measured again, alone; other pairs in the first pass",
         "fine when measured again alone: link of rank 1 (n1) and rank 4 (n4)",
     ]
     (healthy, *_) = pairs_charts(read_pairs(pairs_run(8, slow=None)))

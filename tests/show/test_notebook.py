@@ -36,10 +36,10 @@ def test_what_a_file_holds_is_no_markup():
 
 def test_comparisons_and_cold_starts_show_their_answer():
     compared = torchcoll.compare(run(result()), run(result()))
-    start = "<p><b>new is within 2 % of base at 64M</b>; not judged: only 1 run of each side; "
+    start = "<p><b>new is within 2 % of base at 64M</b>; not proven: only 1 run of each side; "
     assert compared._repr_html_().startswith(start)
     cold = torchcoll.cold([run(result(), header={"start_utc": "2026-01-01T00:00:00Z"})])
-    assert compared._repr_html_().count("not judged: only 1 run of each side; ") == 1
+    assert compared._repr_html_().count("not proven: only 1 run of each side; ") == 1
     # 5 ms against a median of 1 ms.
     assert cold._repr_html_().startswith(
         "<p><b>on 8 ranks the first call takes 5.00 ms, 5 times a steady call (1.00 ms)"

@@ -323,3 +323,10 @@ def test_more_lines_than_can_be_told_apart_say_how_to_filter(tmp_path):
     results = [result(2, case=case(group=f"mod:{n}/0")) for n in range(2, 60)]
     with pytest.raises(UsageError, match=error_text("lines", "58 in one panel", "at most 48")):
         torchcoll.plot(run(*results), tmp_path / "a.png")
+
+
+def test_the_title_says_how_far_it_is_to_the_limits(tmp_path):
+    asked = case(size_bytes=1 << 30, backend="nccl", device="cuda")
+    reached = result(8, case=asked, time_ns={"device": [[5_071_000] * 3] * 8})
+    picture = torchcoll.plot(run(reached), tmp_path / "x.svg", fabric="nvswitch-h200")
+    assert picture.text.endswith(": 99.9 % of the ring limit and 78 % of the NVLS limit")

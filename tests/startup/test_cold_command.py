@@ -51,8 +51,8 @@ def test_the_statements_of_the_scaling_study(seven_jobs, capsys):
     shown = lines(capsys)
     # On 768 ranks: two runs, the second 0.98 times as long as the first: 4.08 s and 4.00 s.
     assert shown[:3] == [
-        "on 768 ranks the first call takes 4.04 s (1.01 s on 12) and the second 4.65 s; the third "
-        "takes 581 us",
+        "on 768 ranks the first call takes 4.04 s (4.0x the 1.01 s on 12) and the second 4.65 s; "
+        "the third takes 581 us",
         "",
         "all_reduce, 4 bytes, float32, sum, ccl",
     ]
@@ -163,7 +163,7 @@ def test_json_and_csv_have_base_units(tmp_path, capsys):
 def test_show_prints_what_cold_returns(tmp_path):
     out = io.StringIO()
     torchcoll.show(torchcoll.cold(saved(tmp_path)), format="markdown", file=out)
-    expected = "- on 4 ranks the first call takes 90.0 ms (42.2 ms on 2), 90,000 times"
+    expected = "- on 4 ranks the first call takes 90.0 ms (2.1x the 42.2 ms on 2), 90,000 times"
     assert out.getvalue().startswith(expected)
     assert "\n\n- all_reduce, 1K, float32, sum, gloo\n- time = max over ranks" in out.getvalue()
     assert "| run | job |" in out.getvalue()
@@ -218,8 +218,8 @@ def test_the_second_call_is_said_and_each_run_is_listed_once(capsys):
     assert main(["cold", str(folder)]) == 0
     shown = lines(capsys)
     assert shown[0] == (
-        "on 768 ranks the first call takes 2.68 s (2.00 s on 12) and the second 3.08 s; the third "
-        "takes 385 us"
+        "on 768 ranks the first call takes 2.68 s (1.34x the 2.00 s on 12) and the second 3.08 s; "
+        "the third takes 385 us"
     )
     assert sum(" 768 2.680 s 3.082 s" in line for line in shown) == 1
     assert [line for line in shown if line.startswith("the 2nd ")] == [

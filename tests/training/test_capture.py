@@ -149,6 +149,56 @@ def compiled():
     return len(graphs), [call.bytes_in for call in traffic.calls[0]]
 
 
+def optimizers(count):
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(count)]
+    for parameter in parameters:
+        parameter.grad = torch.ones(2)
+    return [torch.optim.SGD([parameter]) for parameter in parameters]
+
+
+def marked(of_step, steps=3):
+    """How many calls are in each step that a capture marks."""
+    with capture() as traffic:
+        for number in range(steps):
+            reduce()
+            of_step(traffic, number)
+    steps_of_calls = [call.step for call in traffic.calls[0]]
+    return [steps_of_calls.count(step) for step in range(len(traffic.steps.get(0, [])))]
+
+
+def optimizer_marks():
+    """An optimizer marks the steps until the training does; of several the first one."""
+    first, second = optimizers(2)
+
+    def two(traffic, number):
+        first.step()
+        reduce()
+        second.step()
+
+    def marks_itself(traffic, number):
+        first.step()
+        traffic.step()
+
+    def marks_before(traffic, number):
+        traffic.step()
+        first.step()
+
+    def compiled_step(traffic, number):
+        torch.compile(first.step, backend="eager")()
+
+    def nothing(traffic, number):
+        pass
+
+    cases = (two, marks_itself, marks_before, compiled_step, nothing)
+    counts = {case.__name__: marked(case) for case in cases}
+    with capture(every=2) as sampled:  # steps 1 and 3
+        for _ in range(5):
+            reduce()
+            first.step()
+    hooks = sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks
+    return counts, len(sampled.steps[0]), len(hooks)
+
+
 def another_thread():
     with capture() as traffic:
         reduce()
@@ -207,7 +257,18 @@ def unreadable():
     return tensor.item(), len(traffic.calls[0]), traffic.notes
 
 
-CASES = (nested, paths, ended, no_path, ours, raised, profilers, compiled, another_thread)
+CASES = (
+    nested,
+    paths,
+    ended,
+    no_path,
+    ours,
+    raised,
+    profilers,
+    compiled,
+    optimizer_marks,
+    another_thread,
+)
 CASES += (inference, made_of_others, failed, unknown_group, unreadable)
 
 
@@ -261,6 +322,20 @@ def test_profilers_of_the_user_keep_all_their_events(alone):
 
 def test_a_compiled_model_stays_compiled(alone):
     assert alone["compiled"] == [1, [16, 16, 16]]
+
+
+def test_an_optimizer_marks_steps_until_the_training_does(alone):
+    """Steps of one call; after the first optimizer the second one has a call of the next step."""
+    counts, sampled, hooks = alone["optimizer_marks"]
+    assert counts == {
+        "two": [1, 2, 2],
+        "marks_itself": [1, 1, 1],
+        "marks_before": [1, 1, 1],
+        "compiled_step": [],  # the compiler would break the graph of the optimizer
+        "nothing": [],
+    }
+    assert sampled == 2
+    assert hooks == 0  # after the captures
 
 
 def test_calls_of_another_thread_are_seen(alone):

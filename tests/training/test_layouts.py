@@ -89,6 +89,13 @@ def test_layouts_to_compare():
     assert str(e.value).endswith("What DeepSpeed itself sends is not planned.")
 
 
+def test_a_layout_that_needs_checkpointing_and_the_same_with_it_are_one_row():
+    layouts, settings = "fsdp,fsdp+ckpt,hsdp", {"ranks": 512, "batch": "4x8192"}
+    comparison = torchcoll.compare_plans("llama-3-70b", layouts, machine="8xH100", **settings)
+    names = [row.layout.name for row in comparison.rows]
+    assert names == ["fsdp=512,ckpt", "hsdp=64x8"]
+
+
 def test_layouts_whose_degrees_do_not_divide_are_left_out_with_degrees_that_do(capsys):
     """qwen2.5-7b has 28 heads and 4 of keys and values; 6 divides neither them nor 64."""
     command = ["plan", "qwen2.5-7b", "--ranks", "64", "--machine", "8xH100", "--compare"]

@@ -1,5 +1,7 @@
 """Where the step goes: a bar for each rank and their mean, by hand."""
 
+from dataclasses import replace
+
 import pytest
 from sent import MS, call, traffic
 
@@ -74,3 +76,16 @@ def test_many_modules_are_the_largest_and_all_others():
     _, of = lengths(calls)
     assert [name for name in of if "other" in name] == ["other communication 20 %"]
     assert sum(map(sum, of.values())) == pytest.approx(300)  # three rows of 100 ms
+
+
+def test_without_marks_the_calls_of_each_rank_are_added_up():
+    """Rank 0 waits 20 ms in each of three calls, which then take 10 ms."""
+
+    def calls(rank):
+        for number in range(3):
+            yield replace(waited_for("", 0, rank, 20, number, number), step=None)
+
+    (chart,) = traffic_charts(traffic(calls))
+    assert chart.traces[0]["y"] == ["rank 0", "rank 1"]
+    seconds = {trace["name"]: trace["x"] for trace in chart.traces}
+    assert seconds == {"transfer": [0.03, 0.03], "waiting for another rank": [0.06, 0.0]}

@@ -248,7 +248,7 @@ def _draw_bars(axes: Axes, trace: Mapping[str, Any]) -> None:
         ecolor=NEUTRAL,
     )
     for bar, shape in zip(drawn, trace["marker"].get("pattern", {}).get("shape", ()), strict=False):
-        if shape:
+        if shape and bar.get_width():
             bar.set(facecolor="none", edgecolor=bar.get_facecolor(), hatch=3 * shape)
 
 

@@ -52,14 +52,14 @@ class ConsistentRank:
 
     late: its times are the shortest, as of a rank that arrives last. calls: the share of calls.
     excess: of the longer time, its own or the median of the other ranks, over the shorter, for each
-    case; beyond_ns: by how much. The share of calls and beyond_ns are medians over cases.
+    case; beyond_ns: by how much. The share of calls is the median over cases.
     """
 
     rank: int
     late: bool
     calls: float
     excesses: Sequence[float]
-    beyond_ns: float
+    beyond_ns: Sequence[float]
 
     @property
     def excess(self) -> float:
@@ -149,6 +149,21 @@ def ranks_answer(
     )
 
 
+_SAMPLES = 2_000_000  # of a run, in which a slow rank is looked for: about 2 s
+
+
+def slow_rank(run: Run) -> Answer | None:
+    """The answer of ``show --view ranks`` if it names a rank that is slow. Of two ranks one always
+    is the slower one.
+    """
+    entries = View().entries(run)
+    calls = sum(len(of) for e in entries for times in e.result.time_ns.values() for of in times)
+    if run.ranks < 3 or calls > _SAMPLES:
+        return None
+    answer = ranks_answer(run, entries, [list(rank_values(run, entry)) for entry in entries])
+    return answer if answer.worst else None
+
+
 def _answer_of(rank: ConsistentRank, name: str, cases: int) -> Answer:
     """That a rank is always the slowest is one statement, and that it matters is another."""
     slow = rank.excess >= SLOW_EXCESS
@@ -159,7 +174,8 @@ def _answer_of(rank: ConsistentRank, name: str, cases: int) -> Answer:
     twice = rank.excess >= 1
     ends = [format_quantity(each, "%") for each in (min(rank.excesses), max(rank.excesses))]
     span = "" if ends[0] == ends[1] else f"{ends[0].removesuffix(' %')} to {ends[1]} by case, "
-    span += f"{format_ns(rank.beyond_ns, 3)} a call"
+    beyond = dict.fromkeys(format_ns(end(rank.beyond_ns), 3) for end in (min, max))
+    span += f"{' to '.join(beyond)} a call"
     verb = f"is the slowest, {{}} {'as long as' if twice else 'above'} the median of the others"
     if rank.late:
         verb = f"comes last: the others wait, and take {{}} {'as long' if twice else 'longer'}"
@@ -195,7 +211,7 @@ def _find_consistent_rank(
     if len(leads[rank]) < _OFTEN * len(cases):
         return None
     calls, excesses, beyond_ns = zip(*leads[rank], strict=True)
-    return ConsistentRank(rank, late, median(calls), excesses, median(beyond_ns))
+    return ConsistentRank(rank, late, median(calls), excesses, beyond_ns)
 
 
 def rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:

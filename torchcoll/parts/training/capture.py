@@ -16,6 +16,7 @@ import secrets
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torchcoll.core.errors import UnavailableError, UsageError, one_line
 from torchcoll.core.traffic import Group, Traffic, records_of
@@ -44,6 +46,8 @@ from torchcoll.parts.training.ring_file import (
 )
 
 if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
     from torchcoll.parts.training.sampled import Sampling, StepMetrics
 
 _NO_DURATION = "{} calls of {} have no duration: {} does not tell when they end"
@@ -91,9 +95,10 @@ def capture(
       on. ``torchcoll postmortem FOLDER`` reads both.
 
     ``traffic.step()`` marks the end of a training step; calls after the last mark belong to no
-    step. Calls appear in ``traffic.calls[rank]`` when they have ended, at the latest at the end of
-    the capture. Begin and end the capture at the same place on all ranks, because calls are joined
-    by their number in the group, and where no other thread communicates.
+    step. Until the training marks one, each step of the optimizer that steps first is a mark.
+    Calls appear in ``traffic.calls[rank]`` when they have ended, at the latest at the end of the
+    capture. Begin and end the capture at the same place on all ranks, because calls are joined by
+    their number in the group, and where no other thread communicates.
 
     A full disk does not end the training: the capture prints one warning, and the file keeps what
     it has. A file of metrics that cannot be written is a warning too. An exception in the block is
@@ -259,6 +264,7 @@ class _Recording:
                 if schema and schema.communicates:
                     self._kernels_by_name[name] = self._kernel(func, schema)
         self._every, self._metrics = every, metrics
+        self._optimizer_marks = _OptimizerMarks(traffic)
         self._file = file
         self._recording = False  # whether calls are recorded for the traffic
         self._process = os.getpid()
@@ -274,18 +280,21 @@ class _Recording:
             self._stall_watch = StallWatch(self._ring, self._traffic.environment.get("capture"))
         if self._every == 1 and self._metrics is None:
             self._on()
+            self._optimizer_marks.start()
             return
         from torchcoll.parts.training.sampled import Sampling
 
         callbacks = (self._on, self._off, self._device.poll)
         self._sampling = Sampling(self._every, self._recorder, *callbacks, self._metrics)
         self._traffic.mark_step = self._sampling.step
+        self._optimizer_marks.start()
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         if os.getpid() != self._process:  # forked: calls, device and file are the parent's
             return
         if self._stall_watch:
             self._stall_watch.stop()
+        self._optimizer_marks.stop()
         self._recording = False
         self._uninstall()
         if kind is None:  # after an exception the device may never finish
@@ -458,6 +467,47 @@ class _Recording:
         except (RuntimeError, AttributeError):
             call.future = None
             return False
+
+
+class _OptimizerMarks:
+    """Marks a step after each step of the optimizer that steps first, until the training marks one
+    itself with ``traffic.step()``.
+
+    A compiled optimizer marks nothing: the compiler would break its graph here.
+    """
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self._mark: Callable[[], object]
+        self._optimizer: weakref.ref[torch.optim.Optimizer] | None = None
+        self._handle: RemovableHandle | None = None
+
+    def start(self) -> None:
+        """Begins to mark. ``traffic.mark_step`` is set already."""
+        assert self._traffic.mark_step is not None
+        self._mark = self._traffic.mark_step
+        self._traffic.mark_step = self._first_of_training
+        self._handle = register_optimizer_step_post_hook(self._after_step)
+
+    def stop(self) -> None:
+        if self._handle:
+            self._handle.remove()
+        self._handle = None
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if self._optimizer is None:
+            self._optimizer = weakref.ref(optimizer)
+        if self._optimizer() is optimizer:
+            self._mark()
+
+    def _first_of_training(self) -> None:
+        """Marks a step, unless an optimizer has: the first mark of a training follows its step."""
+        self.stop()
+        self._traffic.mark_step = self._mark
+        if self._optimizer is None:
+            self._mark()
 
 
 def _work(result: Any) -> Any:

@@ -501,6 +501,8 @@ def compare_layouts(
         rows = _Search(setting, memory_bytes).run(shared)
     else:
         rows = [_plan_fastest(setting, *pair, memory_bytes) for pair in shared]
+    # fsdp that does not fit without checkpointing becomes fsdp+ckpt, which may be asked for too.
+    rows = [*{row.layout: row for row in rows}.values()]
     tokens = round(sequences * batch.tokens)
     model = f"{architecture.source}: {architecture.parameters:,} parameters"
     return LayoutComparison(

@@ -21,6 +21,7 @@ TIGHT_MEANS = (
     f"tight: within {100 * UNSURE:.0f} % of a rank's memory on either side, or over "
     f"{100 / (1 + UNSURE):.0f} % of it only if kernels are not fused"
 )
+_MOST_LIMITS = 3  # times the memory that a rank has: what the picture shows of a bar
 _GIGABYTES = {"rangemode": "tozero", "title": {"text": "GB"}}
 _TIME = {"rangemode": "tozero", "tickformat": "~s", "ticksuffix": "s"}
 
@@ -113,6 +114,9 @@ def _stacks(
             drawn.layout["shapes"] = [ends | {"line": line}]
             drawn.title = f"Memory of a rank, which has {limit}"
             drawn.caption = [f"dashed: the {limit} that a rank has"]
+            if max(memory.most for memory in memories) > _MOST_LIMITS * limit_bytes:
+                drawn.layout["xaxis"] = _GIGABYTES | {"range": [0, _MOST_LIMITS * x]}
+                drawn.caption.append("bars at the right edge are longer: their names have the size")
             if TIGHT in fits:
                 drawn.caption.append(TIGHT_MEANS)
         charts.append(drawn)

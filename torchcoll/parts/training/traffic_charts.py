@@ -47,9 +47,11 @@ def step_charts(
     ledger: Ledger, table: TrafficTable, arrivals: Arrivals | None
 ) -> list[chart.Chart]:
     """The typical step of each rank and their mean: computing, the exposed calls of each module,
-    waiting for other ranks; late ranks first.
+    waiting for other ranks; late ranks first. Without marks of steps, the calls of each rank.
     """
     late = arrivals.suspects if arrivals else {}
+    if not ledger.steps.marked:
+        return _calls_charts(ledger, late)
     every = [rank for rank in table.ranks if rank.step_ns]
     ranks = sorted(every, key=lambda rank: rank.rank not in late)[:MOST_BARS]
     of_modules = _module_times(ledger)
@@ -85,6 +87,40 @@ def step_charts(
     if len(ranks) < len(every):
         caption.append(f"{len(ranks)} of {len(every)} ranks")
     return [chart.bar_chart(_TITLE, ["mean of the ranks", *of_ranks], bars, _TIME, caption)]
+
+
+def _calls_charts(ledger: Ledger, late: Mapping[int, str]) -> list[chart.Chart]:
+    """The calls of each rank, added up: waiting for the last rank, and the transfer after it."""
+    every = sorted(ledger.entries, key=lambda rank: (rank not in late, rank))
+    ranks = every[:MOST_BARS]
+    waits, transfers = [], []
+    for rank in ranks:
+        split = [entry for entry in ledger.entries[rank] if rank in entry.waits_ns]
+        waits.append(sum(entry.waits_ns[rank] for entry in split))
+        transfers.append(sum(entry.transfer_ns or 0 for entry in split))
+    if not any(waits):
+        return []
+    bars = [
+        chart.bars(
+            name,
+            [chart.seconds(ns) for ns in times],
+            [f"{name}: {format_ns(ns, 3)}" for ns in times],
+            colour,
+        )
+        for name, times, colour in (
+            ("transfer", transfers, chart.PALETTE[0]),
+            (WAITING, waits, chart.WAITING),
+        )
+    ]
+    caption = [
+        "a late rank waits least, and the others wait for it",
+        "all calls, added up; traffic.step() or an optimizer marks steps",
+    ]
+    if len(ranks) < len(every):
+        caption.append(f"{len(ranks)} of {len(every)} ranks")
+    names = [f"rank {rank}{late.get(rank, '')}" for rank in ranks]
+    axis = _TIME | {"title": {"text": "time in collectives"}}
+    return [chart.bar_chart("Who waits in the collectives", names, bars, axis, caption)]
 
 
 def _module_times(ledger: Ledger) -> dict[int, Counter[str]]:

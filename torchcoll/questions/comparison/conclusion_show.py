@@ -260,13 +260,13 @@ def _untested_answer(comparison: Comparison, ratios: wording.Items, what: str) -
         text = f"{new} is within {wording.limit_text(comparison, ratios)} of {base}{what} {where}"
         furthest = _furthest(comparison, [*apart["slower"], *apart["faster"]])[:1]
         details = [f"furthest: {furthest[0]}"] if furthest and len(ratios) > 1 else []
-        details.append(f"not judged: {why}")
+        details.append(f"not proven: {why}")
         return Answer(text.rstrip(), "doubt", details=tuple(details), next_step=step)
     texts = wording.changes_texts(comparison, ratios, apart, "looks")
     if more < 2 * fewer and max(far.values()) < 4 * min(far.values()):
         texts.insert(0, f"Cannot tell whether {new} is slower than {base}{what} ({why})")
     else:
-        texts.append(f"not judged: {why}")
+        texts.insert(1, f"not proven: {why}")
     return Answer(texts[0], "doubt", details=tuple(texts[1:]), next_step=step)
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_size
 from torchcoll.questions.comparison.compare import Comparison
 from torchcoll.questions.comparison.results import Compared, tables_of, titles_of
@@ -156,8 +157,10 @@ def speed_up_charts(comparison: Comparison, keys: Mapping[int, str] = {}) -> lis
     caption = [f"right of the band {new} is faster, left of it slower"]
     if any(row.interval for _, row in named):
         caption[0] += "; whiskers: 95 % intervals"
-    if any(row.result == "inconclusive" for _, row in named):
-        caption.append("grey: inconclusive, cannot tell whether they differ")
+    reasons = {row.reason for _, row in named if row.result == "inconclusive"}
+    if reasons:
+        why = chart.plain(one_line(reasons.pop())) if len(reasons) == 1 else ""
+        caption.append(f"grey: inconclusive, {why or 'cannot tell whether they differ'}")
     if 0 < len(worst) < len(named):
         caption.append("the cases that the answer names are on top, then those that differ most")
     caption += filter(None, map(unnamed_note, (comparison.base, comparison.new)))

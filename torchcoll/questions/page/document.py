@@ -110,6 +110,11 @@ def page_of(
     _ending(document, command)
     document.answers.sort(key=lambda answer: _urgency(answer, document.compared))
     _lead(document.sections, document.answers)
+    if document.answers:  # the answer on top needs no title
+        answer = document.answers[0]
+        prefixes = [f"{section.title}: " for section in document.sections if section.title]
+        title = next((each for each in prefixes if answer.before.startswith(each)), "")
+        document.answers[0] = replace(answer, before=answer.before.removeprefix(title))
     printed = {*document.printed, *(answer.text for answer in document.answers)}
     sections = shorten_repeated_caveats(document.sections, printed)
     title = document.title if stores else _title(material)

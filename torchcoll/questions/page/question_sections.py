@@ -16,14 +16,12 @@ from torchcoll.questions.page.page_draft import Drawing, PageDraft, named
 from torchcoll.questions.pairs.matches import read_pairs
 from torchcoll.questions.show.show import further_grids, title_of
 from torchcoll.report.chart import plain
-from torchcoll.report.formats import View
 from torchcoll.report.grid import Grid
 from torchcoll.report.header import case_text
-from torchcoll.report.ranks_view import rank_values, ranks_answer
+from torchcoll.report.ranks_view import slow_rank
 from torchcoll.stats.sides import Side
 
 if TYPE_CHECKING:
-    from torchcoll.core.answer import Answer
     from torchcoll.questions.comparison.compare import Comparison
     from torchcoll.report.chart import Chart
 
@@ -102,7 +100,7 @@ def add_calls(document: PageDraft) -> None:
             "run",
         ),
     ]
-    slow = [answer for each in runs[:_MAPS] if (answer := _slow_rank(each))]
+    slow = [answer for each in runs[:_MAPS] if (answer := slow_rank(each))]
     counts = Counter(answer.worst for answer in slow)
     grids = []
     for rank, count in counts.most_common(1):
@@ -113,21 +111,6 @@ def add_calls(document: PageDraft) -> None:
             drawings.reverse()
     command = f"torchcoll show --view calls {shlex.quote(str(run.path))}" if run.path else ""
     document.add("Calls and ranks", grids, command, drawings)
-
-
-_SAMPLES = 2_000_000  # of a run, in which a slow rank is looked for: about 2 s
-
-
-def _slow_rank(run: Run) -> Answer | None:
-    """The answer of ``show --view ranks`` if it names a rank that is slow. Of two ranks one always
-    is the slower one.
-    """
-    entries = View().entries(run)
-    calls = sum(len(of) for e in entries for times in e.result.time_ns.values() for of in times)
-    if run.ranks < 3 or calls > _SAMPLES:
-        return None
-    answer = ranks_answer(run, entries, [list(rank_values(run, entry)) for entry in entries])
-    return answer if answer.worst else None
 
 
 _MAPS = 40  # runs whose ranks have a map

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from torchcoll.core.summary import median
 from torchcoll.core.units import format_digits, format_size, shorten
 from torchcoll.questions.pairs.matches import EXCHANGE, LATENCY, Pairs
 from torchcoll.questions.pairs.suspects import Suspect, find_suspects, suspect_name
@@ -40,9 +41,7 @@ def pairs_charts(pairs: Pairs) -> list[Chart]:
         caption = f"framed: slow, {plain(named)}; slow cells without a frame are not proven slow"
     captions = [caption]
     if pairs.alone:
-        captions.append(
-            "cells: the first pass, while other pairs ran; the answer: slow pairs again, alone"
-        )
+        captions.append("cells: slow pairs as measured again, alone; other pairs in the first pass")
     if cleared := [suspect_name(pairs, each) for each in suspected if not each.confirmed]:
         captions.append(f"fine when measured again alone: {plain(shorten(cleared, _NAMED))}")
     for key, times in pairs.times.items():
@@ -53,7 +52,8 @@ def pairs_charts(pairs: Pairs) -> list[Chart]:
         sign = -1.0 if bandwidth else 1.0
         values = np.full((count, count), np.nan)
         for (a, b), timing in times.items():
-            ns = timing.median_ns
+            alone = [of[key][a, b].median_ns for of in pairs.alone if (a, b) in of.get(key, {})]
+            ns = median(alone) if alone else timing.median_ns
             value = factor * pairs.gbps(key, (a, b), ns) if bandwidth else ns / 1e3
             values[a, b] = sign * value
             if (b, a) not in times:

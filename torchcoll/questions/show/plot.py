@@ -12,7 +12,7 @@ from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError, choice, tell
 from torchcoll.core.plausibility import device_of, summarise_run
 from torchcoll.core.result import Run
-from torchcoll.core.summary import OVER_RANKS
+from torchcoll.core.summary import OVER_RANKS, Row
 from torchcoll.questions.check.measured_show import measured_answer
 from torchcoll.questions.show.size_charts import check_lines, picture_charts, picture_of
 from torchcoll.report.chart_matplotlib import write_charts
@@ -76,11 +76,25 @@ def plot(
     limits = limits_of([part for side in sides for part in side.parts], fabric)
     rows = [row for lines in picture.panels.values() for line in lines for row in line.rows]
     measured = measured_answer(rows)
-    title = measured.headline if measured else ""
+    title = measured.headline + _limit_text(rows, limits) if measured else ""
     if len(sides) == 2:
         title = _compared(sides, over_ranks, filter) or title
     written = write_charts(picture_charts(picture, over_ranks, limits), path, title)
     return replace(written, text=title)
+
+
+def _limit_text(rows: Sequence[Row], limits: Sequence[tuple[str, Limit]]) -> str:
+    """How much the best busbw of the only collective is of each limit that holds for it."""
+    right = [row for row in rows if row.is_right and row.busbw_gbps]
+    if len({row.collective for row in right}) != 1:
+        return ""
+    best = max(right, key=lambda row: row.busbw_gbps or 0.0)
+    shares = [
+        f"{100 * (best.busbw_gbps or 0.0) / limit.busbw_gbps:.3g} % of the {limit.algorithm} limit"
+        for _, limit in sorted(limits, key=lambda named: named[1].busbw_gbps)
+        if limit.holds(best)
+    ]
+    return f": {' and '.join(shares)}" if shares else ""
 
 
 def _compared(sides: Sequence[Side], over_ranks: str, filter: str) -> str:

@@ -42,6 +42,7 @@ from torchcoll.report.formats import FORMATS, METRICS, View, split_list
 from torchcoll.report.grid import Grid, print_grids
 from torchcoll.report.header import first_lines, header_lines, requested_cases
 from torchcoll.report.notes import Notes, most_notes, run_lines
+from torchcoll.report.ranks_view import slow_rank
 from torchcoll.report.shown import shown
 
 if TYPE_CHECKING:
@@ -103,7 +104,8 @@ def table_grid(
         above=above + first_lines(run, how, total=how != "max", verbose=view.verbose),
         below=most_notes(without_verdict(below, verdict, run), run, view.verbose),
         styles=[row_style(entry) for entry in entries],
-        answer=answer_with_further(run, run_answer(verdict, rows, notes.bimodal)),
+        # A page has a section of the ranks.
+        answer=answer_with_further(run, run_answer(verdict, rows, notes.bimodal), not row_keys),
         keys=[row_keys.get(id(entry.result), "") for entry in entries] if row_keys else [],
     )
 
@@ -435,10 +437,12 @@ def _collectives_grids(run: Run, readings: View) -> list[Grid]:
     return [*grids, last]
 
 
-def answer_with_further(run: Run, answer: Answer) -> Answer:
-    """The answer of a run after that of --soak or --concurrent, for which the run was made; a
-    failure comes first.
+def answer_with_further(run: Run, answer: Answer, ranks: bool = True) -> Answer:
+    """The answer of a run with a rank that is slow, after that of --soak or --concurrent, for which
+    the run was made; a failure comes first. ranks: whether to name a slow rank.
     """
+    if ranks and (slow := slow_rank(run)):
+        answer = replace(answer, details=(slow.headline, *answer.details))
     if not _has_further(run):
         return answer
     from torchcoll.questions.contention.show import concurrent_answer

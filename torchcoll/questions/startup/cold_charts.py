@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import one_line
@@ -100,11 +101,12 @@ def _cold_over_ranks(scales: Sequence[Scale]) -> chart.Chart:
         traces.append(chart.line(title, number, ranks, times, texts, legendgroup=title))
     layout = {
         "xaxis": chart.ranks_axis([scale.ranks for scale in scales]),
-        "yaxis": chart.time_axis(),
+        "yaxis": chart.time_axis() | {"type": "linear", "rangemode": "tozero"},
         "showlegend": True,
     }
     caption = ["the first calls and a steady call over the number of ranks; lower is faster"]
-    return chart.Chart("", traces, layout, [chart.SCALES], caption)
+    linear_first = replace(chart.SCALES, options=chart.SCALES.options[::-1])
+    return chart.Chart("", traces, layout, [linear_first], caption)
 
 
 def _cold_runs(rows: Sequence[ColdRow]) -> chart.Chart:

@@ -13,6 +13,7 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.summary import SLOW_FIRST, median
 from torchcoll.core.units import (
     counted,
+    format_factor,
     format_ns,
     format_ratio,
     format_size,
@@ -115,7 +116,9 @@ def answer_of(finding: Cold, titles: Sequence[str]) -> Answer:
             text, slow_ns = f"the first 3 calls{of} take {' to '.join(ends)}", median(three)
         least = fewest.get(repr(scale.kind), scale)
         if least.ranks != scale.ranks:
-            text += f" ({format_ns(least.first_ns, 3)} on {least.ranks})"
+            growth = over(scale.first_ns, least.first_ns)
+            times = f"{format_factor(growth)} the " if growth else ""
+            text += f" ({times}{format_ns(least.first_ns, 3)} on {least.ranks})"
         if ratio := over(slow_ns, scale.steady_ns):
             times = f"{_times(ratio)} times" if ratio >= _LONGER else "no longer than"
             text += f", {times} a steady call ({format_ns(scale.steady_ns, 3)})"
