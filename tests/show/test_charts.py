@@ -254,9 +254,10 @@ def test_a_slow_link_has_a_frame_around_its_two_cells():
     chart = next(c for c in pairs_charts(again) if "both ways" in c.title)
     assert chart.layout["shapes"] == []
     assert chart.caption[1:] == [
-        "cells: slow pairs as measured again, alone; other pairs in the first pass",
         "fine when measured again alone: link of rank 1 (n1) and rank 4 (n4)",
+        "measured while other pairs ran; the answer: slow pairs alone",
     ]
+    assert not any("alone" in each.title for each in pairs_charts(again)[: len(again.times)])
     (healthy, *_) = pairs_charts(read_pairs(pairs_run(8, slow=None)))
     assert healthy.layout["shapes"] == [] and "would be" in healthy.caption[0]
 
@@ -326,3 +327,12 @@ def test_a_chart_is_a_figure_of_plotly_with_its_controls():
     one = result(2, time_ns={"host": [[400, 100], [500, 900]]})
     figure = calls_chart(run(one, ranks=2), one).figure()
     assert [button.label for button in figure.layout.updatemenus[0].buttons][1] == "rank 0"
+
+
+def test_the_map_of_pairs_that_ran_alone_has_the_figures_of_the_answer():
+    measured_alone = read_pairs(*load_all(["results/pairs-6hosts/slow-link.jsonl"]))
+    first = pairs_charts(measured_alone)[0]
+    assert first.title == "4M both ways, slow pairs alone"
+    speeds = np.array(first.traces[0]["z"], dtype=float)
+    others = np.delete(np.delete(speeds, 4, 0), 4, 1)
+    assert np.nanmedian(speeds[4]) / np.nanmedian(others) == pytest.approx(0.56, abs=0.01)

@@ -9,6 +9,7 @@ import numpy as np
 from torchcoll.core.summary import median
 from torchcoll.core.units import format_digits, format_size, shorten
 from torchcoll.questions.pairs.matches import EXCHANGE, LATENCY, Pairs
+from torchcoll.questions.pairs.schedule import Pair
 from torchcoll.questions.pairs.suspects import Suspect, find_suspects, suspect_name
 from torchcoll.report.chart import PALETTE, TIMES, Chart, heat_map, merged, plain, texts_fit
 
@@ -18,11 +19,12 @@ _NAMED = 3  # suspects in the caption
 
 
 def pairs_charts(pairs: Pairs) -> list[Chart]:
-    """A heat map for each measurement: row and column are the two ends of a pair. The first is the
+    """A heat map for each measurement: row and column are the two ends of a pair. With a suspect
+    those that were repeated alone are first, whose figures the answer has. Then the first is the
     one whose worst pair is farthest from the median pair; without a suspect, latencies are last.
     Confirmed suspects have a frame.
     """
-    charts: list[tuple[bool, float, Chart]] = []
+    charts: list[tuple[int, float, Chart]] = []
     count = len(pairs.units)
     step = -(-count // _CELLS)
     suspected = find_suspects(pairs)
@@ -40,20 +42,21 @@ def pairs_charts(pairs: Pairs) -> list[Chart]:
         named = shorten([suspect_name(pairs, each) for each in suspects], _NAMED)
         caption = f"framed: slow, {plain(named)}; slow cells without a frame are not proven slow"
     captions = [caption]
-    if pairs.alone:
-        captions.append("cells: slow pairs as measured again, alone; other pairs in the first pass")
     if cleared := [suspect_name(pairs, each) for each in suspected if not each.confirmed]:
         captions.append(f"fine when measured again alone: {plain(shorten(cleared, _NAMED))}")
-    for key, times in pairs.times.items():
+    tables = [
+        (key, {pair: timing.median_ns for pair, timing in times.items()}, "")
+        for key, times in pairs.times.items()
+    ]
+    tables += [(key, times, ", slow pairs alone") for key, times in _alone(pairs).items()]
+    for key, times, which in tables:
         kind, size_bytes = key
         bandwidth = kind != LATENCY
         factor = 1.0 if pairs.unit == "GB/s" else 1e3
         # Merged cells show the worst: the lowest bandwidth, the longest latency.
         sign = -1.0 if bandwidth else 1.0
         values = np.full((count, count), np.nan)
-        for (a, b), timing in times.items():
-            alone = [of[key][a, b].median_ns for of in pairs.alone if (a, b) in of.get(key, {})]
-            ns = median(alone) if alone else timing.median_ns
+        for (a, b), ns in times.items():
             value = factor * pairs.gbps(key, (a, b), ns) if bandwidth else ns / 1e3
             values[a, b] = sign * value
             if (b, a) not in times:
@@ -65,7 +68,7 @@ def pairs_charts(pairs: Pairs) -> list[Chart]:
         title = f"{format_size(size_bytes)} both ways" if kind == EXCHANGE else kind
         hover = f"%{{y}} and %{{x}}: %{{z:.4~g}} {unit}<extra></extra>"
         colours = {} if bandwidth else {"colours": TIMES}
-        chart = heat_map(plain(title), values, names, names, figure, hover, **colours)
+        chart = heat_map(plain(title + which), values, names, names, figure, hover, **colours)
         texts = [["" if np.isnan(x) else format_digits(x) for x in row] for row in values]
         if texts_fit(texts):
             chart.traces[0] |= {"text": texts, "texttemplate": "%{text}"}
@@ -73,6 +76,10 @@ def pairs_charts(pairs: Pairs) -> list[Chart]:
         chart.layout["xaxis"] |= {"title": {"text": pairs.by}}
         chart.layout["shapes"] = frames
         chart.caption = [*captions]
+        if which:
+            chart.caption.append("blank: not measured again")
+        elif pairs.alone:
+            chart.caption.append("measured while other pairs ran; the answer: slow pairs alone")
         if step > 1:
             chart.caption.append(
                 f"reduced: each cell is the slowest pair of {step} by {step} {pairs.by}s"
@@ -81,9 +88,23 @@ def pairs_charts(pairs: Pairs) -> list[Chart]:
             step_of_ticks = -(-len(names) // _TICKS)
             ticks = [name for n, name in enumerate(names) if n % step_of_ticks == 0 or n in slow]
             chart.layout["xaxis"]["tickvals"] = chart.layout["yaxis"]["tickvals"] = ticks
-        healthy = not suspects and not bandwidth
-        charts.append((healthy, -abs(float(np.log(worst / middle))), chart))
+        if suspects:
+            first = next(each for each in suspects[0].evidence if each.confirmed is not False)
+            order = 1 + (not which) - (which != "" and first.what == kind)
+        else:
+            order = (not bandwidth) + 2 * bool(which)
+        charts.append((order, -abs(float(np.log(worst / middle))), chart))
     return [chart for *_, chart in sorted(charts, key=lambda each: each[:2])]
+
+
+def _alone(pairs: Pairs) -> dict[tuple[str, int], dict[Pair, float]]:
+    """The medians over the passes in which pairs were repeated alone."""
+    passes: dict[tuple[str, int], dict[Pair, list[float]]] = {}
+    for tables in pairs.alone:
+        for key, times in tables.items():
+            for pair, timing in times.items():
+                passes.setdefault(key, {}).setdefault(pair, []).append(timing.median_ns)
+    return {key: {pair: median(ns) for pair, ns in of.items()} for key, of in passes.items()}
 
 
 def _frames(suspect: Suspect, count: int, step: int) -> list[dict[str, Any]]:
