@@ -329,10 +329,11 @@ def test_a_chart_is_a_figure_of_plotly_with_its_controls():
     assert [button.label for button in figure.layout.updatemenus[0].buttons][1] == "rank 0"
 
 
-def test_the_map_of_pairs_that_ran_alone_has_the_figures_of_the_answer():
+def test_the_map_of_pairs_that_ran_alone_is_first_if_they_are_slow():
     measured_alone = read_pairs(*load_all(["results/pairs-6hosts/slow-link.jsonl"]))
     first = pairs_charts(measured_alone)[0]
     assert first.title == "4M both ways, slow pairs alone"
     speeds = np.array(first.traces[0]["z"], dtype=float)
     others = np.delete(np.delete(speeds, 4, 0), 4, 1)
-    assert np.nanmedian(speeds[4]) / np.nanmedian(others) == pytest.approx(0.56, abs=0.01)
+    assert np.nanmax(speeds[4]) < np.nanmin(others)
+    assert first.caption[-1] == "blank: not measured again"
