@@ -54,14 +54,11 @@ NO_ROOM = {*DISK_REFUSES, errno.EMFILE, errno.ENFILE}
 
 
 def warn(actual: object, target: object, expected: str, action: str) -> None:
-    """Prints one line on stderr, in place of an error that would end the training."""
-    print_warning(
-        f"got {actual} for {target}, expected {expected}. The training goes on; {action}."
-    )
+    """Prints one line on stderr, in place of an error that would end the training.
 
-
-def print_warning(text: str) -> None:
-    """Prints a warning if stderr accepts it; stderr may be a file on the same full disk."""
+    stderr may be a file on the same full disk, and then there is no line.
+    """
+    text = f"got {actual} for {target}, expected {expected}. The training goes on; {action}."
     with contextlib.suppress(OSError, ValueError):
         tell(f"torchcoll: warning: capture: {text}")
 
@@ -71,23 +68,6 @@ def _new_path(folder: Path, stem: str, suffix: str) -> Path:
     names = (f"{stem}-{number}{suffix}" for number in itertools.count(2))
     paths = (folder / name for name in itertools.chain([f"{stem}{suffix}"], names))
     return next(path for path in paths if not os.path.lexists(path))
-
-
-def open_rank_file(folder: Path, rank: int) -> Writer | None:
-    """Opens a new file of this rank.
-
-    Returns None, with a warning, if there is no room for it. Raises UsageError for a folder that
-    cannot be written.
-    """
-    path = _new_path(folder, f"{RANK_FILE}{rank}", ".jsonl")
-    try:
-        return Writer(path, "Name another folder.")
-    except TorchcollError as error:
-        reason = error.__context__
-        if not isinstance(reason, OSError) or reason.errno not in NO_ROOM:
-            raise
-        warn(reason.strerror, path, "room for a new file", "its calls are in memory alone")
-        return None
 
 
 class CaptureFile:
@@ -107,6 +87,25 @@ class CaptureFile:
         self._header_names: set[str] = set()  # environment names in its header
         self._calls = 0  # number of calls in the file
         self.broken = False
+
+    @classmethod
+    def open(cls, folder: Path, rank: int, traffic: Traffic) -> CaptureFile | None:
+        """Opens a new file of this rank, which becomes the path of the traffic.
+
+        Returns None, with a warning, if there is no room for it. Raises UsageError for a folder
+        that cannot be written.
+        """
+        path = _new_path(folder, f"{RANK_FILE}{rank}", ".jsonl")
+        try:
+            writer = Writer(path, "Name another folder.")
+        except TorchcollError as error:
+            reason = error.__context__
+            if not isinstance(reason, OSError) or reason.errno not in NO_ROOM:
+                raise
+            warn(reason.strerror, path, "room for a new file", "its calls are in memory alone")
+            return None
+        traffic.path = path
+        return cls(writer, traffic)
 
     def begin(self, rank: int) -> None:
         """Writes the header and the clock of the rank."""
