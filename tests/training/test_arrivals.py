@@ -13,7 +13,8 @@ from torchcoll.cli import main
 from torchcoll.core.file import save
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.parts.training.arrivals import find_arrivals
-from torchcoll.parts.training.ledger import Ledger, LedgerEntry
+from torchcoll.parts.training.joined import JoinedCall
+from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.traffic_show import _late_text
 from torchcoll.questions.page.document import page_of
 
@@ -168,7 +169,7 @@ def test_a_block_is_the_mean_of_its_steps():
 
 def test_only_other_ranks_wait_for_the_last():
     """Rank 0 is last within an error of 5 ns; its own 3 ns are no wait for itself."""
-    entry = LedgerEntry(None, "g", {}, "", 100, {0: 3, 1: 50, 2: 40}, last=0, error_ns=5)
+    entry = JoinedCall({}, waits_ns={0: 3, 1: 50, 2: 40}, last=0, error_ns=5)
     assert entry.caused_ns == 90
     assert dataclasses.replace(entry, last=None).caused_ns == 0
 

@@ -4,7 +4,7 @@ import numpy
 import pytest
 from scipy import stats
 
-from torchcoll.parts.training.correlated import (
+from torchcoll.parts.training.arrivals import (
     HIGHEST,
     chance_of_mean,
     correlation_bounds,
