@@ -24,7 +24,7 @@ from torchcoll.core.metrics import write_metrics
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.parts.training.arrivals import find_arrivals
 from torchcoll.parts.training.ledger import Ledger
-from torchcoll.parts.training.recorded_calls import CallRecorder
+from torchcoll.parts.training.recorded_calls import CallRecorder, GroupNames
 from torchcoll.parts.training.sampled import Sampling, StepMetrics, step_metrics
 from torchcoll.parts.training.traffic_show import show_traffic
 from torchcoll.parts.training.traffic_table import Stretch, over_time
@@ -190,7 +190,7 @@ ALL_REDUCE = {"collective": "all_reduce", "bytes_out": 4, "dtype": "float32", "o
 def issued(recorder, size):
     """An all_reduce of so many bytes, which has not ended."""
     call = recorder.begin()
-    group = recorder.group(dist.group.WORLD, torch.device("cpu")).name
+    group = GroupNames(recorder.traffic).group(dist.group.WORLD, torch.device("cpu")).name
     fields = {**ALL_REDUCE, "bytes_in": size, "asynchronous": True, "group": group}
     recorder.add(call, fields, None)
     return call

@@ -31,7 +31,12 @@ from torchcoll.core.variables import masked
 from torchcoll.parts.training.call_ends import DeviceTimes, Waits
 from torchcoll.parts.training.decode import Schema, tensors
 from torchcoll.parts.training.module_names import ModuleNames
-from torchcoll.parts.training.recorded_calls import CallRecorder, RecordedCall, unbox_group
+from torchcoll.parts.training.recorded_calls import (
+    CallRecorder,
+    GroupNames,
+    RecordedCall,
+    unbox_group,
+)
 from torchcoll.parts.training.ring_file import (
     NO_ROOM,
     CaptureFile,
@@ -216,6 +221,7 @@ class _Recording:
         self._ring = ring
         self._stall_watch: StallWatch | None = None
         self._recorder = CallRecorder(traffic)
+        self._groups = GroupNames(traffic)
         self._module_names = ModuleNames(self._recorder.add_parameters)
         self._module_names.find_models()
         self._recorder.on_mark = self._module_names.find_models  # those that were made since
@@ -325,7 +331,7 @@ class _Recording:
         on_host = device.type == "cpu"
         if not on_host:
             self._device.enable_timing(group)
-        seen_group = self._recorder.group(group, device)
+        seen_group = self._groups.group(group, device)
         # Arguments are decoded while the call runs, so that its peers need not wait: what Python
         # does once per step takes ten times as long as in a loop. A sparse tensor is decoded
         # before, because afterwards it contains the data of the other ranks too; and all calls are

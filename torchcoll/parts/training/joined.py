@@ -201,17 +201,10 @@ def cut_at_marks(traffic: Traffic) -> Traffic:
                 shortest[kind] = min(call.time_ns, shortest.get(kind, call.time_ns))
 
     def cut(call: TrafficCall, until: int | None) -> TrafficCall:
-        if until is None:
+        if until is None or until < shortest.get(_kind(call), 0):
             return call
-        return (
-            call
-            if until < shortest.get(_kind(call), 0)
-            else dataclasses.replace(
-                call,
-                time_ns=until,
-                exposed_ns=None if call.exposed_ns is None else min(call.exposed_ns, until),
-            )
-        )
+        exposed_ns = None if call.exposed_ns is None else min(call.exposed_ns, until)
+        return dataclasses.replace(call, time_ns=until, exposed_ns=exposed_ns)
 
     ended = {rank: list(map(cut, calls, left[rank])) for rank, calls in traffic.calls.items()}
     return dataclasses.replace(traffic, calls=ended)

@@ -37,7 +37,7 @@ class GroupNames:
         self._groups: dict[int, tuple[ref[Any], Group]] = {}
 
     def group(self, group: Any, device: torch.device) -> Group:
-        """Returns a process group as the traffic has it.
+        """Returns a process group as the traffic has it; called before its first captured call.
 
         - device: the device of the tensors, which determines the backend that serves them.
         """
@@ -198,7 +198,6 @@ class CallRecorder:
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
         self.rank = dist.get_rank()
-        self._groups = GroupNames(traffic)
         self._open: deque[RecordedCall] = deque()
         self._calls = traffic.calls.setdefault(self.rank, [])
         self._steps = traffic.steps.setdefault(self.rank, [])
@@ -249,13 +248,6 @@ class CallRecorder:
     def drop(self, call: RecordedCall) -> None:
         """Drops a call that failed or cannot be read."""
         call.fields = {}
-
-    def group(self, group: Any, device: torch.device) -> Group:
-        """Returns a process group as the traffic has it; called before its first captured call.
-
-        - device: the device of the tensors of the call.
-        """
-        return self._groups.group(group, device)
 
     def add_parameters(self, module: str, names: tuple[str, ...]) -> None:
         """Adds the names of the parameters that calls of a module move."""

@@ -329,30 +329,28 @@ def _traffic(gathered: Sequence[dict[str, Any]], clock: str, backend: str) -> Tr
     for rank, report in enumerate(gathered):
         origin = (report["started"][0] or report["spans"][0])[0]
         result.steps[rank] = [(start - origin, end - origin) for start, end in report["spans"]]
-        calls = [TrafficCall.from_json(call) for call in report["calls"]]
-        groups = []
-        for call, members in zip(calls, report["members"], strict=True):
+        calls = []
+        for data, members in zip(report["calls"], report["members"], strict=True):
+            call = TrafficCall.from_json(data)
             description = report["descriptions"].get(call.group, "")
             group = Group(call.group or "default", tuple(members), backend, description)
-            groups.append(result.add_group(group))
+            name = result.add_group(group)
+            calls.append(
+                replace(call, group=name, clock=clock, exposed_ns=None, began_ns=None, algorithm="")
+            )
         numbers = Numbers()
         calls_of_rank = result.calls[rank] = []
         for played, (starts, times) in enumerate(
             zip(report["started"], report["times"], strict=True)
         ):
-            for call, group, start, ns in zip(calls, groups, starts, times, strict=True):
+            for call, start, ns in zip(calls, starts, times, strict=True):
                 calls_of_rank.append(
                     replace(
                         call,
-                        group=group,
-                        sequence=numbers.next(call.collective, group, call.peer),
+                        sequence=numbers.next(call.collective, call.group, call.peer),
                         step=played - 1 if played else None,
                         start_ns=start - origin,
                         time_ns=ns,
-                        clock=clock,
-                        exposed_ns=None,
-                        began_ns=None,
-                        algorithm="",
                     )
                 )
     return result

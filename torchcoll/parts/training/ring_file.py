@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 import zlib
 from datetime import datetime, timezone
 from pathlib import Path
@@ -500,13 +501,9 @@ class StallWatch(threading.Thread):
             # The form of faulthandler, which other tools read.
             name = names.get(thread, "unknown")
             lines.append(f"Thread 0x{thread:016x} [{name}] (most recent call first):")
-            at = frame
-            for _ in range(_MOST_FRAMES):
+            for at, line in itertools.islice(traceback.walk_stack(frame), _MOST_FRAMES):
                 code = at.f_code
-                lines.append(f'  File "{code.co_filename}", line {at.f_lineno} in {code.co_name}')
-                if at.f_back is None:
-                    break
-                at = at.f_back
+                lines.append(f'  File "{code.co_filename}", line {line} in {code.co_name}')
         text = "\n".join(lines) + "\n\n"
         again = self._path.exists() and self._path.stat().st_size > _MOST_BYTES
         with open(self._path, "w" if again else "a", encoding="utf-8", errors="replace") as file:

@@ -184,7 +184,7 @@ def compare_traffic(
     base_rows, new_rows = (_by_key(side.table.rows) for side in sides)
     rows = []
     for key in {**base_rows, **new_rows}:
-        row = dict(zip(_COMMON, key, strict=False))
+        row: dict[str, Any] = dict(zip(_COMMON, key, strict=False))
         for name, of_side in (("base", base_rows.get(key)), ("new", new_rows.get(key))):
             for figure in _FIGURES:
                 row[f"{name}_{figure}"] = getattr(of_side, figure, None)
@@ -206,7 +206,8 @@ def _by_key(rows: Sequence[TrafficRow]) -> dict[tuple[object, ...], TrafficRow]:
     rows_by_key = {}
     for row in rows:
         key = tuple(getattr(row, name) for name in _COMMON)
-        rows_by_key[(*key, seen[key])] = row
+        numbered = (*key, seen[key])
+        rows_by_key[numbered] = row
         seen[key] += 1
     return rows_by_key
 
