@@ -310,7 +310,7 @@ def test_a_call_that_never_ends_does_not_hold_up_the_others(tmp_path):
                 assert len(traffic.calls[0]) == 0  # not even a batch: all wait for the first
                 for _ in range(recorded_calls.BATCH):
                     dist.all_reduce(torch.ones(1))
-                assert len(traffic.calls[0]) >= recorded_calls.BATCH
+                assert len(traffic.calls[0]) >= 50  # fewer than a batch are open again
             else:
                 for _ in range(recorded_calls.BATCH):
                     dist.all_reduce(torch.ones(1))
