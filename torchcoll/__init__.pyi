@@ -26,7 +26,7 @@ from torchcoll.parts.training.planning import compare_plans as compare_plans
 from torchcoll.parts.training.planning import plan as plan
 from torchcoll.parts.training.projection import Plan as Plan
 from torchcoll.parts.training.replay import replay as replay
-from torchcoll.parts.training.traffic_comparison import TrafficComparison as TrafficComparison
+from torchcoll.parts.training.traffic_comparison_show import TrafficComparison as TrafficComparison
 from torchcoll.parts.training.trial import Trial as Trial
 from torchcoll.questions.check.judging import Verdict as Verdict
 from torchcoll.questions.check.judging import check as check

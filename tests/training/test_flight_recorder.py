@@ -135,7 +135,7 @@ def test_a_rank_that_did_not_enter_the_last_call_is_named_first(read, late, says
     traffic = read(*([entry("all_reduce", i) for i in range(1, n + 1)] for n in (6, late)))
     answer = traffic_answer(summarise_traffic(Ledger(traffic)))
     assert (answer.headline, answer.level) == (says, "bad")
-    assert answer.details == ("each rank makes at most 6 all_reduce in all",)
+    assert answer.details[0] == "each rank makes at most 6 all_reduce in all"
     assert answer.next_step.startswith("torchcoll postmortem ")
 
 

@@ -22,6 +22,7 @@ from ranks import Job
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.parts.training.kineto_events import find_copies, read_events
 from torchcoll.parts.training.traces import read_traffic
 from torchcoll.parts.training.traffic_show import show_traffic
 
@@ -673,3 +674,31 @@ def test_a_real_flight_recorder_dump_of_gloo(real):
         ]
         numbers = [call.sequence for call in calls]
         assert numbers == list(range(len(calls)))
+
+
+# FSDP2's copies
+COPIES = [
+    event("aten::mm", 0, 5, External_id=1),
+    event("fsdp::all_gather_copy_in", 10, 20, External_id=2),
+    event("aten::_foreach_copy_", 12, 10, External_id=3),
+    event("aten::_foreach_copy_", 40, 5, External_id=4),  # the optimizer's
+    event("fsdp::chunk_cat", 50, 8, tid=2, External_id=5),
+]
+
+
+def test_on_a_cpu_the_operators_are_the_copies():
+    copies = find_copies(read_events({"traceEvents": COPIES})[0])
+    assert sorted(copies) == [(10_000, 30_000), (50_000, 58_000)]
+
+
+def test_on_a_device_their_kernels_are_the_copies():
+    kernels = [
+        event("multi_tensor_apply", ts, 7, "kernel", tid=9, External_id=operator_id)
+        for ts, operator_id in ((100, 3), (120, 4), (140, 5), (160, 1))
+    ]
+    copies = find_copies(read_events({"traceEvents": COPIES + kernels})[0])
+    assert copies == [(100_000, 107_000), (140_000, 147_000)]
+
+
+def test_without_fsdp_there_are_no_copies():
+    assert find_copies(read_events({"traceEvents": COPIES[:1]})[0]) == []

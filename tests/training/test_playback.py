@@ -10,7 +10,7 @@ from error_form import error_text
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import ExactCall
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.parts.training.playback import (
+from torchcoll.parts.training.player import (
     digest,
     mismatch,
     most_common_steps,

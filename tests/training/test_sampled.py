@@ -22,10 +22,9 @@ import torchcoll
 from torchcoll.core.errors import UsageError
 from torchcoll.core.metrics import write_metrics
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.parts.training import sampled
 from torchcoll.parts.training.arrivals import find_arrivals
 from torchcoll.parts.training.ledger import Ledger
-from torchcoll.parts.training.recorded_calls import CallRecorder
+from torchcoll.parts.training.recorded_calls import CallRecorder, GroupNames
 from torchcoll.parts.training.sampled import Sampling, StepMetrics, step_metrics
 from torchcoll.parts.training.traffic_show import show_traffic
 from torchcoll.parts.training.traffic_table import Stretch, over_time
@@ -58,22 +57,8 @@ def every_third():
     return steps(9, every=3)
 
 
-def halved():
-    """With at most 4 kept. Steps 1, 3, 5, 7 become 1, 5; 1, 5, 9, 13 become 1, 9; then 17."""
-    most, sampled.MAX_STEPS_KEPT = sampled.MAX_STEPS_KEPT, 4
-    try:
-        return steps(20, every=2)
-    finally:
-        sampled.MAX_STEPS_KEPT = most
-
-
 def every_step_with_metrics():
-    """At most 4 are kept of sampled steps, not of all."""
-    most, sampled.MAX_STEPS_KEPT = sampled.MAX_STEPS_KEPT, 4
-    try:
-        outcomes = steps(9, metrics="step.prom")
-    finally:
-        sampled.MAX_STEPS_KEPT = most
+    outcomes = steps(9, metrics="step.prom")
     dist.barrier()
     return [*outcomes, Path("step.prom").read_text() if dist.get_rank() == 0 else ""]
 
@@ -133,7 +118,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def outcomes(folder):
-    cases = [every_third, halved, every_step_with_metrics, metrics_of_the_node, told_in_a_file]
+    cases = [every_third, every_step_with_metrics, metrics_of_the_node, told_in_a_file]
     cases += [straggler] * FSDP_ON_CPU
     return on_ranks(folder, 2, {case.__name__: case for case in cases})
 
@@ -146,13 +131,6 @@ def test_one_step_in_three(outcomes):
     assert inner == [*[False, True, False] * 3, False]
     text = "a step in 3 was captured: step k here is step 1 + 3 k of the 9 that were marked"
     assert notes == [text]
-
-
-def test_what_is_kept_is_bounded(outcomes):
-    sizes, numbers, spans, _, notes, every = outcomes["halved"]
-    assert sizes == [8, 40, 72]
-    assert (numbers, spans, every) == ([0, 1, 2], 3, 8)
-    assert notes[0].startswith("a step in 8 was captured: step k here is step 1 + 8 k of the 20 ")
 
 
 def test_metrics_of_every_step(outcomes):
@@ -212,40 +190,10 @@ ALL_REDUCE = {"collective": "all_reduce", "bytes_out": 4, "dtype": "float32", "o
 def issued(recorder, size):
     """An all_reduce of so many bytes, which has not ended."""
     call = recorder.begin()
-    group = recorder.group(dist.group.WORLD, torch.device("cpu")).name
+    group = GroupNames(recorder.traffic).group(dist.group.WORLD, torch.device("cpu")).name
     fields = {**ALL_REDUCE, "bytes_in": size, "asynchronous": True, "group": group}
     recorder.add(call, fields, None)
     return call
-
-
-def sampled_calls(late):
-    """20 steps, one in two captured, at most 4 kept. In step k calls of 10 k and of 10 k + 1 bytes,
-    whose second ends before the mark, or ``late``.
-    """
-    traffic = Traffic()
-    recorder = CallRecorder(traffic)
-    sampling = Sampling(2, recorder, *[lambda: None] * 3, None)
-    for step in range(20):
-        seen = (
-            [issued(recorder, 10 * step + k) for k in (0, 1)] if step % sampling.every == 1 else ()
-        )
-        for call in seen[: 1 if late else 2]:
-            call.end()
-        sampling.step()
-        for call in seen:
-            call.end()
-    recorder.finish()
-    return [(call.bytes_in, call.step, call.sequence) for call in traffic.calls[0]]
-
-
-def test_a_rank_whose_calls_end_after_the_mark_counts_like_the_others(alone, monkeypatch):
-    """Captured are the steps 1, 3, 5, 7, then 9 and 13, then 17: call i of the capture is the first
-    of the step for an even i. Kept are 1, 9 and 17: calls 0 and 1, 8 and 9, 12 and 13.
-    """
-    monkeypatch.setattr(sampled, "MAX_STEPS_KEPT", 4)
-    kept = [(10, 0, 0), (11, 0, 1), (90, 1, 8), (91, 1, 9), (170, 2, 12), (171, 2, 13)]
-    assert sampled_calls(late=False) == kept
-    assert sampled_calls(late=True) == kept
 
 
 class Lagging:
@@ -292,18 +240,6 @@ def test_figures_of_a_step_are_of_its_own_calls(alone, every, lag):
     captured = range(1 % every, 21, every)
     # The last mark is that of step 20: what has ended by then.
     assert metrics.steps == [(k, turn, [k]) for turn, k in enumerate(captured) if k + lag <= 20]
-
-
-def test_figures_of_steps_that_are_thinned(alone, monkeypatch):
-    """Of the steps 1, 3, 5, 7 the last is forgotten before its call has ended; then of 1, 5, 9 and
-    13, and of 1, 9, 17, 25.
-    """
-    monkeypatch.setattr(sampled, "MAX_STEPS_KEPT", 4)
-    metrics = Told()
-    steps = Lagging(2, 1, metrics)
-    for _ in range(30):
-        steps.step()
-    assert metrics.steps == [(1, 0, [1]), (3, 1, [3]), (5, 2, [5]), (9, 4, [9]), (17, 6, [17])]
 
 
 def test_ranks_that_learn_of_ends_some_steps_apart(alone, tmp_path):

@@ -61,10 +61,13 @@ def test_the_sentence_has_the_figures_of_the_chart():
     ]
     answer = TRAFFIC.answer(recorded)
     assert answer.headline.startswith(
-        "Probably rank 1 is late: the other ranks wait 60.0 ms in a step of 100 ms for it (it is "
-        "outside of calls 90.0 ms in a step, the others 30.0 ms; "
+        "Probably rank 1 is late: the other ranks wait 60.0 ms in a step of 100 ms for it ("
     )
-    assert "spends 55.0 ms on communication (55 %, 45.0 ms of it waiting for" in answer.text
+    assert answer.details[0] == "it is outside of calls 90.0 ms in a step, the others 30.0 ms"
+    assert (
+        "spends 55.0 ms on communication (55 %: 45 % waiting for other ranks, 10 % in calls"
+        in answer.text
+    )
 
 
 def test_many_modules_are_the_largest_and_all_others():

@@ -12,7 +12,7 @@ from sent import MIB, MS, call, ddp, traffic
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run
-from torchcoll.parts.training.traffic_comparison import compare_traffic
+from torchcoll.parts.training.traffic_comparison_show import compare_traffic
 from torchcoll.parts.training.traffic_table import TrafficRow
 
 TABLE = """\

@@ -328,7 +328,7 @@ def bar_chart(
     lines = 1 + max(name.count("<br>") for name in names)
     layout: dict[str, Any] = {
         "xaxis": axis,
-        "yaxis": {"autorange": "reversed", "automargin": True},
+        "yaxis": {"autorange": "reversed", "automargin": True, "dtick": 1},
         "showlegend": len(traces) > 1,
         "barmode": "stack",
         "height": 100 + (8 + 16 * lines) * len(names),

@@ -158,6 +158,7 @@
       });
       for (const path in ofLayout) assign(layout, path, ofLayout[path]);
     }
+    if (narrow && layout.barmode) layout.height += 16 * traces.length; // a line of the legend for each
     group.plot.style.height = layout.height ? `${layout.height}px` : "";
     const bar = narrow ? false : "hover"; // no room for its buttons, and fingers zoom
     await Plotly.react(group.plot, traces, dressed(layout, narrow), { ...config, displayModeBar: bar });

@@ -4,9 +4,15 @@ Waits and the last rank of a call are those of the ledger (training/ledger.py).
 
 The test is about time, not calls: a rank is late if it arrives later than the mean of the others
 beyond chance, at 5 % over all ranks and groups (Holm), in the whole time or in one third of it, and
-causes clearly more of the waiting than its share. Steps that follow each other are not independent,
-so the test assumes the highest correlation that the recording allows (training/correlated.py).
-docs/method.md has the rules, and how often a rank is named if none is late, and if one is.
+causes clearly more of the waiting than its share. docs/method.md has the rules, and how often a
+rank is named if none is late, and if one is.
+
+Steps that follow each other are not independent: their delays are taken for a first-order
+autoregressive process. The variance of their mean and the degrees of freedom of their scatter
+follow from its correlation, of which only an estimate exists: 20 values with a correlation of 0.9
+look like values with one of 0.6. The test therefore uses an upper bound of the correlation (99.5 %,
+at most ``HIGHEST``). Many ranks count as at most two series, because a slow drift below fast noise
+is alike in all.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from statistics import fmean
 
@@ -22,14 +29,10 @@ import numpy
 
 from torchcoll.core.answer import CANNOT_TELL, CERTAIN, PROBABLY, Answer, nothing_found
 from torchcoll.core.units import counted, format_ns
-from torchcoll.parts.training.correlated import (
-    chance_of_mean,
-    correlation_bounds,
-    detectable_mean,
-    independent_values,
-)
-from torchcoll.parts.training.ledger import NO_CLOCK, Ledger, LedgerEntry
+from torchcoll.parts.training.joined import JoinedCall
+from torchcoll.parts.training.ledger import NO_CLOCK, Ledger
 from torchcoll.parts.training.steps import group_labels
+from torchcoll.stats.distributions import t_p_value, t_quantile
 from torchcoll.stats.drift import SURE
 from torchcoll.stats.power import ACT_ON_STEP, holm
 
@@ -246,7 +249,7 @@ def _name(rank: RankArrival) -> str:
     return f"rank {rank.rank} ({rank.host})" if rank.host else f"rank {rank.rank}"
 
 
-Split = Mapping[str, Sequence[LedgerEntry]]  # group -> its calls, in their order
+Split = Mapping[str, Sequence[JoinedCall]]  # group -> its calls, in their order
 
 
 def find_arrivals(ledger: Ledger) -> Arrivals | None:
@@ -257,7 +260,7 @@ def find_arrivals(ledger: Ledger) -> Arrivals | None:
     """
     steps = ledger.steps
     unsplit: Counter[str] = Counter()
-    split: dict[str, list[LedgerEntry]] = defaultdict(list)
+    split: dict[str, list[JoinedCall]] = defaultdict(list)
     for entry in ledger.every:
         # A call that no step could tell about anyway has that reason first.
         reason = entry.reason
@@ -291,14 +294,14 @@ def find_arrivals(ledger: Ledger) -> Arrivals | None:
         sum(entry.transfer_ns or 0 for entry in entries),
         sorted(rows, key=lambda row: (-row.caused_ns, row.rank)),
         dict(unsplit),
-        any(len(entry.joined.calls) < len(entry.joined.members) for entry in ledger.every),
+        any(len(entry.calls) < len(entry.members) for entry in ledger.every),
         any(_step(entry) >= 0 for entry in entries),
         step_ns,
         {rank: steps.reduce(waits.__getitem__) or 0.0 for rank, waits in waits_of.items()},
     )
 
 
-def _step(entry: LedgerEntry) -> int:
+def _step(entry: JoinedCall) -> int:
     """Returns its step; -1 for none."""
     return -1 if entry.first.step is None else entry.first.step
 
@@ -306,7 +309,7 @@ def _step(entry: LedgerEntry) -> int:
 def _rank_rows(split: Split, hosts: Mapping[str, object]) -> list[RankArrival]:
     rows = []
     for group, calls in split.items():
-        members, (_, steps) = calls[0].joined.members, _step_numbers(calls)
+        members, (_, steps) = calls[0].members, _step_numbers(calls)
         last: Counter[int] = Counter()
         caused: Counter[int] = Counter()
         for call in calls:
@@ -333,7 +336,7 @@ def _rank_rows(split: Split, hosts: Mapping[str, object]) -> list[RankArrival]:
     return rows
 
 
-def _lateness(calls: Sequence[LedgerEntry]) -> numpy.ndarray:
+def _lateness(calls: Sequence[JoinedCall]) -> numpy.ndarray:
     """Returns, for each rank of the group, by how much (ns) it came later than the mean of the
     others: the mean over the steps of each block.
 
@@ -341,7 +344,7 @@ def _lateness(calls: Sequence[LedgerEntry]) -> numpy.ndarray:
     blocks, so that a single long wait does not hide a rank that is late in each step.
     """
     numbers, count = _step_numbers(calls)
-    blocks, members = min(count, MOST_BLOCKS), calls[0].joined.members
+    blocks, members = min(count, MOST_BLOCKS), calls[0].members
     waits = numpy.zeros((len(members), blocks))
     for number, call in zip(numbers, calls, strict=True):
         waits[:, number * blocks // count] += [call.wait_for_last_ns(rank) for rank in members]
@@ -353,7 +356,7 @@ def _lateness(calls: Sequence[LedgerEntry]) -> numpy.ndarray:
     return late
 
 
-def _step_numbers(calls: Sequence[LedgerEntry]) -> tuple[list[int], int]:
+def _step_numbers(calls: Sequence[JoinedCall]) -> tuple[list[int], int]:
     """Returns the step of each call, counted from 0, and how many there are. Without marked steps,
     each call is a step.
     """
@@ -402,13 +405,13 @@ def _judge(rows: Sequence[RankArrival], split: Split) -> None:
     spent: Counter[int] = Counter()  # rank -> how long it was in the calls of all groups
     for calls in split.values():
         for call in calls:
-            for rank in call.joined.members:
+            for rank in call.members:
                 spent[rank] += (call.transfer_ns or 0) + call.wait_for_last_ns(rank)
     for row in rows:
         by_time = adjusted[id(row)]
         sure = [name for name in ("", *_THIRDS) if by_time.get(name, 1.0) <= SURE]
         notable = row.caused_share >= row.chance + _NOTABLE
-        in_collectives = fmean(spent[rank] for rank in split[row.group][0].joined.members)
+        in_collectives = fmean(spent[rank] for rank in split[row.group][0].members)
         small = row.caused_ns / max(1, row.others) < _SMALL * in_collectives
         row.p = min(by_time.values(), default=1.0)
         row.when = sure[0] if sure and notable and not small else None
@@ -429,10 +432,10 @@ def _set_causes(rows: Sequence[RankArrival], split: Split) -> None:
         delays: Counter[int] = Counter()  # by step: how long another rank of the group waited
         for call in split[row.group]:
             if call.last == row.rank:
-                delays[_step(call)] += max(map(call.wait_for_last_ns, call.joined.members))
+                delays[_step(call)] += max(map(call.wait_for_last_ns, call.members))
         explained: dict[tuple[str, int], int] = {}
         for group, cause in late:
-            elsewhere = cause != row.rank and row.rank in split[group][0].joined.members
+            elsewhere = cause != row.rank and row.rank in split[group][0].members
             if elsewhere and (group, row.rank) not in late:
                 waited: Counter[int] = Counter()
                 for call in split[group]:
@@ -450,3 +453,83 @@ def _set_causes(rows: Sequence[RankArrival], split: Split) -> None:
             at = causes.get(at)
         if seen and name not in seen:
             row.after = causes[name][1]
+
+
+HIGHEST = 0.97
+_MOST_SERIES = 2  # that count as independent
+_Z = 2.58  # the 99.5 % quantile of the normal distribution
+_POWER_Z = 1.2816  # its 90 % quantile
+# Bounds are of hundredths, so that the functions below are called for few correlations.
+_GRID = numpy.arange(round(100 * HIGHEST), 0, -1) / 100
+
+
+def correlation_bounds(segments: Sequence[numpy.ndarray]) -> numpy.ndarray:
+    """Returns an upper bound of the correlation of neighbouring values for each of two or more
+    series, whose sum is 0 at any time.
+
+    - segments: of all series, one after another in time: arrays of (series, four or more values),
+      each of which is centred by itself.
+
+    The 99.5 % bound is of the mean of independent series: the bias of an estimate from segments of
+    so many values is -(1 + 3 r) / values (Kendall, Biometrika 41, 1954).
+    """
+    products, squares = numpy.zeros((2, len(segments[0])))
+    for segment in segments:
+        centred = _centred(segment)
+        products += (centred[:, :-1] * centred[:, 1:]).sum(axis=1)
+        squares += (centred**2).sum(axis=1)
+    estimates = numpy.where(squares > 0, products / numpy.where(squares > 0, squares, 1.0), 0.0)
+    count = sum(segment.shape[1] for segment in segments)
+    means = _GRID - (1 + 3 * _GRID) * len(segments) / count
+    independent = min(len(estimates) - 1, _MOST_SERIES)
+    least = means - _Z * numpy.sqrt((1 - means**2) / (count * independent))
+    possible = least[:, None] <= numpy.maximum(estimates, estimates.mean())
+    return numpy.where(possible.any(axis=0), _GRID[possible.argmax(axis=0)], 0.0)
+
+
+def _centred(values: numpy.ndarray) -> numpy.ndarray:
+    """Returns the differences from the mean of each row, exactly 0 for constant values."""
+    centred = values - values.mean(axis=-1, keepdims=True)
+    rounding = 1e-12 * numpy.abs(values).max(axis=-1, keepdims=True)
+    return numpy.where(numpy.abs(centred) > rounding, centred, 0.0)
+
+
+def chance_of_mean(values: numpy.ndarray, correlation: float) -> float:
+    """Returns the one-sided p of a mean of two or more values, if the true mean is 0."""
+    error, degrees = _error_of_mean(values, correlation)
+    mean = float(values.mean())
+    if not error:
+        return 0.0 if mean > 0 else 1.0
+    two_sided = t_p_value(mean / error, degrees)
+    return two_sided / 2 if mean > 0 else 1 - two_sided / 2
+
+
+def detectable_mean(values: numpy.ndarray, correlation: float, level: float) -> float:
+    """Returns the mean that ``chance_of_mean`` finds below the p ``level`` 9 times in 10."""
+    error, degrees = _error_of_mean(values, correlation)
+    return (t_quantile(1 - level, degrees) + _POWER_Z) * error
+
+
+def _error_of_mean(values: numpy.ndarray, correlation: float) -> tuple[float, int]:
+    """Returns the standard error of the mean and its degrees of freedom."""
+    variance = float((_centred(values) ** 2).sum()) / (len(values) - 1)
+    _, ratio, degrees = _autoregressive(len(values), correlation)
+    return math.sqrt(variance * ratio), max(1, int(degrees))
+
+
+def independent_values(count: int, correlation: float) -> float:
+    """Returns how many independent values have a mean of the same variance."""
+    return 1 / _autoregressive(count, correlation)[0]
+
+
+@lru_cache(4096)
+def _autoregressive(count: int, correlation: float) -> tuple[float, float, float]:
+    """Returns, for ``count`` values of variance 1, the variance of their mean, its ratio to the
+    expected sample variance, and the degrees of freedom of the sample variance (Satterthwaite).
+    """
+    index = numpy.arange(count)
+    covariance = correlation ** numpy.abs(index[:, None] - index)
+    of_mean = float(covariance.mean())
+    centred = covariance - covariance.mean(axis=0) - covariance.mean(axis=1)[:, None] + of_mean
+    trace = float(centred.trace())
+    return of_mean, of_mean * (count - 1) / trace, trace**2 / float((centred**2).sum())

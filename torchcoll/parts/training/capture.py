@@ -15,7 +15,6 @@ import os
 import secrets
 import sys
 import threading
-import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,20 +28,23 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torchcoll.core.errors import UnavailableError, UsageError, one_line
-from torchcoll.core.traffic import Group, Traffic, records_of
+from torchcoll.core.traffic import Group, Traffic
 from torchcoll.core.variables import masked
 from torchcoll.parts.training.call_ends import DeviceTimes, Waits
 from torchcoll.parts.training.decode import Schema, tensors
 from torchcoll.parts.training.module_names import ModuleNames
-from torchcoll.parts.training.recorded_calls import CallRecorder, RecordedCall, unbox_group
+from torchcoll.parts.training.recorded_calls import (
+    CallRecorder,
+    GroupNames,
+    RecordedCall,
+    unbox_group,
+)
 from torchcoll.parts.training.ring_file import (
     NO_ROOM,
     CaptureFile,
     RingEntry,
     RingFile,
     StallWatch,
-    open_rank_file,
-    print_warning,
 )
 
 if TYPE_CHECKING:
@@ -81,9 +83,8 @@ def capture(
       calls, and at the next call after a second. A killed process loses only later calls, and its
       file loads with a warning. None: no file.
     - every: N captures one step in N, beginning with the second of all, for trainings of hours. In
-      the other steps only the mark remains. At most 512 steps are kept: then every second one is
-      dropped, and ``every`` doubles. They are written only at the end. ``torchcoll trace`` then
-      shows drift and late ranks over time.
+      the other steps only the mark remains. ``torchcoll trace`` then shows drift and late ranks
+      over time.
     - metrics: a file ``NAME.prom`` that rank 0 rewrites after each captured step, in the format of
       node_exporter's textfile collector: the step's number, duration, transfer, wait and slowest
       rank. With ``every`` or ``metrics`` no other thread may communicate at a mark.
@@ -129,7 +130,9 @@ def capture(
     traffic, process = Traffic(), os.getpid()
     if folder and (name := _capture_name(folder)):
         traffic.environment["capture"] = name
-    file = _open_file(folder, rank, traffic) if folder and every == 1 else None
+    if every > 1:
+        traffic.environment["every"] = every
+    file = CaptureFile.open(folder, rank, traffic) if folder else None
     ring = None
     if folder and on_hang:
         ring = RingFile.open(folder, traffic.environment.get("capture"))
@@ -153,30 +156,6 @@ def capture(
                 ring.end(traffic.end["status"], ended_by)
             if file:
                 file.end(watch.notes)
-            elif folder and every > 1:
-                _save(traffic, folder, rank)
-
-
-def _open_file(folder: Path, rank: int, traffic: Traffic) -> CaptureFile | None:
-    """Opens the file of this rank; None if there is no room for it."""
-    writer = open_rank_file(folder, rank)
-    if writer is None:
-        return None
-    traffic.path = writer.path
-    return CaptureFile(writer, traffic)
-
-
-def _save(traffic: Traffic, folder: Path, rank: int) -> None:
-    """Writes a sampled capture at its end, because steps may be dropped until then."""
-    try:
-        file = _open_file(folder, rank, traffic)
-    except UsageError as error:  # the folder existed when the capture began
-        print_warning(str(error))
-        return
-    if file:
-        for record, data in records_of(traffic):
-            file.add(record, data)
-        file.close()
 
 
 def _capture_name(folder: Path) -> str | None:
@@ -247,6 +226,7 @@ class _Recording:
         self._ring = ring
         self._stall_watch: StallWatch | None = None
         self._recorder = CallRecorder(traffic)
+        self._groups = GroupNames(traffic)
         self._module_names = ModuleNames(self._recorder.add_parameters)
         self._module_names.find_models()
         self._recorder.on_mark = self._module_names.find_models  # those that were made since
@@ -271,9 +251,7 @@ class _Recording:
         self.notes: list[str] = []  # at the end: what could not be seen
 
     def __enter__(self) -> None:
-        self._recorder.begun = time.perf_counter_ns()
-        if self._every == 1:
-            self._recorder.stream(self._file)
+        self._recorder.begin_capture(self._file)
         self._sampling: Sampling | None = None
         if self._ring:
             self._install()
@@ -300,13 +278,13 @@ class _Recording:
         if kind is None:  # after an exception the device may never finish
             self._device.finish()
         self.notes = self._recorder.finish()
-        sampling = self._sampling
-        if sampling and sampling.every > 1:
-            self._traffic.environment["every"] = sampling.every
-            self._traffic.notes.append(
-                f"a step in {sampling.every} was captured: step k here is step "
-                f"1 + {sampling.every} k of the {sampling.marked} that were marked"
+        if self._sampling and self._every > 1:
+            note = (
+                f"a step in {self._every} was captured: step k here is step "
+                f"1 + {self._every} k of the {self._sampling.marked} that were marked"
             )
+            self._traffic.notes.append(note)
+            self.notes.append(note)
 
     def _on(self) -> None:
         self._recording = True
@@ -362,7 +340,7 @@ class _Recording:
         on_host = device.type == "cpu"
         if not on_host:
             self._device.enable_timing(group)
-        seen_group = self._recorder.group(group, device)
+        seen_group = self._groups.group(group, device)
         # Arguments are decoded while the call runs, so that its peers need not wait: what Python
         # does once per step takes ten times as long as in a loop. A sparse tensor is decoded
         # before, because afterwards it contains the data of the other ranks too; and all calls are

@@ -207,11 +207,6 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
         help="more tables: calls, modules, ranks, time, or all",
     )
     add(
-        "--step",
-        metavar="N",
-        help="of this step alone, counted from 0 (default: of the steady steps)",
-    )
-    add(
         "--perfetto",
         metavar="FILE",
         help="all steps on all ranks as a trace for Perfetto or chrome://tracing, on one clock",
@@ -231,9 +226,6 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
     for name in views:
         choice(name, "view", (*VIEWS, "all"))
     views = VIEWS if "all" in views else views
-    if options.step is not None and not re.fullmatch("[0-9]{1,9}", options.step):
-        raise UsageError("step", options.step, "a number from 0 on")
-    step = None if options.step is None else int(options.step)
     if options.perfetto:
         check_new(options.perfetto, "perfetto", options.force)
     traffic = read_traffic(options.files)
@@ -251,7 +243,7 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
         tell(f"torchcoll: trace: {options.perfetto}")
         for note in clocks:
             tell(f"torchcoll: note: {note}")
-    show_traffic([traffic], options.format, views=views, step=step)
+    show_traffic([traffic], options.format, views=views)
     if options.format in ("csv", "json"):
         for problem in traffic.problems:
             tell(f"torchcoll: warning: {problem}")
@@ -403,8 +395,10 @@ def compare_captures(options: argparse.Namespace) -> ExitCode | None:
     if not captures:
         return None
     from torchcoll.core.traffic import Traffic
-    from torchcoll.parts.training.traffic_comparison import compare_traffic
-    from torchcoll.parts.training.traffic_comparison_show import show_traffic_comparisons
+    from torchcoll.parts.training.traffic_comparison_show import (
+        compare_traffic,
+        show_traffic_comparisons,
+    )
     from torchcoll.questions.comparison.command import OTHERWISE
     from torchcoll.report.formats import FORMATS
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -200,37 +200,24 @@ def _add_records(records: list[Record], lines: Iterable[base.Line], imported: ba
         text = text.strip().rstrip(",")
         if not text or text in "[]" or text.startswith("#"):
             continue
-        for record in _objects(text, line, imported):
-            stats = record.get("dump_stats")
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError):
+            imported.refuse(line, "half a row: no whole JSON object")
+            data = []
+        for record in data if isinstance(data, list) else [data]:
+            stats = record.get("dump_stats") if isinstance(record, Mapping) else None
             if isinstance(stats, Mapping):
                 marker, left = _flat(record), 1 + sum(base.whole(stats.get(k)) or 0 for k in _BATCH)
                 lost += base.whole(stats.get("coll_dropped_since_last_dump")) or 0
                 continue
-            if "proxy_trace" in record:
-                imported.refuse(line, "network: no call")
-                continue
-            flat = _flat(record)
-            if "n_ranks" not in flat and ("coll" in flat or "p2p" in flat):
-                if not left:
-                    imported.refuse(line, "no header: the dump_stats record before it is missing")
-                    continue
-                flat = {**marker, **flat}
-            _add(records, flat, line, imported)
+            try:
+                records.append(_record(record, marker if left else None))
+                imported.take(most=MOST_RECORDS)
+            except ValueError as error:
+                imported.refuse(line, str(error))
         left = max(0, left - 1)
     return lost
-
-
-def _objects(text: str, line: int, imported: base.Imported) -> Iterator[Mapping[str, Any]]:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        imported.refuse(line, "half a row: no whole JSON object")
-        return
-    for record in data if isinstance(data, list) else [data]:
-        if isinstance(record, Mapping):
-            yield record
-        else:
-            imported.refuse(line, "no JSON object")
 
 
 def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,39 +230,43 @@ def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _add(
-    records: list[Record], flat: Mapping[str, Any], line: int, imported: base.Imported
-) -> None:
-    """Add one record, or refuse it with the reason."""
-    message = "p2p" in flat
-    if not message and "coll" not in flat:
-        imported.refuse(line, "no collective")
-        return
-    kind = "p2p" if message else "coll"
+def _record(data: object, marker: Mapping[str, Any] | None) -> Record:
+    """Returns one record. Raises ValueError with the reason why it cannot be used.
+
+    - marker: the header of the batch that the record is in; None outside of a batch.
+    """
+    if not isinstance(data, Mapping):
+        raise ValueError("no JSON object")
+    if "proxy_trace" in data:
+        raise ValueError("network: no call")
+    flat = _flat(data)
+    kind = "p2p" if "p2p" in flat else "coll"
+    if kind not in flat:
+        raise ValueError("no collective")
+    if "n_ranks" not in flat:
+        if marker is None:
+            raise ValueError("no header: the dump_stats record before it is missing")
+        flat = {**marker, **flat}
+    name = str(flat[kind]).lower() if kind == "p2p" else base.collective_named(str(flat[kind]))
+    if kind == "p2p" and name not in POINT_TO_POINT:
+        raise ValueError("point-to-point: neither Send nor Recv")
+    if name is None:
+        raise ValueError(f"{flat['coll']} is no collective that torchcoll has")
     ranks = base.parse_ranks(flat.get("n_ranks"))
     rank, count = base.whole(flat.get("rank")), base.whole(flat.get(f"{kind}_sn"))
     size_bytes = base.whole(flat.get(f"{kind}_msg_size_bytes"))
     time_us = base.number(flat.get(f"{kind}_exec_time_us"))
     source = str(flat.get(f"{kind}_timing_source") or "unknown")[:40]
-    name = str(flat[kind]).lower() if message else base.collective_named(str(flat[kind]))
-    why = ""
-    if message and name not in POINT_TO_POINT:
-        why = "point-to-point: neither Send nor Recv"
-    elif name is None:
-        why = f"{flat['coll']} is no collective that torchcoll has"
-    elif not ranks or rank is None or count is None or size_bytes is None or time_us is None:
-        why = "no ranks, rank, sequence number, size or time"
-    elif time_us <= 0:
-        why = f"its time is {time_us:g} us, by {source}"
-    elif rank >= ranks:
-        why = f"rank {rank} of {ranks}"
-    elif not size_bytes:
-        why = "0 bytes: nothing was sent"
-    if why or not (name and ranks and time_us and size_bytes) or rank is None or count is None:
-        imported.refuse(line, why)
-        return
+    if not ranks or rank is None or count is None or size_bytes is None or time_us is None:
+        raise ValueError("no ranks, rank, sequence number, size or time")
+    if time_us <= 0:
+        raise ValueError(f"its time is {time_us:g} us, by {source}")
+    if rank >= ranks:
+        raise ValueError(f"rank {rank} of {ranks}")
+    if not size_bytes:
+        raise ValueError("0 bytes: nothing was sent")
     label = flat.get("comm_name")
-    record = Record(
+    return Record(
         str(flat.get("id"))[:80],
         label[:80] if isinstance(label, str) and label != "unknown" else "",
         rank,
@@ -289,10 +280,8 @@ def _add(
         round(time_us * 1000),
         source,
         " ".join(str(flat[k])[:40] for k in ("coll_algo", "coll_proto") if flat.get(k)),
-        base.whole(flat.get("p2p_peer")) if message else None,
+        base.whole(flat.get("p2p_peer")) if kind == "p2p" else None,
     )
-    records.append(record)
-    imported.take(most=MOST_RECORDS)
 
 
 def _communicators(

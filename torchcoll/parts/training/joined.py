@@ -19,7 +19,7 @@ import dataclasses
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 
@@ -32,27 +32,53 @@ from torchcoll.core.units import format_ns, format_ranges
 Key = tuple[str, int, int]  # group, sequence, index among the calls with this number
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class JoinedCall:
-    """One collective as the recorded ranks saw it.
+    """One collective as the recorded ranks saw it; the ledger adds the figures.
 
     - calls: rank of the world -> the call of that rank.
     - members: all ranks of the group; () for a call that was not joined with those of other ranks.
+    - reason: why its time does not split into wait and transfer; '' if it does.
+    - service_ns: rank -> the time since it began there; the ranks with a duration.
+    - transfer_ns: None if the time does not split.
+    - waits_ns: rank -> how long it waited for the last rank; {} if unknown.
+    - last: the rank that came last; None if several did, as far as the stamps tell.
+    - error_ns: by how much a wait may be wrong.
     """
 
     calls: Mapping[int, TrafficCall]
     members: tuple[int, ...] = ()
+    reason: str = ""
+    service_ns: dict[int, int] = field(default_factory=dict)
+    transfer_ns: int | None = None
+    waits_ns: dict[int, int] = field(default_factory=dict)
+    last: int | None = None
+    error_ns: int = 0
 
-    @cached_property
-    def times_ns(self) -> dict[int, int]:
-        """Rank -> duration of the call on that rank, for the ranks that recorded one."""
-        return {r: c.time_ns for r, c in self.calls.items() if c.time_ns is not None}
+    @property
+    def first(self) -> TrafficCall:
+        """The call on the lowest rank."""
+        return self.calls[min(self.calls)]
+
+    @property
+    def group(self) -> str:
+        """The name of its group."""
+        return self.first.group
 
     @cached_property
     def completion_ns(self) -> int | None:
         """The duration on the slowest rank, as everywhere in torchcoll; None if a rank has none."""
-        times = self.times_ns
-        return max(times.values()) if len(times) == len(self.calls) else None
+        times = [call.time_ns for call in self.calls.values()]
+        return None if None in times else max(time for time in times if time is not None)
+
+    def wait_for_last_ns(self, rank: int) -> int:
+        """Returns how long the rank waited for the one that came last; 0 if that is not known."""
+        return 0 if self.last in (None, rank) else self.waits_ns[rank]
+
+    @property
+    def caused_ns(self) -> int:
+        """How long all other ranks waited for the one that came last; 0 if that is not known."""
+        return sum(map(self.wait_for_last_ns, self.waits_ns))
 
 
 def join_ranks(traffic: Traffic) -> tuple[dict[int, list[JoinedCall]], list[str]]:
@@ -175,17 +201,10 @@ def cut_at_marks(traffic: Traffic) -> Traffic:
                 shortest[kind] = min(call.time_ns, shortest.get(kind, call.time_ns))
 
     def cut(call: TrafficCall, until: int | None) -> TrafficCall:
-        if until is None:
+        if until is None or until < shortest.get(_kind(call), 0):
             return call
-        return (
-            call
-            if until < shortest.get(_kind(call), 0)
-            else dataclasses.replace(
-                call,
-                time_ns=until,
-                exposed_ns=None if call.exposed_ns is None else min(call.exposed_ns, until),
-            )
-        )
+        exposed_ns = None if call.exposed_ns is None else min(call.exposed_ns, until)
+        return dataclasses.replace(call, time_ns=until, exposed_ns=exposed_ns)
 
     ended = {rank: list(map(cut, calls, left[rank])) for rank, calls in traffic.calls.items()}
     return dataclasses.replace(traffic, calls=ended)

@@ -199,7 +199,10 @@ class _Arguments:
         return shapes if good else []
 
     def elements(self, index: int) -> int | None:
-        return _total(self.dims(index))
+        """Elements of all tensors in an argument; None without any, or if a shape is not valid."""
+        counts = [product(shape) for shape in self.dims(index)]
+        valid = [count for count in counts if count is not None]
+        return sum(valid) if valid and len(valid) == len(counts) else None
 
     def dtype(self, index: int) -> str | None:
         recorded = index < len(self.types) and self.dims(index)
@@ -215,13 +218,6 @@ class _Arguments:
             return lists
         shapes = [tuple(product(s) or 0 for s in self.dims(index)) for index in (1, 0)]
         return shapes if len({*shapes[0], *shapes[1]}) > 1 else [(), ()]
-
-
-def _total(shapes: Sequence[Sequence[int]]) -> int | None:
-    """Elements of all shapes; None without any, or if one is not valid."""
-    counts = [product(shape) for shape in shapes]
-    valid = [count for count in counts if count is not None]
-    return sum(valid) if valid and len(valid) == len(counts) else None
 
 
 SOURCE = "kineto"

@@ -20,11 +20,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torchcoll.core.backends import backend_of
-from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Span, Traffic, TrafficCall
 from torchcoll.parts.training.joined import (
     JoinedCall,
@@ -44,98 +42,55 @@ Column = Callable[[int, int], int | None]  # of a rank, and the index of a call 
 Indices = Mapping[int, Mapping[int, Sequence[int]]]  # rank -> step -> indices of the rank's calls
 
 
-@dataclass(eq=False)
-class LedgerEntry:
-    """One collective in the ledger.
-
-    - joined: its call on each recorded rank.
-    - group: the name of its group.
-    - service_ns: rank -> the time since it began there; the ranks with a duration.
-    - transfer_ns: None if the time does not split, with the ``reason``.
-    - waits_ns: rank -> how long it waited for the last rank; {} if unknown.
-    - last: the rank that came last; None if several did, as far as the stamps tell.
-    - error_ns: by how much a wait may be wrong.
-    """
-
-    joined: JoinedCall
-    group: str
-    service_ns: dict[int, int]
-    reason: str
-    transfer_ns: int | None = None
-    waits_ns: dict[int, int] = field(default_factory=dict)
-    last: int | None = None
-    error_ns: int = 0
-
-    @property
-    def first(self) -> TrafficCall:
-        """The call on the lowest rank."""
-        return self.joined.calls[min(self.joined.calls)]
-
-    def wait_for_last_ns(self, rank: int) -> int:
-        """Returns how long the rank waited for the one that came last; 0 if that is not known."""
-        return 0 if self.last in (None, rank) else self.waits_ns[rank]
-
-    @property
-    def caused_ns(self) -> int:
-        """How long all other ranks waited for the one that came last; 0 if that is not known."""
-        return sum(map(self.wait_for_last_ns, self.waits_ns))
-
-
 class Ledger:
     """The ledger of one Traffic.
 
     - whole: the traffic as it was read; traffic: with late ends cut at the marks of their steps.
-    - entries: rank -> the entry of each call, in the order of its calls.
+    - entries: rank -> the collective of each call, in the order of its calls; every: all of them.
     - begun_ns: when each call began, by its id; a call without a span is missing.
     - notes: on the calls that were not joined over the ranks.
     """
 
     def __init__(self, traffic: Traffic) -> None:
         self.whole, self.traffic = traffic, cut_at_marks(traffic)
-        joined, self.notes = join_ranks(self.traffic)
+        self.entries, self.notes = join_ranks(self.traffic)
+        self.every = list(dict.fromkeys(itertools.chain(*self.entries.values())))
         self.begun_ns, errors = begun_ns(self.traffic)
-        by_call: dict[JoinedCall, LedgerEntry] = {}
-        self.entries: dict[int, list[LedgerEntry]] = {}
-        for rank, calls in self.traffic.calls.items():
-            self.entries[rank] = []
-            for call, joined_call in zip(calls, joined[rank], strict=True):
-                entry = by_call.get(joined_call)
-                if entry is None:
-                    entry = by_call[joined_call] = self._entry(joined_call, call.group, errors)
-                self.entries[rank].append(entry)
-        self.every = list(by_call.values())
+        for entry in self.every:
+            self._split(entry, errors)
         self._count_once()
 
-    def _entry(self, joined: JoinedCall, group: str, errors: Mapping[int, int]) -> LedgerEntry:
-        service = {
-            rank: call.span[1] - self.begun_ns[id(call)] if call.span else joined.times_ns[rank]
-            for rank, call in joined.calls.items()
-            if rank in joined.times_ns
+    def _split(self, entry: JoinedCall, errors: Mapping[int, int]) -> None:
+        """Sets the figures of a collective."""
+        entry.service_ns = {
+            rank: call.span[1] - self.begun_ns[id(call)] if call.span else call.time_ns
+            for rank, call in entry.calls.items()
+            if call.time_ns is not None
         }
-        entry = LedgerEntry(joined, group, service, unsplit_reason(joined))
+        entry.reason = unsplit_reason(entry)
         if entry.reason:
-            return entry
+            return
+        service = entry.service_ns
         entry.transfer_ns = min(service.values())
-        entry.error_ns = max(errors.get(id(call), 0) for call in joined.calls.values())
-        if not any(may_end_late(call, self.traffic.source) for call in joined.calls.values()):
+        entry.error_ns = max(errors.get(id(call), 0) for call in entry.calls.values())
+        if not any(may_end_late(call, self.traffic.source) for call in entry.calls.values()):
             entry.waits_ns = {rank: ns - entry.transfer_ns for rank, ns in service.items()}
-        elif begins := self._aligned_ns(joined):
+        elif begins := self._aligned_ns(entry):
             latest = max(begins.values())
             entry.waits_ns = {rank: min(latest - at, service[rank]) for rank, at in begins.items()}
             entry.error_ns += 2 * max(self.offsets.error_ns[rank] for rank in begins)
         else:
             entry.reason = NO_CLOCK
         entry.last = last_rank(entry.waits_ns, entry.error_ns)
-        return entry
 
-    def _aligned_ns(self, joined: JoinedCall) -> dict[int, int]:
+    def _aligned_ns(self, entry: JoinedCall) -> dict[int, int]:
         """Returns when the call began on each rank, on the clock of the first; {} if unknown."""
         begins = {
             rank: self.begun_ns[id(call)] + self.offsets.added_ns[rank]
-            for rank, call in joined.calls.items()
+            for rank, call in entry.calls.items()
             if call.span and rank in self.offsets.added_ns
         }
-        return begins if len(begins) == len(joined.calls) else {}
+        return begins if len(begins) == len(entry.calls) else {}
 
     def _count_once(self) -> None:
         """Takes from each wait the time in which its rank already waited in an earlier call."""
@@ -155,15 +110,6 @@ class Ledger:
     def steps(self) -> Steps:
         return find_steps(self.traffic)
 
-    def keep_step(self, number: int) -> None:
-        """Keeps one step as the only steady one. Raises UsageError if there is no such step."""
-        total = self.steps.total
-        if not self.steps.marked or not 0 <= number < total:
-            expected = f"0 to {total - 1}, as were marked" if self.steps.marked else "marked steps"
-            raise UsageError("step", number, expected)
-        self.steps = replace(self.steps, steady=(number,), notes=[])
-        self.steps.duration_ns = self.steps.find_duration()
-
     @cached_property
     def offsets(self) -> Offsets:
         """The clock offsets of the ranks, from all calls with their ends as they were stamped."""
@@ -177,7 +123,7 @@ class Ledger:
 
     def time_ns(self, rank: int, index: int) -> int | None:
         """Returns the duration of the call on its slowest rank, from issue to completion."""
-        return self.entries[rank][index].joined.completion_ns
+        return self.entries[rank][index].completion_ns
 
     def transfer_ns(self, rank: int, index: int) -> int | None:
         return self.entries[rank][index].transfer_ns

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,17 +68,13 @@ class ModuleNames:
 
     def _unit(self) -> str:
         """Returns the names of the modules whose FSDPParamGroup issues the call."""
-        frame: Any = sys._getframe(3)
-        for _ in range(_MOST_FRAMES):
-            if frame is None:
-                break
+        for frame in _callers(sys._getframe(3)):
             if frame.f_code in self._issuing:
                 group = frame.f_locals.get("self")
                 name = getattr(group, "_module_fqn", None)
                 if not isinstance(name, str):
                     break
                 return self._units.get(id(group)) or self._new_unit(group, name or ROOT)
-            frame = frame.f_back
         return ""
 
     def _new_unit(self, group: Any, name: str) -> str:
@@ -94,11 +91,15 @@ def _from_python() -> bool:
     A hook of a parameter may: its call then has as many elements as a bucket by accident. So may a
     communication hook of DDP, whose calls have no name for that reason.
     """
-    frame: Any = sys._getframe(2)
+    return any(
+        frame.f_globals.get("__name__") == _FUNCTIONS for frame in _callers(sys._getframe(2))
+    )
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yields the frame and those of its callers."""
     for _ in range(_MOST_FRAMES):
         if frame is None:
-            return False
-        if frame.f_globals.get("__name__") == _FUNCTIONS:
-            return True
+            break
+        yield frame
         frame = frame.f_back
-    return False

@@ -16,7 +16,7 @@ PART = Part(
     public={
         "LayoutComparison": "config_projection",
         "Plan": "projection",
-        "TrafficComparison": "traffic_comparison",
+        "TrafficComparison": "traffic_comparison_show",
         "Trial": "trial",
         "capture": "capture",
         "compare_plans": "planning",
@@ -28,7 +28,7 @@ PART = Part(
     sections={"traffic": "traffic_show:add_traffic"},
     shows={"torchcoll.core.traffic": "traffic_show"},
     answers={
-        "compares": "traffic_comparison:compare_traffic",
+        "compares": "traffic_comparison_show:compare_traffic",
         "reads": "command:command_for",
         "files": "command:saved_sections",
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,7 +71,7 @@ class _Tracks:
 
     def __init__(self, process: int, shift_ns: int, events: list[dict[str, Any]]) -> None:
         self._process, self._shift, self._events = process, shift_ns, events
-        self._ends: dict[str, list[tuple[int, int]]] = {}  # name -> (thread, its last end)
+        self._ends: dict[str, dict[int, int]] = defaultdict(dict)  # name -> thread -> its last end
         self._count = 0
         self._name("process_name", f"rank {process}", 0)
 
@@ -97,16 +98,15 @@ class _Tracks:
         self._events.append(event)
 
     def _thread(self, track: str, start: int, end: int) -> int:
-        threads = self._ends.setdefault(track, [])
-        for index, (thread, last) in enumerate(threads):
-            if last <= start:
-                threads[index] = (thread, end)
-                return thread
-        self._count += 1
-        threads.append((self._count, end))
-        text = track if len(threads) == 1 else f"{track} ({len(threads)})"
-        self._name("thread_name", text, self._count)
-        return self._count
+        threads = self._ends[track]
+        thread = next((thread for thread, last in threads.items() if last <= start), None)
+        if thread is None:
+            self._count += 1
+            thread = self._count
+            text = f"{track} ({len(threads) + 1})" if threads else track
+            self._name("thread_name", text, thread)
+        threads[thread] = end
+        return thread
 
     def _name(self, kind: str, name: str, thread: int) -> None:
         named = {"ph": "M", "name": kind, "pid": self._process, "tid": thread}

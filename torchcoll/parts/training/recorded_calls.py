@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import platform
 import socket
 import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -37,7 +37,7 @@ class GroupNames:
         self._groups: dict[int, tuple[ref[Any], Group]] = {}
 
     def group(self, group: Any, device: torch.device) -> Group:
-        """Returns a process group as the traffic has it.
+        """Returns a process group as the traffic has it; called before its first captured call.
 
         - device: the device of the tensors, which determines the backend that serves them.
         """
@@ -109,8 +109,7 @@ def environment() -> dict[str, Any]:
 
 
 _CALLBACK_S = 1.0
-# Limits of a capture of every step. In memory a kept call takes 500 bytes, one that has not ended
-# 1000 bytes.
+# Limits of a capture. In memory a kept call takes 500 bytes, one that has not ended 1000 bytes.
 KEPT_CALLS = 100_000
 OPEN_CALLS = 20_000
 _WRITE_NS = 1_000_000_000  # how long ended calls wait for the file at most, while calls are made
@@ -137,6 +136,7 @@ def _clock_name() -> str:
         return f"monotonic {socket.gethostname()}"
 
 
+@dataclass(eq=False, slots=True)
 class RecordedCall:
     """A call that was issued and may not have ended. Stamps are of perf_counter_ns.
 
@@ -148,45 +148,26 @@ class RecordedCall:
     - work: kept if the program's wait for it is the end of the call, or if torch returns only
       afterwards which rank a message came from.
     - wait_note: a note, if that wait is the end of the call.
-    - forgotten: its step is no longer kept; the call still takes its sequence number.
     - entry: its record in the ring file, if there is one.
     - waited_from: when the program began to wait for its end; None if that is not known.
     - pending: its module, or whether the program waits for it, is still to be learned.
     - module: whose parameters or gradients it moves, see TrafficCall.
     """
 
-    __slots__ = (
-        "clock",
-        "entry",
-        "fields",
-        "forgotten",
-        "future",
-        "module",
-        "no_time_reason",
-        "op",
-        "pending",
-        "start",
-        "step",
-        "time_ns",
-        "wait_note",
-        "waited_from",
-        "work",
-    )
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-        self.fields: dict[str, Any] | None = None
-        self.clock, self.no_time_reason, self.wait_note = "host", "", ""
-        self.forgotten = False
-        self.pending = False
-        self.module = ""
-        self.waited_from: int | None = None
-        self.op: Any = None
-        self.future: Any = None
-        self.work: Any = None
-        self.time_ns: int | None = None
-        self.entry: RingEntry | None = None
-        self.start = time.perf_counter_ns()
+    step: int
+    fields: dict[str, Any] | None = None
+    op: Any = None
+    no_time_reason: str = ""
+    future: Any = None
+    work: Any = None
+    wait_note: str = ""
+    entry: RingEntry | None = None
+    waited_from: int | None = None
+    pending: bool = False
+    module: str = ""
+    clock: str = "host"
+    time_ns: int | None = None
+    start: int = field(default_factory=time.perf_counter_ns)
 
     def end(self, future: Any = None) -> None:
         """Stamps the end of the call; also the callback of its future, which may come later."""
@@ -217,7 +198,6 @@ class CallRecorder:
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
         self.rank = dist.get_rank()
-        self._groups = GroupNames(traffic)
         self._open: deque[RecordedCall] = deque()
         self._calls = traffic.calls.setdefault(self.rank, [])
         self._steps = traffic.steps.setdefault(self.rank, [])
@@ -229,11 +209,9 @@ class CallRecorder:
         self.on_mark: Callable[[], object] = lambda: None  # called at each mark of a step
         self.begun = time.perf_counter_ns()
         self._step_began = 0  # ns since the capture began
-        self.kept = 0  # number of steps that were marked and not forgotten
-        # In a capture of every step, calls that do not fit into memory are in the file alone.
-        self._streams = False
+        self.marked = 0  # number of captured steps that were marked
         self._file: CaptureFile | None = None
-        self._full = False
+        self._full = False  # further calls are in the file alone
         self._ended_calls = 0
         self._waited_until = 0  # the end of the last call that the program waited for
         self._write_at_ns = 0
@@ -242,9 +220,9 @@ class CallRecorder:
         self._spans: dict[int, tuple[int, int]] | None = None
         self._calls_of: defaultdict[int, list[TrafficCall]] = defaultdict(list)
 
-    def stream(self, file: CaptureFile | None) -> None:
+    def begin_capture(self, file: CaptureFile | None) -> None:
         """Writes calls into the file as they end from now on; memory keeps the first of them."""
-        self._streams, self._file = True, file
+        self.begun, self._file = time.perf_counter_ns(), file
         self.traffic.clocks[self.rank] = (_clock_name(), self.begun)
         if file:
             file.begin(self.rank)
@@ -256,27 +234,20 @@ class CallRecorder:
     def take_step(self, number: int) -> tuple[tuple[int, int], list[TrafficCall]] | None:
         """Returns begin and end of a kept step and its calls, once; None while a call is open."""
         self._flush()
-        if any(call.step == number and not call.forgotten for call in self._open):
+        if any(call.step == number for call in self._open):
             return None
         assert self._spans is not None
         return self._spans.pop(number), self._calls_of.pop(number, [])
 
     def begin(self) -> RecordedCall:
         """Adds a call that is issued now, perhaps in another thread."""
-        call = RecordedCall(self.kept)
+        call = RecordedCall(self.marked)
         self._open.append(call)
         return call
 
     def drop(self, call: RecordedCall) -> None:
         """Drops a call that failed or cannot be read."""
         call.fields = {}
-
-    def group(self, group: Any, device: torch.device) -> Group:
-        """Returns a process group as the traffic has it; called before its first captured call.
-
-        - device: the device of the tensors of the call.
-        """
-        return self._groups.group(group, device)
 
     def add_parameters(self, module: str, names: tuple[str, ...]) -> None:
         """Adds the names of the parameters that calls of a module move."""
@@ -293,7 +264,7 @@ class CallRecorder:
         call.op = op
         call.fields = fields
         overdue = self._file is not None and call.start >= self._write_at_ns
-        if self._streams and (overdue or len(self._open) >= BATCH):
+        if overdue or len(self._open) >= BATCH:
             self._flush()
 
     def begin_step(self) -> None:
@@ -309,36 +280,15 @@ class CallRecorder:
         if self._file:
             self._file.add("step", {"rank": self.rank, "spans_ns": [span]})
         if self._spans is not None:
-            self._spans[self.kept] = span
-        self.kept += 1
+            self._spans[self.marked] = span
+        self.marked += 1
         self._step_began = now
         self.on_mark()
         for call in self._open:  # otherwise such a call would hold back all later ones
             call.pending = False
-            if call.wait_note and call.time_ns is None and call.step < self.kept - 1:
+            if call.wait_note and call.time_ns is None and call.step < self.marked - 1:
                 call.no_time_reason = _NOT_WAITED
         self._flush(write=True)
-
-    def thin(self) -> None:
-        """Forgets every second step, beginning with the second of all.
-
-        Calls of these steps that are still open stay in line until they take their sequence number,
-        by which the calls of the ranks are joined.
-        """
-        del self._steps[1::2]
-        self.kept = len(self._steps)
-        if self._spans is not None:
-            self._spans = {k // 2: span for k, span in self._spans.items() if k % 2 == 0}
-            even = {k // 2: calls for k, calls in self._calls_of.items() if k % 2 == 0}
-            self._calls_of = defaultdict(list, even)
-        self._calls[:] = [
-            dataclasses.replace(call, step=call.step // 2)
-            for call in self._calls
-            if call.step is not None and call.step % 2 == 0
-        ]
-        for call in self._open:
-            call.forgotten |= call.step % 2 == 1
-            call.step //= 2
 
     def finish(self) -> list[str]:
         """Ends the capture and returns the notes on what was seen.
@@ -346,7 +296,6 @@ class CallRecorder:
         Calls that have not ended are kept without a duration.
         """
         self.traffic.mark_step = None
-        self.traffic.clocks[self.rank] = (_clock_name(), self.begun)
         self.wait_for_ends()
         self._flush(final=True)
         leave_unmarked(self._calls, len(self._steps))
@@ -355,7 +304,9 @@ class CallRecorder:
         notes = [text.format(count) for text, count in self._notes.items()]
         self.traffic.notes += notes
         if self._full:
-            of_steps = f"the first {len(self._steps)} of {self.kept} steps, " if self.kept else ""
+            of_steps = (
+                f"the first {len(self._steps)} of {self.marked} steps, " if self.marked else ""
+            )
             file_text = f"; {self._file.path} has those that it could take" if self._file else ""
             self.traffic.notes.append(
                 f"memory keeps {of_steps}{len(self._calls)} of {self._ended_calls} calls{file_text}"
@@ -385,7 +336,7 @@ class CallRecorder:
         try:
             while self._open:
                 call = self._open[0]
-                if self._streams and len(self._open) > OPEN_CALLS and call.time_ns is None:
+                if len(self._open) > OPEN_CALLS and call.time_ns is None:
                     call.no_time_reason = call.no_time_reason or _TOO_OLD
                 complete = call.fields == {} or (
                     call.fields
@@ -397,9 +348,8 @@ class CallRecorder:
                 self._open.popleft()
                 if call.fields:
                     number = self._number(call, call.fields)
-                    if not call.forgotten:
-                        self._keep(self._traffic_call(call, call.fields, number))
-                elif call.fields is None and not call.forgotten:
+                    self._keep(self._traffic_call(call, call.fields, number))
+                elif call.fields is None:
                     self.note(_IN_FLIGHT)
             if self._file and not final:  # the last records follow
                 now = time.perf_counter_ns()
@@ -422,7 +372,7 @@ class CallRecorder:
         if self._full:
             return
         self._calls.append(call)
-        if self._streams and len(self._calls) > KEPT_CALLS:
+        if len(self._calls) > KEPT_CALLS:
             # Memory filled up in this step: keep the complete steps before it. If it is the first
             # step, keep what fits.
             self._full, step = True, call.step or 0
@@ -471,7 +421,7 @@ class CallRecorder:
                 **fields,
                 "op": op,
                 "sequence": number,
-                "step": call.step if self._streams or call.step < self.kept else None,
+                "step": call.step,
                 "start_ns": call.start - self.begun,
                 "time_ns": call.time_ns,
                 "exposed_ns": self._exposed_ns(call),

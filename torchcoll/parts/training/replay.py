@@ -1,6 +1,6 @@
 """Replays a captured training step without the model: the same calls, sizes and groups.
 
-Each rank plays its own calls (training/playback.py). Nothing is sent before all ranks have agreed
+Each rank plays its own calls (training/player.py). Nothing is sent before all ranks have agreed
 that their calls fit together. The replay waits for an asynchronous call where it had ended in
 training, otherwise at the end of the step, so no two ranks can wait for each other.
 """
@@ -23,7 +23,9 @@ from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.traffic_spec import point_of
 from torchcoll.core.units import format_bytes, whole_number
 from torchcoll.machine.environment import free_memory
-from torchcoll.parts.training.playback import (
+from torchcoll.parts.training.player import (
+    Members,
+    Player,
     RankPlayback,
     Step,
     digest,
@@ -31,7 +33,6 @@ from torchcoll.parts.training.playback import (
     most_common_steps,
     rank_playback,
 )
-from torchcoll.parts.training.player import Members, Player
 from torchcoll.reading.torch_names import Numbers
 
 
@@ -328,45 +329,31 @@ def _traffic(gathered: Sequence[dict[str, Any]], clock: str, backend: str) -> Tr
     for rank, report in enumerate(gathered):
         origin = (report["started"][0] or report["spans"][0])[0]
         result.steps[rank] = [(start - origin, end - origin) for start, end in report["spans"]]
-        calls = [TrafficCall.from_json(call) for call in report["calls"]]
-        groups = [
-            _group(
-                result, call, tuple(members), backend, report["descriptions"].get(call.group, "")
+        calls = []
+        for data, members in zip(report["calls"], report["members"], strict=True):
+            call = TrafficCall.from_json(data)
+            description = report["descriptions"].get(call.group, "")
+            group = Group(call.group or "default", tuple(members), backend, description)
+            name = result.add_group(group)
+            calls.append(
+                replace(call, group=name, clock=clock, exposed_ns=None, began_ns=None, algorithm="")
             )
-            for call, members in zip(calls, report["members"], strict=True)
-        ]
         numbers = Numbers()
         calls_of_rank = result.calls[rank] = []
         for played, (starts, times) in enumerate(
             zip(report["started"], report["times"], strict=True)
         ):
-            for call, group, start, ns in zip(calls, groups, starts, times, strict=True):
+            for call, start, ns in zip(calls, starts, times, strict=True):
                 calls_of_rank.append(
                     replace(
                         call,
-                        group=group,
-                        sequence=numbers.next(call.collective, group, call.peer),
+                        sequence=numbers.next(call.collective, call.group, call.peer),
                         step=played - 1 if played else None,
                         start_ns=start - origin,
                         time_ns=ns,
-                        clock=clock,
-                        exposed_ns=None,
-                        began_ns=None,
-                        algorithm="",
                     )
                 )
     return result
-
-
-def _group(
-    result: Traffic, call: TrafficCall, members: Members, backend: str, description: str
-) -> str:
-    """Returns the group's name in the result: as captured, unless another group has that name."""
-    name = call.group or "default"
-    if name in result.groups and result.groups[name].ranks != members:
-        name = f"{name}@{members[0]}"
-    result.groups.setdefault(name, Group(name, members, backend, description))
-    return name
 
 
 def _notes(gathered: Sequence[dict[str, Any]], traffic: Traffic, step: Step) -> list[str]:

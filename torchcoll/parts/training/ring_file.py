@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 import zlib
 from datetime import datetime, timezone
 from pathlib import Path
@@ -54,14 +55,11 @@ NO_ROOM = {*DISK_REFUSES, errno.EMFILE, errno.ENFILE}
 
 
 def warn(actual: object, target: object, expected: str, action: str) -> None:
-    """Prints one line on stderr, in place of an error that would end the training."""
-    print_warning(
-        f"got {actual} for {target}, expected {expected}. The training goes on; {action}."
-    )
+    """Prints one line on stderr, in place of an error that would end the training.
 
-
-def print_warning(text: str) -> None:
-    """Prints a warning if stderr accepts it; stderr may be a file on the same full disk."""
+    stderr may be a file on the same full disk, and then there is no line.
+    """
+    text = f"got {actual} for {target}, expected {expected}. The training goes on; {action}."
     with contextlib.suppress(OSError, ValueError):
         tell(f"torchcoll: warning: capture: {text}")
 
@@ -71,23 +69,6 @@ def _new_path(folder: Path, stem: str, suffix: str) -> Path:
     names = (f"{stem}-{number}{suffix}" for number in itertools.count(2))
     paths = (folder / name for name in itertools.chain([f"{stem}{suffix}"], names))
     return next(path for path in paths if not os.path.lexists(path))
-
-
-def open_rank_file(folder: Path, rank: int) -> Writer | None:
-    """Opens a new file of this rank.
-
-    Returns None, with a warning, if there is no room for it. Raises UsageError for a folder that
-    cannot be written.
-    """
-    path = _new_path(folder, f"{RANK_FILE}{rank}", ".jsonl")
-    try:
-        return Writer(path, "Name another folder.")
-    except TorchcollError as error:
-        reason = error.__context__
-        if not isinstance(reason, OSError) or reason.errno not in NO_ROOM:
-            raise
-        warn(reason.strerror, path, "room for a new file", "its calls are in memory alone")
-        return None
 
 
 class CaptureFile:
@@ -107,6 +88,25 @@ class CaptureFile:
         self._header_names: set[str] = set()  # environment names in its header
         self._calls = 0  # number of calls in the file
         self.broken = False
+
+    @classmethod
+    def open(cls, folder: Path, rank: int, traffic: Traffic) -> CaptureFile | None:
+        """Opens a new file of this rank, which becomes the path of the traffic.
+
+        Returns None, with a warning, if there is no room for it. Raises UsageError for a folder
+        that cannot be written.
+        """
+        path = _new_path(folder, f"{RANK_FILE}{rank}", ".jsonl")
+        try:
+            writer = Writer(path, "Name another folder.")
+        except TorchcollError as error:
+            reason = error.__context__
+            if not isinstance(reason, OSError) or reason.errno not in NO_ROOM:
+                raise
+            warn(reason.strerror, path, "room for a new file", "its calls are in memory alone")
+            return None
+        traffic.path = path
+        return cls(writer, traffic)
 
     def begin(self, rank: int) -> None:
         """Writes the header and the clock of the rank."""
@@ -501,13 +501,9 @@ class StallWatch(threading.Thread):
             # The form of faulthandler, which other tools read.
             name = names.get(thread, "unknown")
             lines.append(f"Thread 0x{thread:016x} [{name}] (most recent call first):")
-            at = frame
-            for _ in range(_MOST_FRAMES):
+            for at, line in itertools.islice(traceback.walk_stack(frame), _MOST_FRAMES):
                 code = at.f_code
-                lines.append(f'  File "{code.co_filename}", line {at.f_lineno} in {code.co_name}')
-                if at.f_back is None:
-                    break
-                at = at.f_back
+                lines.append(f'  File "{code.co_filename}", line {line} in {code.co_name}')
         text = "\n".join(lines) + "\n\n"
         again = self._path.exists() and self._path.stat().st_size > _MOST_BYTES
         with open(self._path, "w" if again else "a", encoding="utf-8", errors="replace") as file:

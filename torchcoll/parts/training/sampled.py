@@ -1,8 +1,6 @@
 """``capture(every=N)`` captures one step in N for hours; ``metrics=`` reports the last one.
 
-Between captured steps no kernel of ours is installed; only the mark of each step remains. At most
-MAX_STEPS_KEPT steps are kept: then every second of them is dropped, and N doubles. All ranks mark
-the same steps, so they keep the same ones.
+Between captured steps no kernel of ours is installed; only the mark of each step remains.
 """
 
 from __future__ import annotations
@@ -23,9 +21,6 @@ from torchcoll.parts.training.intervals import Union
 
 if TYPE_CHECKING:
     from torchcoll.parts.training.recorded_calls import CallRecorder
-
-# In three days an hour has 7 of them; 512 steps of 500 calls take 60 MB.
-MAX_STEPS_KEPT = 512
 
 
 class Sampling:
@@ -49,16 +44,14 @@ class Sampling:
     ) -> None:
         self.every = every
         self.marked = 0
-        self._thins = every > 1
         self._recorder = recorder
         self._on, self._off, self._poll = on, off, poll
         self._metrics = metrics
         if metrics:
             recorder.keep_steps()
         # Captured steps that are not reported yet: some of their calls may not have ended at the
-        # mark. The numbers among all marks, among the captured and among the kept steps.
-        self._pending: deque[tuple[int, int, int]] = deque()
-        self._captured = 0
+        # mark. The numbers among all marks, and among the captured steps.
+        self._pending: deque[tuple[int, int]] = deque()
         self._recording = False
         self._prepare()
 
@@ -73,13 +66,6 @@ class Sampling:
         if self._metrics:
             self._metrics.report()
             self._report(self._metrics)
-        if self._recording and self._thins and self._recorder.kept >= MAX_STEPS_KEPT:
-            # Steps that are dropped before they are reported never are: at most one in 256.
-            self._recorder.thin()
-            self.every *= 2
-            self._pending = deque(
-                (number, turn, kept // 2) for number, turn, kept in self._pending if kept % 2 == 0
-            )
         self._prepare()
 
     def _report(self, metrics: StepMetrics) -> None:
@@ -87,11 +73,9 @@ class Sampling:
         mark.
         """
         if self._recording:
-            self._pending.append((self.marked - 1, self._captured, self._recorder.kept - 1))
-            self._captured += 1
-        while self._pending and (step_data := self._recorder.take_step(self._pending[0][2])):
-            number, turn, _ = self._pending.popleft()
-            metrics.add(number, turn, *step_data)
+            self._pending.append((self.marked - 1, self._recorder.marked - 1))
+        while self._pending and (step_data := self._recorder.take_step(self._pending[0][1])):
+            metrics.add(*self._pending.popleft(), *step_data)
 
     def _prepare(self) -> None:
         """Starts or stops recording for the step that begins."""
@@ -165,7 +149,7 @@ class StepMetrics:
             statuses = [json.loads(text) for text in texts]
             if all(status["step"] == number for status in statuses):
                 while self._waiting.popleft() != (number, turn):
-                    pass  # drop an older step, which some rank dropped when it thinned its steps
+                    pass  # drop an older step
                 write_metrics(self._path, step_metrics(statuses, time.time(), self._labels))
                 return
 

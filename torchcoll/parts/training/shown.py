@@ -5,8 +5,10 @@ from torchcoll.parts.training.layouts_show import layouts_answer, show_layouts
 from torchcoll.parts.training.plan_charts import layouts_charts, plan_charts
 from torchcoll.parts.training.plan_show import plan_answer, show_training_plans
 from torchcoll.parts.training.projection import Plan
-from torchcoll.parts.training.traffic_comparison import TrafficComparison
-from torchcoll.parts.training.traffic_comparison_show import show_traffic_comparisons
+from torchcoll.parts.training.traffic_comparison_show import (
+    TrafficComparison,
+    show_traffic_comparisons,
+)
 from torchcoll.parts.training.trial import Trial
 from torchcoll.parts.training.trial_show import show_trials
 from torchcoll.report.shown import Shown

@@ -109,15 +109,6 @@ class Steps:
     duration_ns: float | None = None
     notes: list[str] = field(default_factory=list)
 
-    def find_duration(self) -> float | None:
-        """Returns ``duration_ns`` of the steady steps."""
-        spans = (
-            {n: end - start for n, (start, end) in enumerate(of_rank)}
-            for of_rank in self.marks.values()
-        )
-        values = [ns for of_rank in spans if (ns := self.reduce(of_rank.get)) is not None]
-        return fmean(values) if values else None
-
     def reduce(self, of_step: Callable[[int], float | None]) -> float | None:
         """Returns the median of a figure over the steady steps, or its mean if the steps vary.
 
@@ -162,7 +153,12 @@ def find_steps(traffic: Traffic) -> Steps:
     steady = tuple(range(total)) if varying else alike
     result = Steps(steady, total, marked, varying, kinds, at, traffic.steps)
     result.notes = _notes(traffic, result, sent, alike)
-    result.duration_ns = result.find_duration()
+    spans = (
+        {number: end - start for number, (start, end) in enumerate(of_rank)}
+        for of_rank in traffic.steps.values()
+    )
+    durations = [ns for of_rank in spans if (ns := result.reduce(of_rank.get)) is not None]
+    result.duration_ns = fmean(durations) if durations else None
     return result
 
 

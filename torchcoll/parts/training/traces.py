@@ -129,17 +129,12 @@ def _read(path: Path) -> RankFile:
 def _event(record: object) -> tuple[Event | None, int]:
     """The event, None if it is not needed, and its estimated memory."""
     event = make_event(record)
-    return event, _event_bytes(event) if event else 0
-
-
-def _event_bytes(event: Event) -> int:
-    """Estimated memory of an event. Most events have no arguments."""
-    if not event.args:
-        return _EVENT_BYTES
+    if not event or not event.args:  # as most
+        return event, _EVENT_BYTES if event else 0
     texts = sum(len(v) for v in event.args.values() if isinstance(v, str))
     lists = sum(len(str(v)) for v in event.args.values() if isinstance(v, (list, dict)))
     items = ITEM_BYTES // 4 * len(event.args)
-    return _EVENT_BYTES + items + texts + MEMORY_RATIO * lists
+    return event, _EVENT_BYTES + items + texts + MEMORY_RATIO * lists
 
 
 def _check_steps(files: Sequence[RankFile]) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_ns
-from torchcoll.parts.training.arrivals import find_arrivals
 from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.traffic_table import (
     RankTimes,
@@ -17,9 +15,6 @@ from torchcoll.parts.training.traffic_table import (
     summarise_traffic,
 )
 from torchcoll.report import chart
-
-if TYPE_CHECKING:
-    from torchcoll.parts.training.arrivals import Arrivals
 
 MOST_BARS = 40  # of one chart
 _TITLE = "Where the step goes"
@@ -40,16 +35,14 @@ _TIME = {
 def traffic_charts(traffic: Traffic) -> list[chart.Chart]:
     """What each rank does in a step, as ``step_charts``."""
     ledger = Ledger(traffic)
-    return step_charts(ledger, summarise_traffic(ledger), find_arrivals(ledger))
+    return step_charts(ledger, summarise_traffic(ledger))
 
 
-def step_charts(
-    ledger: Ledger, table: TrafficTable, arrivals: Arrivals | None
-) -> list[chart.Chart]:
+def step_charts(ledger: Ledger, table: TrafficTable) -> list[chart.Chart]:
     """The typical step of each rank and their mean: computing, the exposed calls of each module,
     waiting for other ranks; late ranks first. Without marks of steps, the calls of each rank.
     """
-    late = arrivals.suspects if arrivals else {}
+    late = table.arrivals.suspects if table.arrivals else {}
     if not ledger.steps.marked:
         return _calls_charts(ledger, late)
     every = [rank for rank in table.ranks if rank.step_ns]

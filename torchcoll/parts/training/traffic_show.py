@@ -23,7 +23,7 @@ from torchcoll.core.units import (
     format_time,
     plural,
 )
-from torchcoll.parts.training.arrivals import Arrivals, RankArrival, find_arrivals
+from torchcoll.parts.training.arrivals import Arrivals, RankArrival
 from torchcoll.parts.training.ledger import Ledger
 from torchcoll.parts.training.traffic_charts import step_charts, traffic_charts
 from torchcoll.parts.training.traffic_table import (
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 VIEWS = ("calls", "modules", "ranks", "time")
 _ALL = 0.99  # of the exposed time
+_FACTS = "steps total marked statistic step_ns computing_ns busy_ns wait_ns"
 MOST_ROWS = 10  # of modules and of ranks; ``--format json`` has all of them
 _LATE = (
     "last: with the shortest time of a call; caused: the waiting of all other ranks in these "
@@ -161,24 +162,16 @@ def show_traffic(
     format: str = "table",
     file: TextIO | None = None,
     views: Sequence[str] = ("calls", "modules", "time"),
-    step: int | None = None,
 ) -> None:
-    """Prints the traffic of each source.
+    """Prints the traffic of each source. Raises UsageError for an unknown format.
 
     - views: names of VIEWS, shown below the summary.
-    - step: the number of a step, which alone is shown; None: the steady steps.
-
-    Raises UsageError for an unknown format or step.
     """
     forms = []
     for traffic in traffics:
-        ledger = Ledger(traffic)
-        if step is not None:
-            ledger.keep_step(step)
-        table, arrivals = summarise_traffic(ledger), find_arrivals(ledger)
+        table = summarise_traffic(Ledger(traffic))
         file_name = {"file": one_line(traffic.path or "traffic")} if len(traffics) > 1 else {}
-        apart = ("rows", "ranks", "over_time", "exposed", "behind", "most_calls", "replayed")
-        facts = {name: value for name, value in vars(table).items() if name not in apart}
+        facts = select_fields(table, _FACTS)
         document: dict[str, Any] = {
             "schema": "torchcoll-traffic-rows/1",
             "traffic": {
@@ -197,24 +190,21 @@ def show_traffic(
             ],
             "ranks": [dataclasses.asdict(rank) for rank in table.ranks],
             **({"over_time": dataclasses.asdict(table.over_time)} if table.over_time else {}),
-            **({"arrivals": arrivals_object(arrivals)} if arrivals else {}),
+            **({"arrivals": arrivals_object(table.arrivals)} if table.arrivals else {}),
         }
         if not table.sized:
             for row in (*document["rows"], *document["modules"]):
                 row.update((name, None) for name in row if name.startswith("bytes_"))
         records = [{**file_name, **row} for row in document["rows"]]
-        forms.append(Forms(traffic_grids(traffic, table, arrivals, views), document, records))
+        forms.append(Forms(traffic_grids(traffic, table, views), document, records))
     print_results(forms, format, file)
 
 
 def traffic_grids(
-    traffic: Traffic,
-    table: TrafficTable,
-    arrivals: Arrivals | None = None,
-    views: Sequence[str] = VIEWS,
+    traffic: Traffic, table: TrafficTable, views: Sequence[str] = VIEWS
 ) -> list[Grid]:
     """Returns the summary and the tables of the views, followed by what is left out and unknown."""
-    grids = [_summary(traffic, table, arrivals)] if table.marked and table.rows else []
+    grids = [_summary(traffic, table)] if table.marked and table.rows else []
     if "calls" in views or not grids:
         grids.append(_calls(table))
     grids[0].above = [*_title(traffic, table), *grids[0].above]
@@ -225,14 +215,14 @@ def traffic_grids(
     if "ranks" in views and table.marked:
         names = ("rank", "step_ns", "computing_ns", "in_flight_ns", "exposed_ns", "idle_ns")
         grids.append(make_grid(_columns((*names, "wait_ns")), table.ranks, above=["by rank:"]))
-    if "ranks" in views and arrivals:
-        grids.append(_arrivals_grid(arrivals))
-    answer = traffic_answer(table, arrivals)
+    if "ranks" in views and table.arrivals:
+        grids.append(_arrivals_grid(table.arrivals))
+    answer = traffic_answer(table)
     below = [*table.notes, *traffic.notes, *traffic.problems]
     return [*grids, Grid([], [], below=[one_line(text) for text in below], answer=answer)]
 
 
-def _summary(traffic: Traffic, table: TrafficTable, arrivals: Arrivals | None) -> Grid:
+def _summary(traffic: Traffic, table: TrafficTable) -> Grid:
     """Returns the table of five rows: what a step consists of, and where most of it is."""
 
     def rank_with_most(figure: str) -> str:
@@ -251,7 +241,7 @@ def _summary(traffic: Traffic, table: TrafficTable, arrivals: Arrivals | None) -
     computing = rank_with_most("computing_ns")
     if table.computing_ns is None:
         computing = "not recorded: traces of torch.profiler have it"
-    waited = arrivals.ranks[0] if arrivals and arrivals.ranks else None
+    waited = table.arrivals.ranks[0] if table.arrivals and table.arrivals.ranks else None
     rows = [
         ("step", table.step_ns, rank_with_most("step_ns")),
         ("computing", table.computing_ns, computing),
@@ -381,17 +371,16 @@ def arrivals_object(arrivals: Arrivals) -> dict[str, Any]:
     return {"answer": arrivals.answer.to_json(), **dataclasses.asdict(arrivals)}
 
 
-def traffic_answer(table: TrafficTable, arrivals: Arrivals | None = None) -> Answer | None:
+def traffic_answer(table: TrafficTable) -> Answer | None:
     """Who is late; first what communication costs a step, where no rank is late. None if there are
     no calls.
     """
-    cost = _cost(table, arrivals)
+    cost, arrivals = _cost(table), table.arrivals
     if arrivals is None or cost is None:
         return cost
     who = arrivals.answer
-    why = _why_late(table, arrivals)
-    scope = f"({'; '.join(why)}; {who.scope.removeprefix('(')}" if why else who.scope
-    who = dataclasses.replace(who, subject=one_line(who.subject), scope=scope)
+    details = (*_why_late(table, arrivals), *who.details)
+    who = dataclasses.replace(who, subject=one_line(who.subject), details=details)
     if table.replayed and not arrivals.late:
         return cost
     if (who.certainty == PROBABLY or arrivals.late) and not cost.next_step:
@@ -418,7 +407,7 @@ def _why_late(table: TrafficTable, arrivals: Arrivals) -> list[str]:
     return texts
 
 
-def _cost(table: TrafficTable, arrivals: Arrivals | None = None) -> Answer | None:
+def _cost(table: TrafficTable) -> Answer | None:
     """What communication costs a step: what is exposed, or else how long any call is in flight."""
     if not table.rows:
         return None
@@ -449,7 +438,7 @@ def _cost(table: TrafficTable, arrivals: Arrivals | None = None) -> Answer | Non
     step, exposed = f"a step of {format_ns(step_ns, 3)}", table.exposed
     busy = None if busy_ns is None else _whole_percent(busy_ns / step_ns)
     if exposed.total_ns is not None and not exposed.unknown:
-        scope = f"({_whole_percent(exposed.share)}{_spent_on(exposed, arrivals)})"
+        scope = f"({_whole_percent(exposed.share)}{_spent_on(exposed)})"
         flight = [] if busy is None else [f"a collective is in flight in {busy} of the step"]
         verb = "spends {} on communication"
         return _time_answer(step, verb, exposed.total_ns, scope, *flight, sent)
@@ -462,21 +451,17 @@ def _time_answer(subject: str, verb: str, time_ns: float, scope: str, *details: 
     return Answer(subject, verb=verb, size=time_ns, unit="ns", scope=scope, details=details)
 
 
-def _spent_on(exposed: Exposed, arrivals: Arrivals | None) -> str:
+def _spent_on(exposed: Exposed) -> str:
     """Returns for what the exposed time of a step is: waiting, and the module with most calls."""
-    most, waiting_ns, rank = exposed.most, exposed.waiting_ns, "the last rank"
-    if arrivals and arrivals.late:
-        late, size_ns = arrivals.late[0], arrivals.answer.size
-        rank = f"rank {late.rank}"
-        if size_ns is not None:  # it does not wait for itself
-            waiting_ns = min(waiting_ns, size_ns * late.others / (late.others + 1))
-    everything = waiting_ns >= _ALL * (exposed.total_ns or 0)
-    size = "all" if everything else format_ns(waiting_ns, 3)
-    waiting = f", {size} of it waiting for {rank}" if waiting_ns else ""
-    if most is None or (waiting and everything):
-        return waiting
-    rest = "; without waiting, most" if waiting else ", most of it"
-    return f"{waiting}{rest} for the {one_line(most.text)}"
+    total_ns, most, share = exposed.total_ns or 0.0, exposed.most, exposed.share or 0.0
+    if exposed.waiting_ns and exposed.waiting_ns >= _ALL * total_ns:
+        return ", all of it waiting for other ranks"
+    if not exposed.waiting_ns:
+        return f", most of it for the {one_line(most.text)}" if most else ""
+    waiting = share * exposed.waiting_ns / total_ns
+    calls = _whole_percent(share - waiting)
+    parts = f": {_whole_percent(waiting)} waiting for other ranks, {calls} in calls"
+    return f"{parts}, most for the {one_line(most.text)}" if most else parts
 
 
 def _sent(table: TrafficTable) -> str:
@@ -531,26 +516,20 @@ def add_traffic(draft: PageDraft) -> None:
     several = len(draft.material.traffic) > 1
     for traffic in draft.material.traffic:
         ledger = Ledger(traffic)
-        arrivals = find_arrivals(ledger)
         table = summarise_traffic(ledger)
-        grids = traffic_grids(traffic, table, arrivals)
+        grids = traffic_grids(traffic, table)
         name = f": {one_line(traffic.path or 'traffic')}" if several else ""
-        drawing = Drawing("Where the step goes", partial(step_charts, ledger, table, arrivals))
+        drawing = Drawing("Where the step goes", partial(step_charts, ledger, table))
         command = draft.command("trace", "traffic")
         draft.add(f"What a training sends{name}", grids, command, [drawing])
         if not several and grids[-1].answer:
             draft.answers[-1] = grids[-1].answer  # the sentence of trace, without a title
 
 
-def _answer_of(traffic: Traffic) -> Answer | None:
-    ledger = Ledger(traffic)
-    return traffic_answer(summarise_traffic(ledger), find_arrivals(ledger))
-
-
 TRAFFIC = Shown(
     show_traffic,
     charts=traffic_charts,
     frame=traffic_frame,
-    answer=_answer_of,
+    answer=lambda traffic: traffic_answer(summarise_traffic(Ledger(traffic))),
 )
 SHOWN = {Traffic: TRAFFIC}

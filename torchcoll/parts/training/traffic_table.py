@@ -24,11 +24,12 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import format_ranges, plural
+from torchcoll.parts.training.arrivals import Arrivals, find_arrivals
 from torchcoll.parts.training.intervals import Union
+from torchcoll.parts.training.joined import JoinedCall
 from torchcoll.parts.training.ledger import (
     Column,
     Ledger,
-    LedgerEntry,
     call_exposed_ns,
     waiting_spans,
 )
@@ -341,7 +342,7 @@ def _grouped(ledger: Ledger, key: Callable[[int, int], Any]) -> dict[Any, CallIn
     return groups
 
 
-def _calls_at(ledger: Ledger, at: CallIndices) -> list[tuple[TrafficCall, LedgerEntry]]:
+def _calls_at(ledger: Ledger, at: CallIndices) -> list[tuple[TrafficCall, JoinedCall]]:
     return [
         (ledger.call(rank, i), ledger.entries[rank][i])
         for rank, by_step in at.items()
@@ -441,6 +442,7 @@ class TrafficTable:
     - exposed: the exposed communication of a step, in all and by module.
     - most_calls: collective -> its calls of a step on the rank that makes most of them.
     - notes: one sentence each.
+    - arrivals: who came last to the calls; None if no call tells it.
     - over_time: the steps over time; only for a capture of every Nth step.
     - behind: the answer if ranks never entered the last calls of their group; otherwise None.
     - replayed: the number of the ``step`` that a replay plays, and its ``step_ns`` and
@@ -460,6 +462,7 @@ class TrafficTable:
     exposed: Exposed
     most_calls: dict[str, float]
     notes: list[str] = field(default_factory=list)
+    arrivals: Arrivals | None = None
     over_time: OverTime | None = None
     behind: Answer | None = None
     replayed: dict[str, Any] = field(default_factory=dict)
@@ -506,6 +509,7 @@ def summarise_traffic(ledger: Ledger) -> TrafficTable:
         _find_exposed(ledger, ranks),
         _most_calls(ledger),
         notes,
+        find_arrivals(ledger),
         over_time(ledger),
         None if steps.marked else _behind(traffic),
         played if isinstance(played, dict) else {},
@@ -567,7 +571,7 @@ def _rows(ledger: Ledger) -> list[TrafficRow]:
 
 def _row(ledger: Ledger, kind: Kind, at: CallIndices) -> TrafficRow:
     calls, entries = zip(*_calls_at(ledger, at), strict=True)
-    times = [entry.joined.completion_ns for entry in dict.fromkeys(entries)]
+    times = [entry.completion_ns for entry in dict.fromkeys(entries)]
     known_times = [time for time in times if time is not None]
     names = list(dict.fromkeys(call.group for call in calls))
     groups = [ledger.traffic.groups.get(name) or Group(name) for name in names]

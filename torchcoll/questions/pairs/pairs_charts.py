@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,16 +49,17 @@ def pairs_charts(pairs: Pairs) -> list[Chart]:
         (key, {pair: timing.median_ns for pair, timing in times.items()}, "")
         for key, times in pairs.times.items()
     ]
-    tables += [(key, times, ", slow pairs alone") for key, times in _alone(pairs).items()]
+    tables += [(key, times, ", slow pairs alone") for key, times in _alone(pairs, suspects).items()]
     for key, times, which in tables:
         kind, size_bytes = key
-        bandwidth = kind != LATENCY
+        bandwidth = kind != LATENCY or bool(which)
         factor = 1.0 if pairs.unit == "GB/s" else 1e3
         # Merged cells show the worst: the lowest bandwidth, the longest latency.
         sign = -1.0 if bandwidth else 1.0
         values = np.full((count, count), np.nan)
         for (a, b), ns in times.items():
             value = factor * pairs.gbps(key, (a, b), ns) if bandwidth else ns / 1e3
+            value = 100 * ns if which else value
             values[a, b] = sign * value
             if (b, a) not in times:
                 values[b, a] = sign * value
@@ -65,11 +67,14 @@ def pairs_charts(pairs: Pairs) -> list[Chart]:
         worst, middle = np.nanmax(sign * values), np.nanmedian(sign * values)
         unit = pairs.unit if bandwidth else "us"
         figure = f"bandwidth ({unit} sent by each)" if bandwidth else "median time (us)"
+        if which:
+            unit, figure = "%", "speed, % of the other pairs"
         title = f"{format_size(size_bytes)} both ways" if kind == EXCHANGE else kind
         hover = f"%{{y}} and %{{x}}: %{{z:.4~g}} {unit}<extra></extra>"
         colours = {} if bandwidth else {"colours": TIMES}
         chart = heat_map(plain(title + which), values, names, names, figure, hover, **colours)
-        texts = [["" if np.isnan(x) else format_digits(x) for x in row] for row in values]
+        form = "{:.0f} %".format if which else format_digits
+        texts = [["" if np.isnan(x) else form(x) for x in row] for row in values]
         if texts_fit(texts):
             chart.traces[0] |= {"text": texts, "texttemplate": "%{text}"}
         chart.layout["yaxis"] |= {"title": {"text": pairs.by, "standoff": 12}}
@@ -77,7 +82,7 @@ def pairs_charts(pairs: Pairs) -> list[Chart]:
         chart.layout["shapes"] = frames
         chart.caption = [*captions]
         if which:
-            chart.caption.append("blank: not measured again")
+            chart.caption.append("% of the median of the other pairs; blank: not measured again")
         elif pairs.alone:
             chart.caption.append("measured while other pairs ran; the answer: slow pairs alone")
         if step > 1:
@@ -97,14 +102,21 @@ def pairs_charts(pairs: Pairs) -> list[Chart]:
     return [chart for *_, chart in sorted(charts, key=lambda each: each[:2])]
 
 
-def _alone(pairs: Pairs) -> dict[tuple[str, int], dict[Pair, float]]:
-    """The medians over the passes in which pairs were repeated alone."""
+def _alone(pairs: Pairs, suspects: Sequence[Suspect]) -> dict[tuple[str, int], dict[Pair, float]]:
+    """The speed of each pair that was repeated alone, as a share of the median of the pairs without
+    a suspect; the median over the passes.
+    """
+    slow = [{*each.units} for each in suspects]
     passes: dict[tuple[str, int], dict[Pair, list[float]]] = {}
     for tables in pairs.alone:
         for key, times in tables.items():
-            for pair, timing in times.items():
-                passes.setdefault(key, {}).setdefault(pair, []).append(timing.median_ns)
-    return {key: {pair: median(ns) for pair, ns in of.items()} for key, of in passes.items()}
+            usual = [
+                t.median_ns for pair, t in times.items() if not any(s <= {*pair} for s in slow)
+            ]
+            for pair, timing in times.items() if usual else ():
+                share = median(usual) / timing.median_ns
+                passes.setdefault(key, {}).setdefault(pair, []).append(share)
+    return {key: {pair: median(of) for pair, of in table.items()} for key, table in passes.items()}
 
 
 def _frames(suspect: Suspect, count: int, step: int) -> list[dict[str, Any]]:
