@@ -86,6 +86,10 @@ def run_check(options: argparse.Namespace) -> ExitCode:
                 raise UsageError("baseline", count_text, "a file of one run")
             (baseline,) = keep_cases(baselines, options.filter)
     runs = read_runs(options)
+    for run in runs:
+        if of_figures := run.source.get("ranks_of_busbw"):
+            expected = f"{of_figures}, as every busbw of {run.source['file']} shows"
+            raise UsageError("ranks", run.ranks, expected, "Leave --ranks out.")
     verdicts = [judge(run, options.fabric, baseline) for run in runs]
     show.show_verdicts(runs, verdicts, options.format)
     if options.junit:
