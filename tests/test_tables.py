@@ -48,6 +48,10 @@ EXCEPTIONS = {
         {"gloo"},
         "the Flight Recorder's states depend on it",
     ),
+    "parts/training/flight_dump.py": (
+        {"gloo", "barrier"},
+        "the Flight Recorder's states and sizes depend on them",
+    ),
     "parts/training/measured_step.py": (
         {"all_gather", "reduce_scatter"},
         "what FSDP2 copies for",

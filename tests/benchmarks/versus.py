@@ -28,11 +28,12 @@ from torchcoll.core.file import save
 from torchcoll.parts.experiments.axes import Cell
 from torchcoll.parts.experiments.blocks import RunPlan
 from torchcoll.parts.experiments.launch_command import command_of
+from torchcoll.parts.experiments.looks import Decided, Looks, Seen, due
 from torchcoll.parts.experiments.versus import Versus
 from torchcoll.stats import statistics
 from torchcoll.stats.needed import make_target, power
 from torchcoll.stats.ratios import ORDERED
-from torchcoll.stats.sequential import FIRST_LOOK, Decided, Looks, Seen, due
+from torchcoll.stats.sequential import FIRST_LOOK
 
 CASES = 25
 CHANGED = 12  # the number of the case that changes, where one does

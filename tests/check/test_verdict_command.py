@@ -41,6 +41,22 @@ def test_fabric(path, capsys):
     assert document["answer"]["headline"].startswith("WARN 300 GB/s busbw at 1G, 80.9 %")
 
 
+def test_ranks_that_every_busbw_contradicts(tmp_path, capsys):
+    """busbw / algbw is 1.75, that of all_reduce on 8 ranks."""
+    sizes = [1 << power for power in (26, 28, 30)]
+    rows = [f"{n} {n // 4} float sum -1 {n / 2e5:.2f} 200.00 350.00 0" for n in sizes]
+    log = tmp_path / "nccl.log"
+    heading = "# size count type redop root time algbw busbw #wrong"
+    log.write_text("\n".join(["# Collective test starting: all_reduce_perf", heading, *rows, ""]))
+    assert main(["check", str(log), "--ranks", "8"]) == 0
+    for words in (["--ranks", "4"], ["--ranks", "4", "--gate"]):
+        capsys.readouterr()
+        assert main(["check", str(log), *words]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith(error_line("ranks", "4", "8, as every busbw of nccl.log shows"))
+
+
 def test_fabrics_that_cannot_be(path, capsys):
     for code, words, message in (
         (2, ["--fabric", "x"], error_text("fabric", "x", "one of ethernet, ")),

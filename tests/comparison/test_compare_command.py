@@ -17,9 +17,8 @@ from torchcoll.core.file import save
 from torchcoll.core.summary import Row
 from torchcoll.questions.comparison.compare import compare
 from torchcoll.questions.comparison.conclusion_show import answer_of
-from torchcoll.questions.comparison.matrix_show import matrix_grid
 from torchcoll.questions.comparison.results import tables_of
-from torchcoll.questions.comparison.show import show_comparisons
+from torchcoll.questions.comparison.show import matrix_grid, show_comparisons
 from torchcoll.stats.sides import side
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,7 @@ import pytest
 from made_runs import given, in_turn, make_runs, measured, run
 
 from torchcoll.questions.comparison.compare import compare
-from torchcoll.questions.comparison.next_step import step_in_turn
+from torchcoll.questions.comparison.conclusion_show import step_in_turn
 
 SIZES = [64 << (2 * n) for n in range(10)]  # 64 256 1K 4K 16K 64K 256K 1M 4M 16M
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from error_form import error_tail, error_text, expecting
 from handmade import MIB, case, not_run, result, run
+from judged import case_of, launch
 from made_pairs import pairs_run
 from made_runs import measured
 from sent import ddp, traffic
@@ -263,6 +264,31 @@ def test_two_unlike_runs_are_compared_without_names(tmp_path):
     assert titles(page)[:2] == ["What was run", "new against old"]
     assert any(one.text.startswith("new looks 2.0x faster than old") for one in page.answers)
     assert not any("against" in title for title in titles(page_of([new, more])))
+
+
+def test_no_run_passes_beside_a_comparison_that_calls_it_slower(tmp_path):
+    """Both runs pass their fabric. The page that compares them has no PASS beside the slower one,
+    and keeps what is wrong with a run.
+    """
+
+    def page(**new):
+        sides = {"old": launch(case_of(470)), "new": launch(case_of(450, **new))}
+        paths = []
+        for name, side in sides.items():
+            side.header["spec"] = {"labels": {"fabric": "nvswitch-h200"}}
+            paths.append(f"{name}={tmp_path / name}.jsonl")
+            save(side, tmp_path / f"{name}.jsonl")
+        (grid,) = page_of(paths).sections[1].tables[0].grids
+        for name in sides:
+            (tmp_path / f"{name}.jsonl").unlink()
+        return grid
+
+    grid = page()
+    assert "verdict" not in [head.text for head in grid.heads]
+    assert set(grid.styles) == {""}
+    wrong = page(verification=Verification(checked=100, wrong=7), status="wrong")
+    assert wrong.heads[2].text == "verdict"
+    assert [row[2] for row in wrong.rows] == ["-", "FAIL"]
 
 
 def test_commands_have_the_variables_of_their_runs(tmp_path):

@@ -64,7 +64,7 @@ class NcclTestsRow:
 
 @dataclass
 class NcclTestsRun:
-    """What is known about all rows. ranks: 0 if not known.
+    """What is known about all rows. ranks: 0 if not known. contradicted_by: as of ``check_ranks``.
 
     over_ranks: how the times of the processes are combined (-a). buffers, implementation: as in
     Case. unaligned: elements of -u.
@@ -72,6 +72,7 @@ class NcclTestsRun:
 
     collective: str | None = None
     ranks: int = 0
+    contradicted_by: str = ""
     backend: str = "nccl"
     device: str = "cuda"
     mode: str = "back-to-back"
@@ -222,6 +223,19 @@ def contradicts_ranks(rows: Sequence[NcclTestsRow], collective: str, ranks: int)
     factor = COLLECTIVES[collective].bus_factor(ranks)
     factors = [*map(_factor, _precise_blocks(rows))]
     return bool(factors) and not any(low <= factor <= high for low, high in factors)
+
+
+def check_ranks(
+    rows: Sequence[NcclTestsRow], collective: str, asked: int, imported: Imported
+) -> str:
+    """The number of ranks that every busbw is of, with a warning, if it is not the one of --ranks;
+    '' otherwise.
+    """
+    inferred, source = infer_ranks(rows, collective)
+    if not inferred or not contradicts_ranks(rows, collective, asked):
+        return ""
+    imported.warn(f"--ranks {asked}, but every {source} is that of {inferred} ranks")
+    return str(inferred)
 
 
 def fitting_collectives(

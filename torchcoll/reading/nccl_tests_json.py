@@ -92,6 +92,8 @@ def _read(
         run.ranks, source = nccl_tests.infer_ranks(parsed, name)
         if run.ranks:
             imported.warn(f"{run.ranks} ranks: recovered from {source}")
+    if options.ranks:
+        run.contradicted_by = nccl_tests.check_ranks(parsed, name, options.ranks, imported)
     processes_known = (
         bool(devices) and each <= _MOST_GPUS_OF_PROCESS and len(devices) * each == run.ranks
     )
@@ -134,6 +136,7 @@ def _read(
                 "version": None,
                 "format": f"JSON {data.get('version', '')}",
                 "environment": "whole" if texts else None,
+                "ranks_of_busbw": run.contradicted_by,
             },
             ranks=run.ranks,
             environment=environment,

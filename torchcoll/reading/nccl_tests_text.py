@@ -440,10 +440,7 @@ def _make_run(
     run.ranks = imported.choose("ranks", options.ranks, listed) or 0
     inferred, source = nccl_tests.infer_ranks(rows, name)
     if options.ranks:
-        if inferred and nccl_tests.contradicts_ranks(rows, name, options.ranks):
-            imported.warn(
-                f"--ranks {options.ranks}, but every {source} is that of {inferred} ranks"
-            )
+        run.contradicted_by = nccl_tests.check_ranks(rows, name, options.ranks, imported)
     elif inferred and not listed:
         imported.warn(f"{inferred} ranks: recovered from {source}")
         run.ranks = inferred
@@ -504,7 +501,12 @@ def _make_run(
     run_of_table = base.make_run(
         results,
         options,
-        {"tool": tool, "version": output.versions.get(tool), "format": form},
+        {
+            "tool": tool,
+            "version": output.versions.get(tool),
+            "format": form,
+            "ranks_of_busbw": run.contradicted_by,
+        },
         ranks=run.ranks,
         environment=environment,
         members=members,

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.core.errors import UnreadableError
 from torchcoll.reading.base import dtype_named, whole
 
 _NAMES = {
@@ -90,19 +89,6 @@ def product(shape: Iterable[object]) -> int | None:
         if total >= _BOUND:
             return None
     return total
-
-
-def check_ranks(numbers: Iterable[int], path: os.PathLike[str]) -> None:
-    """Raise UnreadableError for a rank that is too large."""
-    most = max(numbers, default=0)
-    if most >= MOST_RANKS:
-        expected = f"ranks from 0 to {MOST_RANKS - 1}"
-        raise UnreadableError(f"trace {path}", f"rank {most}", expected)
-
-
-def clock_of_rank(rank: int) -> str:
-    """The name of the clock of a trace or dump, in ns since 1970; clocks of hosts differ."""
-    return f"time of day on rank {rank}"
 
 
 class Numbers:

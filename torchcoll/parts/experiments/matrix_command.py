@@ -225,7 +225,7 @@ def _below(plan: RunPlan, folder: Folder, signal_number: int | None) -> list[str
 
 def _next_step(rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
     """The command that compares the cells that have a result."""
-    from torchcoll.questions.comparison.arguments import as_sides
+    from torchcoll.questions.comparison.command import as_sides
 
     cells = [row["cell"] for row in rows if row["ok"]]
     some = f"  # 2 of {len(cells)} cells" if len(cells) > _MOST_VALUES else ""

@@ -21,6 +21,7 @@ from torchcoll.core.result import Run
 from torchcoll.core.units import format_percent
 from torchcoll.parts.experiments.blocks import PlannedRun, RunPlan
 from torchcoll.parts.experiments.folder import Folder
+from torchcoll.parts.experiments.looks import Decided, Looks, Seen, due, half_width
 from torchcoll.parts.experiments.versus_plan import begun_versus
 from torchcoll.questions.comparison.compare import Comparison, comparison_of, matched
 from torchcoll.questions.comparison.results import (
@@ -34,7 +35,7 @@ from torchcoll.questions.comparison.results import (
 from torchcoll.stats.matching import Pair, pairs_of
 from torchcoll.stats.needed import MOST_ADVISED, Target, runs_needed
 from torchcoll.stats.ratios import exp
-from torchcoll.stats.sequential import FIRST_LOOK, Decided, Looks, Seen, due, half_width
+from torchcoll.stats.sequential import FIRST_LOOK
 from torchcoll.stats.sides import Measured, Reading, Side
 from torchcoll.stats.statistics import Outlier
 

@@ -127,8 +127,7 @@ def compare_folder(options: argparse.Namespace) -> ExitCode | None:
         return None
     from torchcoll.parts.experiments.versus import read
     from torchcoll.parts.experiments.versus_show import show_versus
-    from torchcoll.questions.comparison.arguments import as_sides
-    from torchcoll.questions.comparison.command import OTHERWISE, checked, gated
+    from torchcoll.questions.comparison.command import OTHERWISE, as_sides, checked, gated
     from torchcoll.stats.sequential import FIRST_LOOK
 
     gate, _ = checked(options)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import glob
 import os
 import re
 import sys
@@ -14,7 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.commands import SubCommand
-from torchcoll.core.errors import ExitCode, UsageError, choice, tell
+from torchcoll.core.errors import (
+    ExitCode,
+    UnusableError,
+    UsageError,
+    choice,
+    nearest_file,
+    tell,
+)
 from torchcoll.core.other_commands import begin_of
 from torchcoll.core.units import counted, parse_ranks
 from torchcoll.report.pictures import add_plot, check_plot
@@ -415,19 +423,60 @@ def compare_captures(options: argparse.Namespace) -> ExitCode | None:
 def _captures(arguments: Sequence[str]) -> list[tuple[str, str]]:
     """(name, path) of each side if all are captures of a training, otherwise [].
 
-    A folder that also has result files stands for these. Raises UsageError unless there are two.
+    A folder that also has result files stands for these. Raises UsageError unless there are two,
+    and UnusableError if a side is a capture and another one is not.
     """
-    from torchcoll.questions.comparison.command import is_capture
     from torchcoll.reading.inputs import split_label
 
     sides = [split_label(argument) for argument in arguments]
-    if not all(is_capture(path) for _, path in sides):  # traffic among results is left out
+    are_captures = [_is_capture(path) for _, path in sides]
+    if not all(are_captures):
+        if any(are_captures):
+            _check_no_capture(arguments)
         return []
     if len(sides) != 2:
         number = counted(len(sides), "capture")
         raise UsageError("compare", number, "two captures, or results of measurements")
     named = zip(sides, ("base", "new"), strict=True)
     return [(label or name, path) for (label, path), name in named]
+
+
+def _is_capture(path: str) -> bool:
+    """Whether a file, or all of a folder, is the traffic of a training."""
+    from torchcoll.core.file import is_ours, is_traffic
+    from torchcoll.core.opening import files_in
+
+    files = files_in(Path(path)) if Path(path).is_dir() else ()
+    return is_traffic(path) and not any(is_ours(file) and not is_traffic(file) for file in files)
+
+
+def _check_no_capture(arguments: Sequence[str]) -> None:
+    """Raises UnusableError if a side is a capture of a training and another one is not. Traffic
+    files among results are left out.
+    """
+    from torchcoll.core.file import is_traffic
+    from torchcoll.questions.comparison.command import sides_of
+
+    results = [path for path in arguments if not (os.path.isfile(path) and is_traffic(path))]
+    sides = sides_of(results if len(results) > 1 else arguments)
+    captures = {name: paths[0] for name, paths in sides if all(map(_is_capture, paths))}
+    if not captures:
+        return
+    capture = next(iter(captures.values()))
+    expected = f"a capture of a training, as {capture} is"
+    for name, paths in sides:
+        if name in captures:
+            continue
+        path = Path(paths[0])
+        if path.is_dir() and not any(path.iterdir()):
+            raise UnusableError(name, f"{path}, an empty folder", expected)
+        if not (path.exists() or glob.has_magic(paths[0])):
+            raise UnusableError(name, f"{path}, which does not exist", expected, nearest_file(path))
+        raise UnusableError(
+            name,
+            f"{path}, which is no capture",
+            f"{expected}, or results on both sides",
+        )
 
 
 _PLAN_OPTIONS = {

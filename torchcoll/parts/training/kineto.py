@@ -22,12 +22,11 @@ from torchcoll.core.traffic import ROOT, Group, Span, Traffic, TrafficCall
 from torchcoll.core.units import counted
 from torchcoll.libraries.nccl.algorithms import kernel_choice
 from torchcoll.parts.training import kineto_events
+from torchcoll.parts.training.flight_dump import check_ranks, clock_of_rank
 from torchcoll.parts.training.intervals import Union, exposed, merged
 from torchcoll.reading.base import itemsize, whole
 from torchcoll.reading.torch_names import (
     Numbers,
-    check_ranks,
-    clock_of_rank,
     parse_rank_list,
     product,
     rank_in_name,

@@ -18,6 +18,7 @@ from torchcoll.core.opening import common_folder, from_stdin
 from torchcoll.core.other_commands import TRACE, begin_of
 from torchcoll.core.traffic import Traffic, join, latest
 from torchcoll.core.units import counted, format_ranges, shorten
+from torchcoll.parts.training.flight_dump import is_dump, read_dump
 from torchcoll.parts.training.inspector import is_inspector, read_inspector
 from torchcoll.parts.training.kineto import is_trace, read_trace
 from torchcoll.parts.training.kineto_events import Event, make_event
@@ -25,9 +26,7 @@ from torchcoll.reading.flight_recorder import (
     ITEM_BYTES,
     MEMORY_RATIO,
     foreign,
-    is_dump,
     read_document,
-    read_dump,
 )
 from torchcoll.reading.safe_pickle import is_pickle
 

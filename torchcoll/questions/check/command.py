@@ -24,19 +24,14 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--fabric",
         metavar="NAME",
-        help=(
-            "the fabric to judge by: nvswitch-h200, ib-ndr:8, ... (default: the "
-            "fabric that is recognised)"
-        ),
+        help="the fabric to judge by: nvswitch-h200, ib-ndr:8, ... (default: the fabric that is "
+        "recognised)",
     )
     add(
         "--baseline",
         metavar="PATH",
-        help=(
-            "judge by this instead of a fabric: the result file of one run; or good "
-            "runs, as a file of --learn, a folder or a store. With good runs, a slower "
-            "run exits with 1"
-        ),
+        help="judge by this instead of a fabric: the result file of one run; or good runs, as a "
+        "file of --learn, a folder or a store. With good runs, a slower run exits with 1",
     )
     add("--format", default="table", help="table (default), markdown or json")
     add(
@@ -51,9 +46,7 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--metrics",
         metavar="NAME.prom",
-        help=(
-            "write verdict and cases for Prometheus' node_exporter; replaces a file of that name"
-        ),
+        help="write verdict and cases for Prometheus' node_exporter; replaces a file of that name",
     )
     add("--force", action="store_true", help="replace the files of --junit and --health")
 
@@ -86,6 +79,10 @@ def run_check(options: argparse.Namespace) -> ExitCode:
                 raise UsageError("baseline", count_text, "a file of one run")
             (baseline,) = keep_cases(baselines, options.filter)
     runs = read_runs(options)
+    for run in runs:
+        if of_figures := run.source.get("ranks_of_busbw"):
+            expected = f"{of_figures}, as every busbw of {run.source['file']} shows"
+            raise UsageError("ranks", run.ranks, expected, "Leave --ranks out.")
     verdicts = [judge(run, options.fabric, baseline) for run in runs]
     show.show_verdicts(runs, verdicts, options.format)
     if options.junit:

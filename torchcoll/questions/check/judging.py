@@ -32,7 +32,6 @@ from torchcoll.core.units import (
     shorten_list,
 )
 from torchcoll.questions.check import limits
-from torchcoll.questions.check.assumed import by_names, device_name_of
 from torchcoll.questions.check.baseline import BaselineRuns, JudgedByBaseline, baseline_phrases
 from torchcoll.questions.check.oddities import odd_cases
 from torchcoll.questions.check.rules import Fabric
@@ -174,9 +173,9 @@ def judge(
             reference = by_good_runs.phrases()
     else:
         fabric_found, problem = _fabric(run, fabric)
-        if fabric_found is None and not problem and (fabric_found := by_names(run)):
+        if fabric_found is None and not problem and (fabric_found := limits.by_names(run)):
             where = "log" if run.members else "labels"
-            machine = f"{run.ranks} {device_name_of(run)} on one host"
+            machine = f"{run.ranks} {limits.device_name_of(run)} on one host"
             text = f"{fabric_found.name} is taken from the {where}: {machine}"
             taken = [limits.Phrase("", text)]
         problems.append(problem)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import glob
 import os
-from collections.abc import Sequence
-from pathlib import Path
+import shlex
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.commands import SubCommand
-from torchcoll.core.errors import ExitCode, UnusableError, UsageError, choice, nearest_file, tell
+from torchcoll.core.errors import ExitCode, UsageError, choice, tell
+from torchcoll.core.parts import first_answer
 from torchcoll.core.units import parse_share
 from torchcoll.questions.comparison import fail_on
-from torchcoll.reading.inputs import IMPORT_OPTIONS, add_over_ranks, add_reading_options
+from torchcoll.reading.inputs import (
+    IMPORT_OPTIONS,
+    add_over_ranks,
+    add_reading_options,
+    split_label,
+)
 
 if TYPE_CHECKING:
     from torchcoll.questions.comparison.compare import Comparison
@@ -27,14 +32,11 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
         "sides",
         nargs="+",
         metavar="SIDE",
-        help=(
-            "BASE and NEW, or the folder of a versus. Each is a file, a folder, a "
-            "quoted glob, or label=PATH. Several files with one label are the runs "
-            "of that side; without labels the first file is BASE and the others are"
-            " NEW. backend:gloo=PATH takes the cases of one backend, model=PATH is "
-            "a prediction whose errors are shown. Or two captures of a training; or one file with "
-            "two tables, such as Before and After"
-        ),
+        help="BASE and NEW, or the folder of a versus. Each is a file, a folder, a quoted glob, "
+        "or label=PATH. Several files with one label are the runs of that side; without labels "
+        "the first file is BASE and the others are NEW. backend:gloo=PATH takes the cases of one "
+        "backend, model=PATH is a prediction whose errors are shown. Or two captures of a "
+        "training; or one file with two tables, such as Before and After",
     )
     add(
         "--threshold",
@@ -60,11 +62,9 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--fail-on",
         metavar="GATE",
-        help=(
-            "exit with 1 if a case has one of these results: slower, slower:5%%, "
-            "inconclusive, not-comparable; and if one is wrong, failed or missing in "
-            "NEW, without ignore-wrong, ignore-failed, ignore-missing"
-        ),
+        help="exit with 1 if a case has one of these results: slower, slower:5%%, inconclusive, "
+        "not-comparable; and if one is wrong, failed or missing in NEW, without ignore-wrong, "
+        "ignore-failed, ignore-missing",
     )
     add("--junit", metavar="FILE", help="write what --fail-on finds in each case as JUnit XML")
     add("--force", action="store_true", help="replace the file of --junit")
@@ -72,7 +72,6 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.questions.comparison.arguments import sides_of
     from torchcoll.questions.comparison.compare import compare
     from torchcoll.questions.comparison.show import notes_of_sides, show_comparisons
     from torchcoll.reading.inputs import check_import_options, drop_non_results, read_each
@@ -88,7 +87,6 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
         named: list[tuple[str, Any]] = [(name, [run]) for name, run in tables]
     else:
         named = list(sides_of(arguments))
-        _check_no_capture(named)
     (base_name, base_paths), *rest = named
     base = side(base_name, base_paths, *hints)
     sides = read_each(dict(enumerate(rest)), lambda each: side(each[0], each[1], *hints))
@@ -117,6 +115,53 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
     for text in notes_of_sides(comparisons, options.format):
         tell(f"torchcoll: {text}")
     return gated(gate, comparisons, options)
+
+
+def sides_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """``BASE NEW...`` of the command line: names of sides, and their paths.
+
+    ``label=path`` names the side; those of one label are its runs, and of a label such as
+    ``backend:gloo`` only those cases. Without a label the first
+    is the base and all others are runs of the new side. Raises UsageError for fewer than two
+    sides, and for a glob that the shell has torn apart.
+    """
+    named: dict[str, list[str]] = {}
+    for number, argument in enumerate(arguments):
+        label, path = split_label(argument)
+        named.setdefault(label or ("new" if number else "base"), []).append(path)
+    if len(named) < 2:
+        name, paths = next(iter(named.items()), ("none", []))
+        several = f", {len(paths)} times" if len(paths) > 1 else ""
+        action = "Files of one name are runs of one side: before='a/*.jsonl' after='b/*.jsonl'."
+        cells = first_answer("answers", "cells", paths[0]) or [] if paths else []
+        if len(cells) > 1:
+            suggestion = as_sides(paths[0], cells[:2])
+            action = f"Name two of its {len(cells)} cells: torchcoll compare {suggestion}."
+        raise UsageError(
+            "compare", f"the side {name} alone{several}", "BASE and NEW, of two names", action
+        )
+    _check_torn(named)
+    return list(named.items())
+
+
+def as_sides(folder: str, cells: Iterable[str]) -> str:
+    """Cells of a folder of matrix or versus, as words of a command: no other cell's runs."""
+    return " ".join(shlex.quote(f"{cell}={folder}/{cell}-[0-9]*.jsonl") for cell in cells)
+
+
+def _check_torn(named: dict[str, list[str]]) -> None:
+    """``compare before/* after/*``: the shell makes files of it, and BASE would be one of them."""
+    if set(named) != {"base", "new"} or len(named["base"]) > 1:
+        return
+    folder = os.path.dirname(named["base"][0])
+    others = {os.path.dirname(path) for path in named["new"] if os.path.isfile(path)}
+    if os.path.isfile(named["base"][0]) and folder in others and len(others) > 1:
+        raise UsageError(
+            "new",
+            f"files of {len(others)} folders, one of them the folder of BASE",
+            "files of one side",
+            f"Name the folders ({folder or '.'} ...), or each side: before=PATH after=PATH.",
+        )
 
 
 def checked(options: argparse.Namespace) -> tuple[fail_on.Gate | None, float]:
@@ -158,37 +203,6 @@ def gated(
 # Options that would make another comparison of what a part compares, and what they are unasked.
 OTHERWISE: dict[str, Any] = {"threshold": THRESHOLD_TEXT, "metric": "time", "filter": "", "by": ""}
 OTHERWISE |= dict.fromkeys(("over_ranks", *IMPORT_OPTIONS))
-
-
-def is_capture(path: str) -> bool:
-    """Whether a file, or all of a folder, is the traffic of a training."""
-    from torchcoll.core.file import is_ours, is_traffic
-    from torchcoll.core.opening import files_in
-
-    files = files_in(Path(path)) if Path(path).is_dir() else ()
-    return is_traffic(path) and not any(is_ours(file) and not is_traffic(file) for file in files)
-
-
-def _check_no_capture(sides: Sequence[tuple[str, Sequence[str]]]) -> None:
-    """Raises UnusableError if a side is a capture of a training and another one is not."""
-    captures = {name: paths[0] for name, paths in sides if all(map(is_capture, paths))}
-    if not captures:
-        return
-    capture = next(iter(captures.values()))
-    expected = f"a capture of a training, as {capture} is"
-    for name, paths in sides:
-        if name in captures:
-            continue
-        path = Path(paths[0])
-        if path.is_dir() and not any(path.iterdir()):
-            raise UnusableError(name, f"{path}, an empty folder", expected)
-        if not (path.exists() or glob.has_magic(paths[0])):
-            raise UnusableError(name, f"{path}, which does not exist", expected, nearest_file(path))
-        raise UnusableError(
-            name,
-            f"{path}, which is no capture",
-            f"{expected}, or results on both sides",
-        )
 
 
 COMMANDS = {

@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchcoll.core import units
 from torchcoll.core.answer import CANNOT_TELL, Answer, worst_level
+from torchcoll.core.backends import NCCL, ONECCL, of_family
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import CHECK_RANKS, IMPLAUSIBLE
 from torchcoll.questions.comparison import wording
 from torchcoll.questions.comparison.across_hardware_show import across_answer
-from torchcoll.questions.comparison.next_step import step_in_turn
 from torchcoll.questions.comparison.results import (
     NOTABLE,
     ONE_AFTER_THE_OTHER,
@@ -290,3 +291,24 @@ def _furthest(comparison: Comparison, items: wording.Items) -> list[str]:
         for item, text in wording.named_changes(comparison, items)
     ]
     return units.shorten_list(texts, wording.MOST_NAMED, "...")
+
+
+# What a virtual environment brings along; a label may name it with its version.
+_INSTALLED = ("torch", "torchcoll", "rccl", *of_family(NCCL), *of_family(ONECCL))
+_LABEL = re.compile(r"label=.*(?:ccl|torch)\W*v?\d", re.IGNORECASE)
+
+
+def step_in_turn(comparison: Comparison) -> str:
+    """How to measure both sides alternately: with ``versus`` if it can vary what differs."""
+    axis = ""
+    for difference in comparison.differences:
+        name, values = difference.name, (*difference.base, *difference.new)
+        if name.isupper() and len(difference.base) == len(difference.new) == 1:
+            texts = ["" if value == UNSET else value for value in values]
+            axis = f"--env {shlex.quote(f'{name}={texts[0]},{texts[1]}')}"
+            break
+        versions = all(_LABEL.match(f"{name} {value}") for value in values)
+        if versions or name in _INSTALLED or name.startswith("mapped "):
+            axis = "--axis venv=OLD,NEW"
+    runs = f"{FEWEST} runs of each side in turn"
+    return f"{runs}: torchcoll versus {axis} -o DIR -- COMMAND" if axis else f"make {runs}"

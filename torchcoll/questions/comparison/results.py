@@ -338,6 +338,9 @@ def record_of(judged: Judged, base: float | None, new: float | None) -> dict[str
     }
 
 
+RESULT_NAMES = tuple(record_of(Judged((), (), "", ""), None, None))
+
+
 def measured_cases(
     pairs: Sequence[Pair], base: Side, new: Side, metric: str
 ) -> tuple[list[Judged], list[Outlier]]:

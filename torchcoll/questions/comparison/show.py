@@ -19,9 +19,15 @@ from torchcoll.questions.comparison.across_hardware_show import (
     shares_grid,
 )
 from torchcoll.questions.comparison.compare import Comparison
-from torchcoll.questions.comparison.matrix_show import MATRIX_FROM, matrix_grid
 from torchcoll.questions.comparison.prediction import error_of
-from torchcoll.questions.comparison.results import FIRST_CALLS, Compared, tables_of, titles_of
+from torchcoll.questions.comparison.results import (
+    FIRST_CALLS,
+    RESULT_NAMES,
+    Compared,
+    table_names,
+    tables_of,
+    titles_of,
+)
 from torchcoll.report.columns import ROW_FIELDS
 from torchcoll.report.formats import Forms, print_results, select_fields
 from torchcoll.report.grid import Grid, Head, grid_of_columns
@@ -89,10 +95,52 @@ def drift_lines(comparison: Comparison) -> list[str]:
     return ["speed-up is corrected for the drift over the order of the runs"] if corrected else []
 
 
+MATRIX_FROM = 16  # cases: fewer are a list
+
+
 def _is_matrix(comparison: Comparison, tables: Sequence[Sequence[Compared]], every: bool) -> bool:
     if every or comparison.errors or comparison.profiles:
         return False
     return len(tables) > 1 and sum(map(len, tables)) >= MATRIX_FROM
+
+
+def matrix_grid(comparison: Comparison, tables: Sequence[Sequence[Compared]]) -> Grid:
+    """A row for each size, a column for each table; every case is in it."""
+    rows = [row for table in tables for row in table]
+    sizes = sorted({row.pair.size_bytes for row in rows})
+    labels = {row.pair.size_bytes: row.size_cell for row in rows}
+    heads = [Head("size", repeat=True)]
+    heads += [Head(one_line(name), one_line(more)) for name, more in table_names(tables)]
+    undecided = {one_line(row.reason) for row in rows if row.result == "inconclusive"}
+    untested = len(undecided) == 1 and all(row.judged.p_value is None for row in rows)
+    by_size = [{row.pair.size_bytes: row for row in table} for table in tables]
+    cells = [
+        [labels[size], *(_speed_text(table.get(size), not untested) for table in by_size)]
+        for size in sizes
+    ]
+    styles = [
+        "red" if any(size in t and t[size].result == "slower" for t in by_size) else ""
+        for size in sizes
+    ]
+    base, new = comparison.side_names
+    results = {row.result for row in rows}
+    legend = [f"speed-up of {new} over {base}"]
+    if untested:
+        legend.append(f"all inconclusive: {undecided.pop()}")
+    elif "inconclusive" in results:
+        legend.append("~ inconclusive")
+    if "same" in results:
+        legend.append(f"= the same within {units.format_percent(comparison.threshold)}")
+    return Grid(heads, cells, ["; ".join(legend)], ["times and intervals: --all"], styles)
+
+
+def _speed_text(row: Compared | None, marked: bool) -> str:
+    """``1.31``, ``~1.11`` if inconclusive, ``=`` if the same; ``wrong`` or ``-`` without one."""
+    if row is None or row.judged.ratio is None:
+        return (row.judged.fault if row else "") or "-"
+    if row.result == "same":
+        return "="
+    return ("~" if marked and row.result == "inconclusive" else "") + wording.speed_cell(row.speed)
 
 
 _DRIFT_SHOWN = 0.02  # a correction of a speed-up that a line explains
@@ -284,21 +332,8 @@ def _below(comparison: Comparison) -> list[str]:
 
 
 SCHEMA = "torchcoll-comparison/1"
-_FOUND = (
-    "result",
-    "reason",
-    "ratio",
-    "ratio_low",
-    "ratio_high",
-    "p_value",
-    "base",
-    "new",
-    "base_runs",
-    "new_runs",
-    "resolution",
-)
 # `reason` of a Row says why a case did not run; here it says why the result is what it is.
-CASE_NAMES = (*(name for name in ROW_FIELDS if name != "reason"), *_FOUND)
+CASE_NAMES = (*(name for name in ROW_FIELDS if name != "reason"), *RESULT_NAMES)
 
 
 def show_comparisons(

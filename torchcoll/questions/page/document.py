@@ -27,7 +27,7 @@ from torchcoll.core.units import (
 )
 from torchcoll.core.variables import Name
 from torchcoll.questions.check.judging import Verdict, judge
-from torchcoll.questions.check.limits import FAIL, NO_REFERENCE
+from torchcoll.questions.check.limits import FAIL, NO_REFERENCE, PASS, WARN
 from torchcoll.questions.check.measured_show import runs_answer
 from torchcoll.questions.page import question_sections
 from torchcoll.questions.page.charts import sampled
@@ -225,8 +225,10 @@ def _about_runs(document: PageDraft) -> None:
         names = map(one_line, sides) if distinct else map(title_of, runs)
         groups = same_cases(runs, document.rows)
         answers = [runs_answer(list(names), verdicts, document.rows, groups)]
-    _runs(document, verdicts)
+    place = len(document.sections)
     compared = add_comparisons(document)
+    _runs(document, verdicts, bool(compared))
+    document.sections.insert(place, document.sections.pop())  # above the comparisons
     document.compared = [*document.answers]
     # After what the pairs say, and what happens over ranks.
     later = has_pairs(runs[0]) or len({run.ranks for run in document.plain}) > 1
@@ -251,8 +253,8 @@ def _about_runs(document: PageDraft) -> None:
     document.sections += [tables] if tables.tables else []
 
 
-def _runs(document: PageDraft, verdicts: Sequence[Verdict]) -> None:
-    """A line a run."""
+def _runs(document: PageDraft, verdicts: Sequence[Verdict], compared: bool) -> None:
+    """A line a run. compared: a comparison judges the runs, so that no run says PASS beside it."""
     runs = document.material.runs
     items = list(zip(runs, document.rows, verdicts, short_names(runs), strict=True))
     Item = tuple[Run, Sequence[Row], Any, str]
@@ -274,11 +276,12 @@ def _runs(document: PageDraft, verdicts: Sequence[Verdict]) -> None:
     def text(name: str) -> Callable[[Item], str]:
         return lambda item: ", ".join(map(one_line, distinct_values(item[1], name))) or "-"
 
+    unsaid = [NO_REFERENCE, PASS] if compared else [NO_REFERENCE]
     grid = make_grid(
         [
             (Head("run", left=True), lambda i: i[3]),
             (Head("side", left=True), lambda i: one_line(i[0].labels.get("cell") or "-")),
-            (Head("verdict", left=True), lambda i: i[2].word if i[2].word != NO_REFERENCE else "-"),
+            (Head("verdict", left=True), lambda i: "-" if i[2].word in unsaid else i[2].word),
             (Head("start", left=True), lambda i: one_line(i[0].header.get("start_utc") or "-")),
             (Head("collectives", left=True), text("collective")),
             (Head("backend", left=True), text("backend")),
@@ -293,9 +296,8 @@ def _runs(document: PageDraft, verdicts: Sequence[Verdict]) -> None:
         items,
         below=runs_lines(runs),
     )
-    grid.styles = [
-        {"PASS": "green", "WARN": "yellow", "FAIL": "red"}.get(v.word, "") for v in verdicts
-    ]
+    styles = {PASS: "green", WARN: "yellow", FAIL: "red"}
+    grid.styles = ["" if v.word in unsaid else styles.get(v.word, "") for v in verdicts]
     document.add("What was run", [grid], "")
 
 

@@ -16,10 +16,8 @@ def pairs_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--threshold",
         metavar="SHARE",
-        help=(
-            "how much slower than the others a suspect pair must be, besides being an "
-            "outlier (default: that of the run)"
-        ),
+        help="how much slower than the others a suspect pair must be, besides being an outlier "
+        "(default: that of the run)",
     )
     add_filter(parser)
     add("--format", default="table", help="table (default), markdown, csv or json")

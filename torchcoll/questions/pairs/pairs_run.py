@@ -70,10 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--by",
         default=schedule.BY[0],
-        help=(
-            "rank (default): every rank with every other; node: all ranks of a node"
-            " with those of another at once, first with first, second with second"
-        ),
+        help="rank (default): every rank with every other; node: all ranks of a node with those "
+        "of another at once, first with first, second with second",
     )
     p.add_argument(
         "--threshold",

@@ -42,40 +42,24 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
     add_over_ranks(parser)
     add(
         "--clock",
-        help=(
-            "which clock's times to show: host, device or issue (default: device where "
-            "it was recorded)"
-        ),
+        help="which clock's times to show: host, device or issue (default: device where it was "
+        "recorded)",
     )
     add(
         "--view",
         metavar="VIEW",
-        help=(
-            "cases: a row for each case (default; on a terminal, several collectives "
-            "over sizes are one table of busbw); ranks: which rank is slow; calls: "
-            "every call in order; pivot:KEY: a row for each size and a column for each "
-            "collective, backend, label=NAME, file, ..."
-        ),
+        help="cases: a row for each case (default; on a terminal, several collectives over sizes "
+        "are one table of busbw); ranks: which rank is slow; calls: every call in order; "
+        "pivot:KEY: a row for each size and a column for each collective, backend, label=NAME, "
+        "file, ...",
     )
     add("--metric", help="what --view pivot:KEY shows: busbw (default), algbw or time")
     add(
         "--all",
         dest="every",
         action="store_true",
-        help=(
-            "show every table of more than 20 files, every rank of more than 64, "
-            "every case of --view ranks"
-        ),
-    )
-    add(
-        "--topology",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help=(
-            "show the share of what the links allow, from NCCL's topology file "
-            "(NCCL_TOPO_DUMP_FILE); once per host (see torchcoll log)"
-        ),
+        help="show every table of more than 20 files, every rank of more than 64, every case of "
+        "--view ranks",
     )
     add(
         "--explain",
@@ -87,10 +71,8 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--published",
         action="store_true",
-        help=(
-            "show published figures of such machines with their sources; without a "
-            "FILE: all of them"
-        ),
+        help="show published figures of such machines with their sources; without a FILE: all of "
+        "them",
     )
     add(
         "--quote",
@@ -231,10 +213,8 @@ def plot_arguments(parser: argparse.ArgumentParser) -> None:
         "sides",
         nargs="+",
         metavar="SIDE",
-        help=(
-            "a file, a folder, a quoted glob, or label=PATH; files with one label are "
-            "runs of one curve"
-        ),
+        help="a file, a folder, a quoted glob, or label=PATH; files with one label are runs of "
+        "one curve",
     )
     add(
         "-o",
@@ -393,7 +373,7 @@ COMMANDS = {
                 "--view --columns --percentiles --over-ranks --clock --metric --all "
                 "--verbose --explain"
             ),
-            "what is shown next to it": "--published --topology",
+            "what is shown next to it": "--published",
             "output": "--format --quote",
         },
     ),

@@ -116,8 +116,7 @@ def draw_finding(finding: Displayed, options: argparse.Namespace) -> None:
 
 def limits_of(runs: Sequence[Run], fabric_name: str | None) -> list[tuple[str, Limit]]:
     """(name of the fabric, limit) of the runs whose fabric is stated or recognised, once each."""
-    from torchcoll.questions.check.assumed import by_names
-    from torchcoll.questions.check.limits import fabric_of
+    from torchcoll.questions.check.limits import by_names, fabric_of
     from torchcoll.questions.check.rules import capped
 
     limits: dict[str, tuple[str, Limit]] = {}

@@ -6,17 +6,15 @@ import numpy
 import pytest
 from scipy import stats
 
-from torchcoll.stats.sequential import (
+from torchcoll.parts.experiments.looks import (
     Looks,
     Seen,
     bound_at,
-    bounds,
     due,
-    evidence,
     half_width,
-    least_t,
     shown_same,
 )
+from torchcoll.stats.sequential import bounds, evidence, least_t
 
 
 def seen(differences, noise=0.01, runs=6):
