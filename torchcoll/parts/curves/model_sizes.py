@@ -1,11 +1,9 @@
 """Fit the laws of a model over sizes, for each kind of case and number of ranks, with intervals.
 
-All intervals come from leaving data out. The interval of a parameter is the jackknife's (R. G.
-Miller, Biometrika 61 (1974) 1): how far the parameter moves if one size, or one number of ranks, is
-left out. The interval of a prediction is the jackknife+ (see size_law.py), reduced to two factors
-for each curve: the predictions of the laws without one size, each with its own left-out error. A
-curve of 8 sizes has too few errors for a 90th percentile, so the errors of all curves are pooled,
-each divided by the mean error of its curve.
+The interval of a prediction is the jackknife+ (see size_law.py), reduced to two factors for each
+curve: the predictions of the laws without one size, each with its own left-out error. A curve of 8
+sizes has too few errors for a 90th percentile, so the errors of all curves are pooled, each divided
+by the mean error of its curve.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from torchcoll.parts.curves import model
 from torchcoll.parts.curves.rank_laws import step_laws
 from torchcoll.parts.curves.size_law import FEWEST_SIZES, TAIL, Fit, fit_form, fit_piece
 from torchcoll.parts.curves.slow_sizes import Floats
-from torchcoll.stats.distributions import normal_quantile, t_quantile
+from torchcoll.stats.distributions import normal_quantile
 
 LEVEL = 0.9
 LEAST = 0.002  # the smallest half-width of an interval: clocks and rounding reach it
@@ -43,40 +41,13 @@ class Curve:
 Kinds = list[tuple[dict[str, Any], list[Curve]]]
 
 
-def jackknife(value: float, without: Sequence[float], logs: bool = False) -> model.Figure:
-    """A value with its 90 % interval, from the values without each point in turn.
-
-    logs: compute in logarithms, for a value that cannot be below 0.
-    """
-    n = len(without)
-    if n < 3 or (logs and min(value, *without) <= 0):
-        return value, min(value, *without), max(value, *without)
-    values = numpy.log(without) if logs else numpy.asarray(without)
-    error = math.sqrt((n - 1) / n * float(((values - values.mean()) ** 2).sum()))
-    half = t_quantile((1 + LEVEL) / 2, n - 1) * error
-    if logs:
-        factor = math.exp(min(half, 50.0))
-        return value, value / factor, value * factor
-    return value, max(0.0, value - half), value + half
-
-
 def over_sizes(
     curve: Curve, fit: Fit, spread: model.Spread, shared: SharedSlope | None
 ) -> model.OverSizes:
-    """The law of one curve with the intervals of its parameters."""
-    latencies, bandwidths = [], []
-    for number, piece in enumerate(fit.law.pieces):
-        other_pieces = [law.pieces[number] for law in fit.without if number < len(law.pieces)]
-        latencies.append(resolved(piece.latency_ns, [other.latency_ns for other in other_pieces]))
-        slopes = [other.ns_per_byte for other in other_pieces]
-        bandwidths.append(bandwidth_figure(piece.ns_per_byte, slopes))
-    knots = [
-        jackknife(fit.law.factor(size), [law.factor(size) for law in fit.without], logs=True)
-        for size, _ in fit.law.corrections
-    ]
-    law, without = fit.law, [left_out_law.beyond_ns_per_byte for left_out_law in fit.without]
+    """The law of one curve, above its largest size with the shared slope if there is one."""
+    law = fit.law
     if shared:
-        law, without = replace(law, beyond_ns_per_byte=shared.ns_per_byte), [*shared.without]
+        law = replace(law, beyond_ns_per_byte=shared.ns_per_byte)
     return model.OverSizes(
         curve.ranks,
         curve.hosts,
@@ -84,28 +55,9 @@ def over_sizes(
         round(curve.sizes[-1]),
         len(curve.sizes),
         law,
-        tuple(latencies),
-        tuple(bandwidths),
-        tuple(knots),
-        bandwidth_figure(law.beyond_ns_per_byte, without),
         shared.collectives if shared else 1,
         spread,
     )
-
-
-def resolved(value: float, without: Sequence[float]) -> model.Figure | None:
-    """A parameter with its interval; None if it is 0, which means too small to be resolved."""
-    return jackknife(value, without) if value > 0 else None
-
-
-def bandwidth_figure(ns_per_byte: float, without: Sequence[float]) -> model.Figure | None:
-    """A bandwidth in GB/s with its interval; None if the time does not grow with the size.
-
-    If the time does not grow once some size is left out, that value has no finite bandwidth; the
-    interval then comes from the other values.
-    """
-    rates = [1 / slope for slope in without if slope > 0]
-    return jackknife(1 / ns_per_byte, rates, logs=True) if ns_per_byte > 0 and rates else None
 
 
 _FEWEST_TOGETHER = 3  # collectives: of so many, one can be told as an outlier
@@ -118,12 +70,10 @@ class SharedSlope:
     """The slope of a curve beyond its largest size, estimated from several collectives together.
 
     ns_per_byte: per byte of the size of this curve.
-    without: the same, estimated without each curve in turn.
     collectives: how many collectives were used.
     """
 
     ns_per_byte: float
-    without: tuple[float, ...]
     collectives: int
 
 
@@ -156,13 +106,9 @@ def shared_slopes(kinds: Kinds) -> list[SharedSlope | None]:
             continue
         curve_slopes = [_slope(c, len(c.sizes)) / s for c, s in zip(curves, shares, strict=True)]
         wire, alike = _wire(curve_slopes)
-        without = [
-            _wire([*curve_slopes[:i], *curve_slopes[i + 1 :]])[0] for i in range(len(curve_slopes))
-        ]
         for index, share, agrees in zip(indices, shares, alike, strict=True):
             if agrees:
-                each = tuple(slope * share for slope in without)
-                slopes[index] = SharedSlope(wire * share, each, len(names))
+                slopes[index] = SharedSlope(wire * share, len(names))
     return slopes
 
 
