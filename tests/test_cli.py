@@ -140,7 +140,7 @@ def completion(tmp_path_factory):
         (["comp"], ["compare"]),
         (["show", "--ve"], ["--verbose"]),
         (["show", "se"], ["setup.cfg"]),
-        (["show", "--topology", "se"], ["setup.cfg"]),
+        (["check", "--baseline", "se"], ["setup.cfg"]),
         (["matrix", "--output", "exam"], ["examples"]),
         (["--print"], ["--print-completion"]),
     ],

@@ -30,7 +30,6 @@ COMMANDS = [
     "convert {} -o a.jsonl",
     "compare {} {run}",
     "check {run} --baseline {}",
-    "show {run} --topology {}",
     "plot {}",
     "convert {} -o a.csv",
     "report {} -o a.html",

@@ -1,23 +1,16 @@
-"""``torchcoll limits``, and ``show --topology``, which compares rows with what the links allow."""
+"""The limits of a topology in ``torchcoll log``: what the links allow."""
 
 import csv
-import dataclasses
 import io
 import json
 import os
 import re
-from pathlib import Path
 
 import pytest
 from error_form import error_line, error_text
 from made_topologies import hgx
 
-import torchcoll
 from torchcoll.cli import main
-from torchcoll.core.plausibility import summarise_run
-from torchcoll.libraries.shares import read_machine, row_limits
-
-KERNELS = Path(__file__).parents[2] / "results" / "h200-8gpu-kernels" / "nvidia.jsonl"
 
 
 @pytest.fixture
@@ -164,70 +157,3 @@ def test_this_machines_topology_is_dumped(gpus, host, capsys):
         "GPUs and NCCL. Where they are, set NCCL_TOPO_DUMP_FILE=topo.xml for a run; "
         "then torchcoll log topo.xml.\n",
     )
-
-
-def shares(run, *paths):
-    machine = read_machine([str(path) for path in paths])
-    return row_limits(machine, run, summarise_run(run))
-
-
-def test_each_row_has_its_share_of_the_limit(host):
-    """Eight H200 at 16 GiB: reduce reaches 367.29 of 370.8; for all_reduce NVLS allows 490.28."""
-    run = torchcoll.load(KERNELS)
-    rows = summarise_run(run)
-    shares_by_case = dict(
-        zip(((r.collective, r.size_bytes) for r in rows), shares(run, host), strict=True)
-    )
-    reduce = shares_by_case["reduce", 16 << 30]
-    assert (reduce.limit.algorithm, reduce.best.algorithm) == ("RING", "RING")
-    assert reduce.limit_share == pytest.approx(0.99053, abs=1e-4)
-    summed = shares_by_case["all_reduce", 16 << 30]
-    assert summed.limit is None and "the algorithm that ran" in summed.reason
-    assert summed.best.algorithm == "NVLS"
-    (row,) = (r for r in rows if (r.collective, r.size_bytes) == ("all_reduce", 16 << 30))
-    assert summed.best_share == pytest.approx(row.busbw_gbps / 490.28, rel=1e-4)
-
-
-def test_the_log_names_the_algorithm_that_ran(host):
-    run = torchcoll.load(KERNELS)
-    rows = [r for r in summarise_run(run) if r.collective == "all_reduce"][-1:]
-    machine = read_machine([host])
-
-    def share(**how):
-        (limit,) = row_limits(machine, run, [dataclasses.replace(rows[0], **how)])
-        return limit
-
-    ring = share(algorithm="RING/SIMPLE", busbw_gbps=185.4)
-    assert (ring.limit.algorithm, ring.limit_share, ring.reason) == ("RING", 0.5, "")
-    assert ring.best_share == pytest.approx(185.4 / 490.28, rel=1e-4)
-    assert share(algorithm="RING/LL, TREE/LL").limit is None  # calls of the case differ
-    # No switch multiplies: ncclNvlsSupported() of NCCL's device.h.
-    assert share(op="prod").best.algorithm == "RING"
-    assert "sub-group" in share(group="mod:2").reason
-    assert "not over the links" in share(device="cpu", backend="gloo").reason
-
-
-def test_a_topology_of_other_gpus_is_refused(tmp_path):
-    path = tmp_path / "b200.xml"
-    path.write_text(hgx(sm=100))
-    run = torchcoll.load(KERNELS)
-    run.header["spec"]["labels"] = {"gpu": "H200"}
-    with pytest.raises(torchcoll.TorchcollError, match=r"GPUs with 721.8 GB/s .*370.8 of a H200"):
-        shares(run, path)
-
-
-def test_show_has_the_columns_next_to_the_bandwidth(host, capsys):
-    assert main(["show", str(KERNELS), "--topology", host]) == 0
-    out = capsys.readouterr().out
-    (head,) = (line for line in out.splitlines() if line.startswith("collective"))
-    assert head.split().index("busbw") < head.split().index("%")
-    assert "\n% of limit and of best: sends and receives of 8 ranks: at most 370.8 GB/s" in out
-    assert main(["show", str(KERNELS), "--topology", host, "--format", "json"]) == 0
-    row = json.loads(capsys.readouterr().out)["rows"][-1]
-    assert row["best_gbps"] == 370.8
-    assert row["best_share"] == pytest.approx(row["busbw_gbps"] / 370.8)
-
-
-def test_views_without_the_columns_refuse_the_files(host, capsys):
-    assert main(["show", str(KERNELS), "--topology", host, "--view", "pivot:collective"]) == 2
-    assert capsys.readouterr().err.startswith(error_line("topology", "files", "none"))

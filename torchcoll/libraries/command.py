@@ -87,8 +87,7 @@ def _read_dump(path: str) -> tuple[Dump, list[str]]:
 
 def _limits(dumps: Sequence[Dump], paths: Sequence[str]) -> LimitsView | None:
     """What the machine of the topology files allows. None for topologies without limits."""
-    from torchcoll.libraries.limits_show import limits_view
-    from torchcoll.libraries.shares import read_machine
+    from torchcoll.libraries.limits_show import limits_view, read_machine
 
     try:
         return limits_view(read_machine(paths)) if dumps else None

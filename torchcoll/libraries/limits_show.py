@@ -4,21 +4,50 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torchcoll.core.answer import Answer
-from torchcoll.core.errors import one_line
+from torchcoll.core.errors import UnreadableError, UsageError, one_line
 from torchcoll.core.units import counted, format_bandwidth, shorten
 from torchcoll.libraries.nccl import speeds
-from torchcoll.libraries.nccl.ceilings import AlgorithmLimit, Reach, algorithm_limits
-from torchcoll.libraries.shares import Machine
+from torchcoll.libraries.nccl.ceilings import AlgorithmLimit, Reach, algorithm_limits, make_reach
+from torchcoll.libraries.nccl.topology import Topology, read_topology, read_tree
 from torchcoll.report.grid import Grid, Head, make_grid
 
+_MOST_GPUS = 256  # in a file: every pair of GPUs is looked at
 _ASSUMED_HOSTS = (2, 4)  # numbers of hosts that are assumed where one host is given
 _DUMP = "set NCCL_TOPO_DUMP_FILE=topo.xml for a job on this machine, and give that file"
 
 Limits = list[tuple[Reach, list[AlgorithmLimit]]]
+
+
+@dataclass
+class Machine:
+    """The hosts of some topology files. problems: what was wrong with the files."""
+
+    hosts: list[Topology] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def reach(self, hosts: int) -> Reach:
+        """What ``hosts`` hosts have: all hosts of the files, or so many like the only one."""
+        return make_reach(self.hosts, hosts)
+
+
+def read_machine(paths: Sequence[str]) -> Machine:
+    """Read a topology of each host. Raises UnreadableError, and UsageError without GPUs."""
+    machine = Machine()
+    for path in paths:
+        root, problems = read_tree(path)
+        machine.problems += problems
+        topo = read_topology(root, path)
+        if len(topo.gpus) > _MOST_GPUS:
+            expected = f"at most {_MOST_GPUS} GPUs in a topology"
+            raise UnreadableError("XML", f"{len(topo.gpus)} in {topo.file}", expected)
+        if not topo.gpus:
+            raise UsageError("topology", f"no GPU in {topo.file}", "one or more")
+        machine.hosts.append(topo)
+    return machine
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,16 @@ import dataclasses
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchcoll.core.case import DIMENSIONS, SETTINGS, Case, Setting
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError, did_you_mean, one_line
 from torchcoll.core.result import CaseResult
 from torchcoll.core.summary import PERIOD, Row, quantile, stated, steady_times
-from torchcoll.core.units import format_bandwidth, format_digits, format_size, format_time
+from torchcoll.core.units import format_bandwidth, format_size, format_time
 from torchcoll.report.grid import Head
 from torchcoll.report.notes import stop_text
-
-if TYPE_CHECKING:
-    from torchcoll.libraries.shares import RowLimit
 
 ROW_FIELDS = tuple(f.name for f in dataclasses.fields(Row))
 
@@ -36,15 +33,13 @@ _INTERVALS = (
 class Entry:
     """One line of a table: a row, and the result that it was computed from.
 
-    marks: its footnote marks, such as ``[1]``. how: how times are combined over ranks. limit: the
-    bandwidth that the topology allows, if the table shows it.
+    marks: its footnote marks, such as ``[1]``. how: how times are combined over ranks.
     """
 
     row: Row
     result: CaseResult
     marks: str = ""
     how: str = "max"
-    limit: RowLimit | None = None
 
     def value(self, name: str) -> Any:
         """The named field of the row; None if it is unknown."""
@@ -277,54 +272,3 @@ def percentile_column(percentile: float) -> Column:
         Head(f"p{percentile:g}"),
         lambda e: format_time(percentile_ns(e, percentile)),
     )
-
-
-LIMIT_FIELDS = tuple(
-    f"{name}_{what}" for name in ("limit", "best") for what in ("algorithm", "gbps", "share")
-)
-
-
-def limit_columns() -> list[Column]:
-    """Two columns: busbw in % of the limit of the algorithm that ran, and of the best algorithm."""
-
-    def cell(name: str) -> Callable[[Entry], str]:
-        def text(entry: Entry) -> str:
-            share = getattr(entry.limit, name, None)
-            return "-" if share is None else f"{100 * share:.1f}"
-
-        return text
-
-    return [
-        Column("limit_share", Head("% of", "limit"), cell("limit_share")),
-        Column("best_share", Head("% of", "best"), cell("best_share")),
-    ]
-
-
-def limit_values(entry: Entry) -> dict[str, Any]:
-    """The limits of a row for CSV and JSON: algorithm, busbw in GB/s, and share (0 to 1)."""
-    values: dict[str, Any] = {}
-    for name in ("limit", "best"):
-        limit = getattr(entry.limit, name, None)
-        values[f"{name}_algorithm"] = limit.algorithm if limit else None
-        values[f"{name}_gbps"] = limit.gbps if limit else None
-        values[f"{name}_share"] = getattr(entry.limit, f"{name}_share", None)
-    return values
-
-
-def limit_lines(entries: Sequence[Entry]) -> list[str]:
-    """Explains the limits of the rows: formula and source of each, and why some rows have none."""
-    named = ("of limit", "limit"), ("of best", "best")
-    lines: dict[str, list[str]] = {}
-    for entry in entries:
-        for what, name in named:
-            limit = getattr(entry.limit, name, None)
-            if limit is not None:
-                subject = f"{limit.algorithm} of {entry.row.ranks} ranks: at most "
-                busbw = format_digits(limit.gbps, 4)
-                text = f"{subject}{busbw} GB/s busbw: {limit.formula} ({limit.source})"
-                lines.setdefault(text, []).append(what)
-    share_lines = [
-        f"% {' and '.join(sorted({*what}, reverse=True))}: {text}" for text, what in lines.items()
-    ]
-    reasons = {entry.limit.reason: None for entry in entries if entry.limit}
-    return share_lines + [f"no %: {reason}" for reason in reasons if reason]

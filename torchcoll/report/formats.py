@@ -8,8 +8,8 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TextIO
+from dataclasses import dataclass
+from typing import Any, TextIO
 
 from torchcoll.core import summary
 from torchcoll.core.errors import UsageError, choice, one_line, tell
@@ -17,12 +17,8 @@ from torchcoll.core.plausibility import doubted, doubts_of
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.run_facts import node_of
 from torchcoll.report.columns import (
-    LIMIT_FIELDS,
     ROW_FIELDS,
-    Column,
     Entry,
-    limit_columns,
-    limit_values,
     named_columns,
     percentile_key,
     percentile_ns,
@@ -30,9 +26,6 @@ from torchcoll.report.columns import (
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import Grid, print_grids
 from torchcoll.report.notes import Notes, note_lines, run_problems
-
-if TYPE_CHECKING:
-    from torchcoll.libraries.shares import RowLimit
 
 
 @dataclass(frozen=True)
@@ -64,7 +57,6 @@ class View:
     percentiles: tuple[float, ...] = ()
     over_ranks: str = "max"
     clock: str | None = None
-    limits: Callable[[Run, Sequence[summary.Row]], Sequence[RowLimit]] | None = None
     verbose: bool = False  # header lines of the start and of what measuring costs
 
     def __post_init__(self) -> None:
@@ -114,34 +106,26 @@ class View:
             map(self.row, run.results, summary.libraries_of(run), times)
         )
         doubts = doubts_of(run, rows if self.usual else None)
-        entries = [
+        return [
             self.entry(result, row, notes, doubt, usual_times)
             for result, row, doubt, usual_times in zip(
                 run.results, rows, doubts, times, strict=True
             )
         ]
-        if self.limits is None:
-            return entries
-        limits = self.limits(run, rows)
-        return [replace(entry, limit=limit) for entry, limit in zip(entries, limits, strict=True)]
 
     def _times(self, result: CaseResult) -> list[float]:
         return summary.steady_times(
             result, self.clock or summary.default_clock(result), self.over_ranks
         )
 
-    def limit_columns(self) -> list[Column]:
-        return [] if self.limits is None else limit_columns()
-
 
 SCHEMA = "torchcoll-rows/1"
 
 
 def row_names(view: View) -> list[str]:
-    """The chosen columns (default all), then the chosen percentiles, then the limits."""
+    """The chosen columns (default all), then the chosen percentiles."""
     names = ROW_FIELDS if view.columns in ((), ("all",)) else view.columns
-    limits = () if view.limits is None else LIMIT_FIELDS
-    return [*names, *map(percentile_key, view.percentiles), *limits]
+    return [*names, *map(percentile_key, view.percentiles)]
 
 
 def row_objects(run: Run, view: View) -> list[dict[str, Any]]:
@@ -151,7 +135,6 @@ def row_objects(run: Run, view: View) -> list[dict[str, Any]]:
     for entry in view.entries(run):
         values = summary.stated_fields(entry.row, names, entry.result.reported is not None)
         values |= {percentile_key(p): percentile_ns(entry, p) for p in view.percentiles}
-        values |= {} if view.limits is None else limit_values(entry)
         objects.append(values)
     return objects
 

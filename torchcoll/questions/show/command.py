@@ -68,16 +68,6 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         ),
     )
     add(
-        "--topology",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help=(
-            "show the share of what the links allow, from NCCL's topology file "
-            "(NCCL_TOPO_DUMP_FILE); once per host (see torchcoll log)"
-        ),
-    )
-    add(
         "--explain",
         nargs="*",
         metavar="WORD",
@@ -393,7 +383,7 @@ COMMANDS = {
                 "--view --columns --percentiles --over-ranks --clock --metric --all "
                 "--verbose --explain"
             ),
-            "what is shown next to it": "--published --topology",
+            "what is shown next to it": "--published",
             "output": "--format --quote",
         },
     ),

@@ -33,7 +33,6 @@ from torchcoll.report.columns import (
     Entry,
     columns_for,
     distinct_values,
-    limit_lines,
     named_columns,
     percentile_column,
 )
@@ -77,12 +76,9 @@ def table_grid(
     rows = [entry.row for entry in entries]
     columns = named_columns(view.columns) if view.columns else columns_for(rows)
     keys = {column.key for column in columns}
-    # The chosen percentiles stand with the other times, before the number of calls; shares of a
-    # limit stand beside the busbw that they are of.
+    # The chosen percentiles stand with the other times, before the number of calls.
     place = next((i for i, column in enumerate(columns) if column.key == "calls"), len(columns))
     columns = [*columns[:place], *map(percentile_column, view.percentiles), *columns[place:]]
-    place = next((i + 1 for i, c in enumerate(columns) if c.key == "busbw_gbps"), len(columns))
-    columns = [*columns[:place], *view.limit_columns(), *columns[place:]]
     how, clocks = view.over_ranks, distinct_values(rows, "clock")
     verdict = verdict or judge(run, rows=rows if view.usual else None)
     above = header_lines(run, rows or requested_cases(run), how, clocks, view.verbose)
@@ -90,7 +86,6 @@ def table_grid(
     if "verified" in keys:
         below = notes.lines() if footnotes else []
     below += [] if rows else ["no case has ended"]
-    below += limit_lines(entries)
     # Of a run without a reference the answer has it.
     below += published_lines(run, rows) if view.usual and verdict.judged else []
     below += run_lines(run, rows, footnotes and "first_call_ns" in keys)
@@ -155,7 +150,6 @@ def show(
     clock: str | None = None,
     view: str | None = None,
     metric: str | None = None,
-    topology: str | Sequence[str] | None = None,
     file: TextIO | None = None,
     every: bool = False,
     verbose: bool = False,
@@ -166,9 +160,9 @@ def show(
     of Row fields, or ``all``. percentiles: further columns. over_ranks: max (the slowest rank of a
     call), mean, min, rank0. clock: host, device, issue; None: each case's default. view: cases,
     ranks, calls, or ``pivot:KEY`` with metric (busbw, algbw, time); None: cases, or on a terminal a
-    table of busbw where there are several collectives. topology: files whose limits are shown
-    beside each row. every: nothing is shortened. verbose: the phases of the start and the cost of
-    measuring too. Traffic and findings take format, and columns or every where they have them.
+    table of busbw where there are several collectives. every: nothing is shortened. verbose: the
+    phases of the start and the cost of measuring too. Traffic and findings take format, and columns
+    or every where they have them.
     Raises UsageError for choices that do not exist or do not go together, UnreadableError for a
     file.
     """
@@ -178,23 +172,16 @@ def show(
         reported: dict[str, Any] = {"percentiles": percentiles, "clock": clock, "metric": metric}
         reported |= {"view": None if view == "cases" else view}
         reported |= {"over-ranks": None if over_ranks == "max" else over_ranks}
-        reported |= {"topology": ", ".join(split_list(topology, "topology")) or None}
         _show_others(others, len(sources), format, columns, file, reported, every)
         return
     choice(format, "format", FORMATS)
     if metric is not None:
         choice(metric, "metric", METRICS)
-    limits = None
-    if topology:
-        from torchcoll.libraries.shares import load_limits
-
-        limits = load_limits(split_list(topology, "topology"))
     readings = View(
         split_list(columns, "columns"),
         split_list(percentiles, "percentiles"),
         over_ranks,
         clock,
-        limits,
         verbose,
     )
     out = Destination(file)
@@ -279,8 +266,6 @@ def _check_together(readings: View, format: str, view: str, metric: str | None) 
     if where and readings.percentiles:
         percentiles = ",".join(f"{p:g}" for p in readings.percentiles)
         raise UsageError("percentiles", percentiles, f"none with {where}")
-    if where and readings.limits is not None:
-        raise UsageError("topology", "files", f"none with {where}")
     each = view == "ranks" or (view == "calls" and format in ("csv", "json"))
     if each and readings.over_ranks != "max":
         raise UsageError("over-ranks", readings.over_ranks, f"none with {where}: ranks stay apart")
