@@ -64,7 +64,6 @@ class OverSizes:
     """The law over sizes on one measured number of ranks.
 
     low_bytes, high_bytes, sizes: the smallest and largest size, and how many there are.
-    beyond_of: how many collectives the slope above the largest size was estimated from.
     spread: the interval of a prediction.
     """
 
@@ -74,7 +73,6 @@ class OverSizes:
     high_bytes: int
     sizes: int
     law: SizeLaw
-    beyond_of: int
     spread: Spread
 
 
@@ -183,8 +181,6 @@ class KindModel:
                 log = float(curve.law.logs(numpy.array([float(size_bytes)]))[0])
                 below, above = doublings(size_bytes, curve.low_bytes, curve.high_bytes)
                 text = _beyond(size_bytes, curve.low_bytes, curve.high_bytes)
-                if above and curve.beyond_of > 1:
-                    text += f", where {curve.beyond_of} collectives tell the slope together"
                 # Within the data the errors of different sizes are independent: each was left out.
                 common = 1.0 if text else 0.0
                 return _prediction(log, curve.spread.logs(below, above), [text], common)

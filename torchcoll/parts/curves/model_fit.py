@@ -31,7 +31,6 @@ from torchcoll.parts.curves.model_sizes import (
     Kinds,
     leave_one_out,
     over_sizes,
-    shared_slopes,
     size_spreads,
 )
 from torchcoll.parts.curves.predictor import WIDEST, too_wide
@@ -277,12 +276,11 @@ def fit_entries(kinds: Kinds) -> tuple[KindModel, ...]:
         for curve, fit in zip(curves, curve_fits, strict=True)
     ]
     spreads = iter(size_spreads([leave_one_out(*curve_and_fit) for curve_and_fit in flat]))
-    shared = iter(shared_slopes(kinds))
     entries = []
     for (kind, curves), curve_fits in zip(kinds, fits, strict=True):
         over = [
-            over_sizes(c, fit, next(spreads), next(shared))
-            for c, fit in zip(curves, curve_fits, strict=True)
+            over_sizes(curve, fit, next(spreads))
+            for curve, fit in zip(curves, curve_fits, strict=True)
         ]
         ranks, why = over_ranks(str(kind["collective"]), curves, str(kind.get("backend", "")))
         entries.append(KindModel(kind, tuple(over), ranks, why))

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
 from torchcoll.parts.curves import model
-from torchcoll.parts.curves.rank_laws import step_laws
-from torchcoll.parts.curves.size_law import FEWEST_SIZES, TAIL, Fit, fit_form, fit_piece
+from torchcoll.parts.curves.size_law import Fit, fit_form
 from torchcoll.parts.curves.slow_sizes import Floats
-from torchcoll.stats.distributions import normal_quantile
 
 LEVEL = 0.9
 LEAST = 0.002  # the smallest half-width of an interval: clocks and rounding reach it
@@ -41,113 +39,17 @@ class Curve:
 Kinds = list[tuple[dict[str, Any], list[Curve]]]
 
 
-def over_sizes(
-    curve: Curve, fit: Fit, spread: model.Spread, shared: SharedSlope | None
-) -> model.OverSizes:
-    """The law of one curve, above its largest size with the shared slope if there is one."""
-    law = fit.law
-    if shared:
-        law = replace(law, beyond_ns_per_byte=shared.ns_per_byte)
+def over_sizes(curve: Curve, fit: Fit, spread: model.Spread) -> model.OverSizes:
+    """The law of one curve, with the interval of its predictions."""
     return model.OverSizes(
         curve.ranks,
         curve.hosts,
         round(curve.sizes[0]),
         round(curve.sizes[-1]),
         len(curve.sizes),
-        law,
-        shared.collectives if shared else 1,
+        fit.law,
         spread,
     )
-
-
-_FEWEST_TOGETHER = 3  # collectives: of so many, one can be told as an outlier
-_APART = 3.5  # modified z-score: B. Iglewicz and D. C. Hoaglin, How to Detect ... Outliers (1993)
-_BY_COLLECTIVE = ("collective", "op", "root", "dtype", "in_place")
-
-
-@dataclass(frozen=True)
-class SharedSlope:
-    """The slope of a curve beyond its largest size, estimated from several collectives together.
-
-    ns_per_byte: per byte of the size of this curve.
-    collectives: how many collectives were used.
-    """
-
-    ns_per_byte: float
-    collectives: int
-
-
-def shared_slopes(kinds: Kinds) -> list[SharedSlope | None]:
-    """The shared slope of each curve, in order; None where the curve's own last sizes are better.
-
-    Above the sizes where protocols change, the wire carries the bytes of all collectives at the
-    same rate: as many bytes as a rank sends in a ring. A curve that ends below these sizes has a
-    slope that is too steep or too flat, and the median of several collectives is closer. The shared
-    slope is used only if it predicts the left-out sizes of all curves better than their own slopes
-    do, both for the largest third of the sizes and for the largest size. An outlier among the
-    collectives keeps its own slope.
-    """
-    flat = [(kind, curve) for kind, curves in kinds for curve in curves]
-    groups: dict[str, list[int]] = {}
-    for index, (kind, curve) in enumerate(flat):
-        conditions = {name: value for name, value in kind.items() if name not in _BY_COLLECTIVE}
-        groups.setdefault(repr((curve.ranks, curve.hosts, conditions)), []).append(index)
-    slopes: list[SharedSlope | None] = [None] * len(flat)
-    for indices in groups.values():
-        names = {flat[index][0]["collective"] for index in indices}
-        if len(names) < _FEWEST_TOGETHER:
-            continue
-        shares = [
-            step_laws(flat[index][0]["collective"])[0].share(flat[index][1].ranks)
-            for index in indices
-        ]
-        curves = [flat[index][1] for index in indices]
-        if not _shared_predicts_better(curves, shares):
-            continue
-        curve_slopes = [_slope(c, len(c.sizes)) / s for c, s in zip(curves, shares, strict=True)]
-        wire, alike = _wire(curve_slopes)
-        for index, share, agrees in zip(indices, shares, alike, strict=True):
-            if agrees:
-                slopes[index] = SharedSlope(wire * share, len(names))
-    return slopes
-
-
-def _slope(curve: Curve, number: int) -> float:
-    """ns per byte of the last TAIL of the first ``number`` sizes."""
-    last = slice(max(0, number - TAIL), number)
-    return fit_piece(curve.sizes[last], curve.times[last]).ns_per_byte
-
-
-def _wire(slopes: Sequence[float]) -> tuple[float, list[bool]]:
-    """The median slope in logarithms, and for each slope whether it is no outlier."""
-    logs = numpy.log(numpy.maximum(slopes, 1e-12))
-    middle = float(numpy.median(logs))
-    deviations = numpy.abs(logs - middle)
-    limit = _APART * max(float(numpy.median(deviations)), LEAST) / normal_quantile(0.75)
-    return math.exp(middle), (deviations <= limit).tolist()
-
-
-def _shared_predicts_better(curves: Sequence[Curve], shares: Sequence[float]) -> bool:
-    """Whether the shared slope predicts left-out sizes better than the curves' own slopes do, both
-    for the largest third of the sizes and for the largest size.
-    """
-    numbers = [len(curve.sizes) for curve in curves]
-    for kept in ([n - max(1, n // 3) for n in numbers], [n - 1 for n in numbers]):
-        used = [i for i, number in enumerate(kept) if number >= FEWEST_SIZES]
-        if not used:
-            return False
-        slopes = [_slope(curves[i], kept[i]) / shares[i] for i in used]
-        wire, alike = _wire(slopes)
-        errors = numpy.zeros(2)
-        for i, slope, agrees in zip(used, slopes, alike, strict=True):
-            curve, last = curves[i], kept[i] - 1
-            beyond = shares[i] * (curve.sizes[last + 1 :] - curve.sizes[last])
-            for column, each in enumerate((slope, wire if agrees else slope)):
-                predicted = numpy.log(curve.times[last] + each * beyond)
-                errors[column] += numpy.abs(predicted - numpy.log(curve.times[last + 1 :])).sum()
-        if errors[1] >= errors[0]:
-            return False
-    return True
 
 
 def quantile(values: Floats, points: int) -> float:
