@@ -106,31 +106,10 @@ class NcclProcess:
     names: Counter[str] = field(default_factory=Counter)
 
 
-# Known messages with nothing that a table here shows.
-#
-# First words, and beginnings, of the INFO texts in ``libnccl.so.2`` 2.21.5 and 2.30.7 and in logs
-# of 2.8 to 2.30 and of RCCL 2.26 to 2.30. Any other message is counted as unknown, because another
-# version may log something new.
-
-_TEXT = """
-    Affinity Allocated Assigned Bootstrap Bootstrap: bootstrapSplit: CC Call Check Communicator
-    Connected Could Cross-clique DMABUF DMA-BUF DMA_BUF Dmabuf ENV/Plugin: Enabled Failed GDRCOPY
-    GIN GIN/Plugin: GPU Generated HIP Hipruntime Ignoring Imported Initialized Kernel LSA Launch
-    Loading Local MNNVL MSCCL MSCCL++ Made Max Mem MemManager: NET NET/IB NET/OFI NET/Plugin
-    NET/Plugin: NET/Socket NVLS New P2P PARAM: PROFILER/Plugin: PXN Plugin Protocol Proxy RAS
-    RMA/Plugin: ROCr Rank Received Ring Search Setting Skipping Socket Successfully Symmetric
-    TOPO/NET TUNER/Plugin: Topology Tree Trees Tuning UDS: Using rank threadThresholds timings:
-    ncclTopoGetCpuAffinity: ncclTopoPopulateNics
-"""
-_WORDS = frozenset(_TEXT.split())
-_STARTS = "=== [Proxy [Service GPU/ CPU/ NET/ NVS/ PCI/ NIC/ C2C GIN/ ( ncclOs"
-_BEGINNINGS = (*_STARTS.split(), "+ ", "- ", "Comm config ")
-# Shapes of lines: `src/misc/utils.cc:233 memory stack hunk` is of the ALLOC subsystem,
-# ` 0 : NET/0 GPU/0 ...` is a channel of a graph, and `opCount` is of the COLL subsystem, which logs
-# a line for each call and rank.
-_SHAPES = re.compile(
-    r"\S+\.(?:cc|cpp|h):\d+ |\s*\d+ : (?:NET|GPU)/|\w+: opCount [0-9a-f]+ sendbuff "
-)
+_KNOWN = slow_paths.TABLE["known"]
+_WORDS = frozenset(_KNOWN["words"].split())
+_BEGINNINGS = tuple(_KNOWN["beginnings"])
+_SHAPES = re.compile(_KNOWN["shapes"])
 
 
 def is_known(first_word: str, message: str) -> bool:
