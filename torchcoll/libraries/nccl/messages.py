@@ -30,17 +30,6 @@ class Tuned(NamedTuple):
     algbw_gbps: float
 
 
-class Graph(NamedTuple):
-    """What the topology search found for a pattern; bandwidths in GB/s of one channel."""
-
-    pattern: str
-    channels: int
-    intra_gbps: float
-    inter_gbps: float
-    intra_type: str
-    inter_type: str
-
-
 @dataclass(eq=False)
 class Member:
     """One rank of one communicator, as its process logged it. None and '' mean not known.
@@ -71,7 +60,6 @@ class Member:
     channels: dict[str, int] = field(default_factory=dict)
     rings: dict[int, tuple[int, ...]] = field(default_factory=dict)
     ring_count: int = 0
-    graphs: list[Graph] = field(default_factory=list)
     tuning: list[Tuned] = field(default_factory=list)
 
 
@@ -134,11 +122,6 @@ _CONNECTION = re.compile(
 )
 _NUMBERS = re.compile(r"/\d+(?:\(\d+\))?(?:\[\w+\])?")
 _KINDS = re.compile(r"(\d+) (coll|collnet|nvls|p2p) channels(?! per)")
-_PATTERN = re.compile(
-    r"Pattern (\d+), crossNic \d+, nChannels (\d+), (?:bw|speed) (\d+(?:\.\d+)?)/(\d+(?:\.\d+)?), "
-    r"type (\w+)/(\w+), sameChannels \d"
-)
-_PATTERNS = ("", "balanced tree", "split tree", "tree", "ring", "NVLS", "CollNetDirect")
 _CELL = re.compile(r"(\d+\.\d+)/(\d+\.\d+)$")
 _FIELD = re.compile(
     r"\b(comm|rank|n[rR]anks|cudaDev|busId|commId|parent|splitCount|childCount|color|nNodes|"
@@ -302,16 +285,6 @@ class MessageReader:
         self.member().channels = {kind: int(count) for count, kind in _KINDS.findall(message)}
         return True
 
-    def read_pattern(self, message: str) -> bool:
-        """Read ``Pattern 4, crossNic 0, nChannels 12, bw 30.0/20.5, type NVL/PIX, ...``."""
-        if match := _PATTERN.search(message):
-            number = int(match[1])
-            name = _PATTERNS[number] if number < len(_PATTERNS) else f"pattern {number}"
-            figures = int(match[2]), float(match[3]), float(match[4])
-            self.member().graphs.append(Graph(name, *figures, match[5], match[6]))
-            self.account(2)
-        return match is not None
-
     def read_nvls(self, message: str) -> bool:
         """Read ``NVLS multicast support is available`` and ``NVLS comm 0x..``."""
         if message.startswith("NVLS multicast support is "):
@@ -429,7 +402,6 @@ class MessageReader:
         "Bootstrap": read_bootstrap,
         "Channel": read_channel,
         "CollNet": read_connection,
-        "Pattern": read_pattern,
         "NVLS": read_nvls,
         **dict.fromkeys(("NCCL", "RCCL"), read_version),
         **dict.fromkeys(("cudaDriverVersion", "Using", "TUNER/Plugin:"), read_fact),
