@@ -12,11 +12,12 @@ from made_runs import measured, run
 from torchcoll import cli
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.parts.curves.model_file import load_model, model_object, model_text
-from torchcoll.parts.curves.model_fit import fit_model
+from torchcoll.parts.curves.model_fit import fit_model, groups_at_once
+from torchcoll.parts.curves.model_ranks import jackknife
 from torchcoll.parts.curves.model_show import show_fits
-from torchcoll.parts.curves.model_sizes import jackknife, quantile
+from torchcoll.parts.curves.model_sizes import quantile
 from torchcoll.parts.curves.predictor import predict_all
-from torchcoll.stats.sides import side
+from torchcoll.stats.sides import Reading, side
 
 SIZES = [1 << k for k in range(12, 26, 2)]  # 4K to 16M
 US = 1000
@@ -60,9 +61,9 @@ def test_one_law_over_sizes_and_what_it_predicts():
     """10 us + size / 4 GB/s: 1M takes 10 + 262.144 us."""
     model = fitted(launch(4, lambda n, size: 10 * US + size / 4))
     one = curve(model)
-    assert len(one.law.pieces) == 1
-    assert one.latencies[0][0] == pytest.approx(10 * US, rel=1e-3)
-    assert one.bandwidths[0][0] == pytest.approx(4, rel=1e-3)
+    (piece,) = one.law.pieces
+    assert piece.latency_ns == pytest.approx(10 * US, rel=1e-3)
+    assert piece.ns_per_byte == pytest.approx(0.25, rel=1e-3)
     within = model.predict("allreduce", 1 << 20, 4)
     assert within.time_ns == pytest.approx(272_144, rel=1e-3)
     assert within.low_ns < within.time_ns < within.high_ns and within.beyond == ""
@@ -90,87 +91,16 @@ def test_the_interval_widens_with_every_doubling_beyond_the_data():
     assert three == pytest.approx(3 * one, rel=1e-3)
 
 
-SHARES = {"all_reduce": 1.5, "all_gather": 0.75, "reduce_scatter": 0.75, "all_to_all": 0.75}
-SIGNS = {
-    "all_reduce": "-++++-+-",
-    "all_gather": "+--++++-",
-    "reduce_scatter": "-+++--++",
-    "all_to_all": "-+-+-+++",
-}
-
-
-def on_a_wire(name, own=1.0):
-    """4 ranks. What a byte more costs is 0.1 ns of those on the wire, +-40 % from a size to the
-    next: up to 4M protocols change.
-    """
-    rows, time, sizes = [], 20_000.0, [1 << k for k in range(10, 23)]
-    for number, size in enumerate(sizes):
-        off = 0.4 if SIGNS[name][number % 8] == "+" else -0.4
-        time += (size - (sizes[number - 1] if number else 0)) * own * SHARES[name] * 0.1 * (1 + off)
-        changed = {} if name == "all_reduce" else {"op": None, "in_place": False}
-        changed |= {"op": "sum"} if name == "reduce_scatter" else {}
-        rows.append(measured(round(time), 4, collective=name, size_bytes=size, **changed))
-    return rows
-
-
-def beyond(model, name):
-    """Slope from 64M to 256M, over that of the wire, and what is said of it."""
-    near, far = (model.predict(name, n << 20, 4) for n in (64, 256))
-    return (far.time_ns - near.time_ns) / (SHARES[name] * 0.1 * (192 << 20)), far.beyond
-
-
-def test_beyond_the_largest_size_the_collectives_tell_together(tmp_path):
-    rows = [row for name in SHARES for row in on_a_wire(name)]
-    model = fitted(run(*rows, ranks=4))
-    alone = {name: beyond(fitted(run(*on_a_wire(name), ranks=4)), name)[0] for name in SHARES}
-    assert max(abs(slope - 1) for slope in alone.values()) > 0.2
-    path = tmp_path / "machine.json"
-    path.write_text(model_text(model))
-    for name in SHARES:
-        for one in (model, load_model(path)):
-            slope, text = beyond(one, name)
-            assert slope == pytest.approx(1, abs=0.1), alone
-            assert text == (
-                "64x the largest size (4M), where 4 collectives tell the slope together"
-            )
-
-
-def test_two_collectives_tell_nothing_together():
-    rows = [row for name in ("all_reduce", "all_gather") for row in on_a_wire(name)]
-    assert beyond(fitted(run(*rows, ranks=4)), "all_gather")[1] == "64x the largest size (4M)"
-
-
-def test_curves_that_know_their_own_slope_keep_it():
-    """Exact lines, one on links of its own of half the rate: nothing is gained together."""
-    sizes = [1 << k for k in range(10, 23)]
-    rows = [
-        measured(
-            round(20_000 + share * (2 if name == "all_to_all" else 1) * 0.1 * n),
-            4,
-            collective=name,
-            size_bytes=n,
-            **({} if name == "all_reduce" else {"op": None, "in_place": False}),
-        )
-        for name, share in SHARES.items()
-        if name != "reduce_scatter"
-        for n in sizes
-    ]
-    model = fitted(run(*rows, ranks=4))
-    slopes = [beyond(model, name) for name in ("all_reduce", "all_gather", "all_to_all")]
-    assert [slope for slope, _ in slopes] == pytest.approx([1, 1, 2], rel=1e-3)
-    assert {text for _, text in slopes} == {"64x the largest size (4M)"}
-
-
 def test_the_file_holds_no_measured_points():
     """Fewer figures than sizes, and none of them a time that was measured."""
     sizes = [1 << k for k in range(10, 31)]
     made = launch(4, noisy, sizes)
     entry = model_object(fit_model([made]).model)["entries"][0]
     (one,) = entry["over_sizes"]
-    assert 2 * len(one["ranges"]) + len(one["corrections"]) <= len(sizes) / 2 + 3
+    law = one["law"]
+    assert 2 * len(law["pieces"]) + len(law["corrections"]) <= len(sizes) / 2 + 3
     times = {round(noisy(4, n)) for n in sizes}
-    values = {round(figure[0]) for piece in one["ranges"] for figure in [piece["latency_ns"]]}
-    assert not times & values
+    assert not times & {round(piece["latency_ns"]) for piece in law["pieces"]}
 
 
 def test_the_file_gives_what_was_fitted(tmp_path):
@@ -183,7 +113,7 @@ def test_the_file_gives_what_was_fitted(tmp_path):
         assert other[:3] == pytest.approx(one[:3], rel=1e-3)
         assert other.beyond == one.beyond
     text = path.read_text()
-    assert '"schema": "torchcoll-model/1"' in text
+    assert '"schema": "torchcoll-model/2"' in text
     # A figure and its interval are on one line: the file is for people too.
     assert '"launch_ns": [' in text and text.count("\n") < 160
 
@@ -262,6 +192,26 @@ def at_once(groups, ns, sizes=OF_GROUPS, hosts=("vm",), **kind):
         for number in range(groups)
     ]
     return run(*cases, ranks=2 * groups, hosts=list(hosts))
+
+
+@pytest.mark.parametrize(
+    ("group", "number"),
+    [
+        ("mod:4/0", 4),
+        ("div:2/3", 4),
+        ("0,1;2,3;4,5;6,7/1", 4),
+        ("0,1;2,3,4,5,6,7/0", 2),
+        ("pair/0-1", 1),
+        ("node/2-3", 1),
+        ("world/0", 1),
+        ("mod:4", 1),
+        (None, 1),
+    ],
+)
+def test_number_of_groups_at_once(group, number):
+    files = side("files", [run(measured(1000, group=group, members=[0, 1]), ranks=8)])
+    (item,) = files.measured("time", Reading())
+    assert groups_at_once(files.parts[item.part], item) == number
 
 
 def test_groups_that_call_at_once_are_curves_of_their_own(tmp_path):
@@ -538,15 +488,15 @@ def test_what_cannot_be_predicted(model_path, capsys, words, expected):
     [
         (
             '{"schema": "torchcoll-model/9"}',
-            got(error_tail("torchcoll-model/9", "torchcoll-model/1")),
+            got(error_tail("torchcoll-model/9", "torchcoll-model/2")),
         ),
         (
-            '{"schema": "torchcoll-model/1"}',
+            '{"schema": "torchcoll-model/2"}',
             got(error_tail("KeyError 'entries'", "all parameters")),
         ),
-        ("[]", got(error_tail("none", "torchcoll-model/1"))),
-        ("time,size", got(error_tail("no JSON", "schema torchcoll-model/1"))),
-        ('{"schema": "torchcoll-model/1", "entries": [{"kind": {}}]}', expecting("all parameters")),
+        ("[]", got(error_tail("none", "torchcoll-model/2"))),
+        ("time,size", got(error_tail("no JSON", "schema torchcoll-model/2"))),
+        ('{"schema": "torchcoll-model/2", "entries": [{"kind": {}}]}', expecting("all parameters")),
     ],
 )
 def test_files_that_are_no_model(tmp_path, text, expected):
@@ -568,7 +518,7 @@ def test_a_law_that_the_collective_does_not_have(model_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"ranks": []}, {"hosts": []}, {"low_bytes": 0}, {"corrections": [{"size_bytes": 8}]}],
+    [{"ranks": []}, {"hosts": []}, {"low_bytes": 0}, {"corrections": [[8]]}],
 )
 def test_a_law_that_cannot_be(model_path, change):
     with open(model_path) as file:

@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """The limits of a topology in ``torchcoll log``."""
+=======
+"""The limits of a topology in ``torchcoll log``: what the links allow."""
+>>>>>>> h-kernela
 
 import csv
 import io

@@ -118,7 +118,6 @@ def test_how_many_communicators_a_log_may_have(tmp_path):
         b"Channel 00/01 :" + b" 7" * 500,
         b"Init timings - ncclCommInitRank: rank 0 nranks 1 total 1.5 (rest 1.0, a 1.0, b 1.0)",
         b"Bootstrap timings total 1.5 (a 1.0, b 1.0, delay 1.0)",
-        b"Pattern 4, crossNic 0, nChannels 12, bw 30.0/20.5, type NVL/PIX, sameChannels 1",
         b"Algorithm | Tree | Ring |",
     ],
 )

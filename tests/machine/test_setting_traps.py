@@ -7,7 +7,7 @@ from made_runs import measured
 
 from torchcoll.bench.recorder import Recorder, _keep_traps
 from torchcoll.core.backends import BACKENDS
-from torchcoll.machine.setting_traps import TRAPS, Settings, setting_traps
+from torchcoll.machine.setting_traps import CONDITIONS, Settings, setting_traps, trap_table
 from torchcoll.questions.check.judging import judge
 from torchcoll.questions.comparison.compare import compare
 from torchcoll.questions.comparison.conclusion_show import settings_notes
@@ -59,8 +59,9 @@ def test_traps(changes, expected):
 
 
 def test_a_setting_of_each_kind_is_here():
-    assert {name for name, _, _ in KINDS} == {trap.name for trap in TRAPS}
-    assert len({trap.name for trap in TRAPS}) == 7
+    traps = trap_table()["setting"]
+    assert {name for name, _, _ in KINDS} == {*(trap["name"] for trap in traps), "hidden_devices"}
+    assert {trap["when"] for trap in traps if "when" in trap} == {*CONDITIONS}
 
 
 def recorded(environ, cpu_named=False):

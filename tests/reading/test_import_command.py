@@ -474,4 +474,4 @@ def test_the_command_that_reads_it_can_be_typed(tmp_path, monkeypatch, name, quo
     assert error_of('{"traceEvents": [{"ph": "X"}]}').endswith(
         f"torchcoll trace {quoted} reads it."
     )
-    assert "model predict reads it" in error_of('{"schema": "torchcoll-model/1"}')
+    assert "model predict reads it" in error_of('{"schema": "torchcoll-model/2"}')

@@ -196,7 +196,7 @@ def test_messages_name_standard_input(folder, capsys, monkeypatch):
 
 
 def test_a_model_is_named_as_such(folder, capsys):
-    (folder / "machine.json").write_text('{\n "schema": "torchcoll-model/1"\n}\n')
+    (folder / "machine.json").write_text('{\n "schema": "torchcoll-model/2"\n}\n')
     assert main(["show", "machine.json"]) == 3
     expected = error_tail("machine.json", "results; this is a model. torchcoll model predict")
     assert got(expected) in capsys.readouterr().err

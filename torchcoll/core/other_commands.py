@@ -6,10 +6,12 @@ import os
 import re
 import shlex
 import zlib
+from pathlib import Path
 
 from torchcoll.core.bounds import GZIP
 from torchcoll.core.opening import is_stdin
 from torchcoll.core.parts import functions_of
+from torchcoll.core.toml_text import toml_table
 
 _BEGIN = 1 << 16  # bytes that are looked at
 # A profiler's trace (Kineto), or a dump of the Flight Recorder, as JSON or as a pickle.
@@ -17,56 +19,17 @@ TRACE = re.compile(
     rb'\A\s*\{[^\0]*?"(?:traceEvents|pg_config|pg_status|collective_seq_id)"\s*:'
     rb"|\A\x80[\s\S]*?pg_(?:config|status)"
 )
-# In the order in which they are tried: a log may hold the output of a benchmark, and `show` reads
-# it then.
-_READERS = (
-    ("trace", TRACE),
-    ("trace", re.compile(rb'\A\s*\{[^\n]*"schema":\s*"torchcoll-traffic/')),
-    ("show", re.compile(rb'\A\s*\{[^\n]*"record":[^\n]*"schema":\s*"torchcoll/')),
-    ("log", re.compile(rb"\A(?:\xef\xbb\xbf)?\s*(?:<(?:\?|!--)[^>]*>\s*)*<system\b")),
-    (
-        "pairs",
-        re.compile(
-            rb"# OSU MPI[\w-]* (?:(?:Bi-Directional )?Bandwidth|Latency|(?:MPI_)?(?:Put|Get)[\w ]*)"
-            rb" Test|^[ \t]*(?:RDMA_(?:Read|Write)|Send)\b[^\n]{0,60} BW Test",
-            re.MULTILINE,
-        ),
-    ),
-    (
-        "show",
-        re.compile(
-            rb"# nThread \d+ nGpus |Avg bus bandwidth|# OSU MPI|# Benchmarking:? |MPI Benchmarks? "
-            rb"|COMMS-RES|---- Performance of |Time, us|data_size\(Bytes\)"
-        ),
-    ),
-    ("nightly", re.compile(rb"\ASQLite format 3\0")),
-    ("trace", re.compile(rb'"coll_exec_time_us"')),
-    ("log", re.compile(rb" NCCL (?:INFO|WARN|TRACE|CALL) |\d\)? ?\|CCL_[A-Z]+\|")),
-)
+_TABLE = toml_table(Path(__file__).with_name("recognised.toml").read_text(encoding="utf-8"))
+# (command, pattern), in the order in which they are tried.
+_READERS = [("trace", TRACE)]
+_READERS += [(each["command"], re.compile(each["pattern"].encode())) for each in _TABLE["reader"]]
 # What to do instead of reading figures of pairs of ranks.
 PAIRS = "torchrun -m torchcoll.pairs measures the links between ranks."
-# Tools whose output has no collectives, how it is recognised, and what to do instead.
-_WITHOUT_COLLECTIVES = (
-    (
-        "nvbandwidth, which copies between GPUs and hosts",
-        re.compile(rb'^[ \t]*nvbandwidth Version:|"nvbandwidth"\s*:', re.MULTILINE),
-        PAIRS,
-    ),
-    (
-        "perftest, which sends between two hosts",
-        re.compile(
-            rb"^[ \t]*(?:RDMA_(?:Read|Write)|Send|Atomic)\b[^\n]{0,60} (?:BW|Latency) Test"
-            rb"|^[ \t]*#bytes[ \t]+#iterations[ \t]",
-            re.MULTILINE,
-        ),
-        PAIRS,
-    ),
-    (
-        "NCCL's RAS, which reports the state of a job",
-        re.compile(rb"\bper node +per process +\(total\)"),
-        "torchcoll postmortem reads it with what else a job left.",
-    ),
-)
+# (tool, pattern, next action) of tools whose output has no collectives.
+_WITHOUT_COLLECTIVES = [
+    (each["tool"], re.compile(each["pattern"].encode()), each.get("action", PAIRS))
+    for each in _TABLE["without_collectives"]
+]
 
 
 def without_collectives(begin: bytes) -> tuple[str, str]:

@@ -262,13 +262,6 @@ class ConcurrentBlocks:
         return len(self.alone_ns[0]) if self.alone_ns else 0
 
     @property
-    def call_ns(self) -> float:
-        """The time of one call of the slowest rank during the work: the median over the blocks."""
-        last: list[float] = sorted(max(block) for block in zip(*self.both_calls_ns, strict=True))
-        middle = len(last) // 2
-        return (last[middle] + last[~middle]) / 2 / self.calls
-
-    @property
     def uncovered(self) -> int:
         """The number of blocks that the work of some rank did not cover."""
         by_rank = zip(self.both_ns, self.both_work_ns, strict=True)

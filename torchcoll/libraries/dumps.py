@@ -45,7 +45,6 @@ def read_dump(path: str) -> tuple[Dump, list[str]]:
         expected = f"at most {_MOST_DEVICES} GPUs and interfaces"
         raise UnreadableError(f"XML {path}", "more", expected)
     topo = topology.read_topology(root, path)
-    ceiling = speeds.ring_ceiling(topo)
     facts = {
         "library": topo.library,
         "version": topo.version or None,
@@ -57,12 +56,6 @@ def read_dump(path: str) -> tuple[Dump, list[str]]:
         "cpu": " or ".join(dict.fromkeys(f"{c.vendor} {c.arch}".strip() for c in topo.cpus)),
         "nic_count": len(speeds.unique_nics(topo.nics)),
         "nics_gbps": None if topo.cut else speeds.host_gbps(topo),
-        "ring_ceiling_gbps": ceiling.gbps,
-        "ring_ceiling_source": ceiling.source,
-        "ring_wire_gbps": ceiling.wire_gbps,
-        "nvls": any(
-            link.to == "switch" for g in topo.gpus if (g.sm or 0) >= 90 for link in g.links
-        ),
         "odd_links": _odd_links(topo.described_gpus),
     }
     tables = {

@@ -158,7 +158,6 @@ def _nccl_log(job: NcclJob) -> JobLog:
     tables = {
         "communicators": [_communicator(n, g) for n, g in numbered if g.nranks is not None],
         "rings": [row for n, g in numbered for row in _rings(n, g)],
-        "graphs": [{"communicator": n, **g._asdict()} for n, c in numbered for g in c.graphs],
         "transports": [
             {"kind": kind, "connections": count, "pairs": len(job.pairs(kind)) or None}
             for kind, count in sorted(job.transports.items())

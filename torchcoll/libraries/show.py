@@ -24,7 +24,6 @@ _MOST_WARNINGS = 20
 _NOTES = {
     "tuning": "what NCCL's cost model expects; combinations that are not listed cannot be used",
     "transports": "one for each line of the log: both ends log a connection between hosts",
-    "graphs": "what the search of the topology found; NCCL may make several channels of one",
 }
 _BASIS = "sizes of AllGather and ReduceScatter are {0} here, as this version logs them"
 
@@ -163,14 +162,6 @@ _COLUMNS: dict[str, list[tuple[Head, Cell]]] = {
         (Head("communicator"), field_cell("communicator")),
         (Head("channels", left=True), field_cell("channels")),
         (Head("ring", left=True), _order),
-    ],
-    "graphs": [
-        (Head("communicator"), field_cell("communicator")),
-        (Head("graph", left=True), field_cell("pattern")),
-        (Head("channels"), field_cell("channels")),
-        (Head("in a node", "GB/s each"), lambda row: units.format_bandwidth(row["intra_gbps"])),
-        (Head("between", "GB/s each"), lambda row: units.format_bandwidth(row["inter_gbps"])),
-        (Head("types", left=True), lambda row: f"{row['intra_type']}/{row['inter_type']}"),
     ],
     "transports": [
         (Head("transport", left=True), field_cell("kind")),
@@ -312,8 +303,6 @@ def _about_topology(dump: Dump) -> list[str]:
         lines.append(
             "a file for NCCL_TOPO_FILE: the PCI devices, to which NCCL adds the links that it finds"
         )
-    else:
-        lines.append(_ring(facts))
     if facts["nics_gbps"]:
         lines.append(
             f"network: {format_bandwidth(facts['nics_gbps'])} GB/s, all interfaces of this host "
@@ -329,18 +318,6 @@ def _about_topology(dump: Dump) -> list[str]:
         which = "; which GPU it is, the file does not tell" if len(fabrics) > 1 else ""
         lines.append(f"its links are those of --fabric {names}{which}")
     return [one_line(line) for line in lines]
-
-
-def _ring(facts: LogRow) -> str:
-    if facts["ring_ceiling_gbps"] is None:
-        return f"ring: no ceiling: {facts['ring_ceiling_source']}"
-    text = f"ring: at most {format_bandwidth(facts['ring_ceiling_gbps'])} GB/s of busbw: "
-    text += str(facts["ring_ceiling_source"])
-    if facts["ring_wire_gbps"]:
-        text += f" (the wire signals {facts['ring_wire_gbps']:g})"
-    if facts["nvls"]:
-        text += "; all_reduce within the switches (NVLS) may pass it"
-    return text
 
 
 def _topology_grids(dump: Dump) -> list[Grid]:

@@ -1,7 +1,7 @@
-"""The table of settings that make a run hang, slow it, or measure something else than was meant.
+"""Settings that make a run hang, slow it, or measure something else than was meant.
 
 ``torchcoll doctor`` reports them before a run. A run records the findings for its backends on each
-host, so that its verdict and every comparison with it can name them.
+host, so that its verdict and every comparison with it can name them. The table is traps.toml.
 """
 
 from __future__ import annotations
@@ -9,15 +9,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from torchcoll.core.backends import NCCL, ONECCL, VISIBLE_GPUS, of_family
+from torchcoll.core.backends import ONECCL, VISIBLE_GPUS, of_family
+from torchcoll.core.toml_text import toml_table
 from torchcoll.core.units import counted
 from torchcoll.core.variables import kept_value
 from torchcoll.libraries.oneccl.variables import ALGORITHMS
 
-_NCCL, _ONECCL = of_family(NCCL), of_family(ONECCL)
 _WITHOUT_MPI = ("torchrun", "RANK and WORLD_SIZE")
 _WITH_MPI = ("Open MPI", "Intel MPI", "MPICH", "MPI", "PALS")
+
+
+@cache
+def trap_table() -> dict[str, Any]:
+    """The content of traps.toml."""
+    file = Path(__file__).with_name("traps.toml")
+    return toml_table(file.read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -67,27 +77,6 @@ class Settings:
         return len({item.strip() for item in mask.split(",") if item.strip()})
 
 
-@dataclass(frozen=True)
-class Trap:
-    """A row of the table.
-
-    name, severity, backends: of the finding.
-    values: variable -> pattern of the values that are a trap; a variable that is not set has ''.
-    why, action: of the finding. ``{}`` in texts are fields of Settings.
-    when: whether it is a trap in these circumstances.
-    what: of the finding; ``{settings}`` stands for ``NAME=value`` of each variable that matches.
-    """
-
-    name: str
-    severity: str
-    values: Mapping[str, str]
-    why: str
-    action: str
-    backends: tuple[str, ...] = ()
-    when: Callable[[Settings], bool] = lambda settings: True
-    what: str = "{settings} in the environment"
-
-
 def _workers_lack_cores(settings: Settings) -> bool:
     # Measured with 2 ranks on 2 cores: 24.7 ms instead of 57 us at 1 KiB, and 29.3 ms instead of
     # 516 us at 1 MiB. Under mpirun oneCCL disables its workers itself.
@@ -104,145 +93,47 @@ def hiding_variable(environ: Mapping[str, str], gpu_build: str) -> str | None:
     return None
 
 
-_ON = "[^0].*"
-_SLOW = {
-    "CUDA_LAUNCH_BLOCKING": (_ON, "every kernel is waited for"),
-    "TORCH_DISTRIBUTED_DEBUG": ("(?i)detail", "every collective is checked over gloo before"),
-    "TORCH_NCCL_BLOCKING_WAIT": (_ON, "every wait blocks the host"),
-    "TORCH_NCCL_NAN_CHECK": (_ON, "every input is searched for NaN"),
-    "NCCL_DEBUG": ("(?i)trace", "every call is logged"),
-    "NCCL_CHECK_POINTERS": (_ON, "every pointer is checked"),
-    "CCL_LOG_LEVEL": ("(?i)debug|trace", "every call is logged"),
-    # DLcomm's docs/fixes/05: with it calls return when they are complete, else when enqueued.
-    "CCL_OP_SYNC": (_ON, "every call is waited for"),
+# The conditions that a setting of the table names with ``when``.
+CONDITIONS: dict[str, Callable[[Settings], bool]] = {
+    "without_mpi": lambda settings: settings.launcher in _WITHOUT_MPI,
+    "workers_lack_cores": _workers_lack_cores,
+    "devices_hidden": lambda settings: 0 < settings.visible < settings.ranks,
 }
-_FORCING_NCCL = (
-    "NCCL_ALGO",
-    "NCCL_PROTO",
-    "NCCL_NTHREADS",
-    "NCCL_BUFFSIZE",
-    "NCCL_MIN_CTAS",
-    "NCCL_MAX_CTAS",
-    "NCCL_MIN_NCHANNELS",
-    "NCCL_MAX_NCHANNELS",
-    "NCCL_TUNER_PLUGIN",
-    "NCCL_GRAPH_FILE",
-    "NCCL_TOPO_FILE",
-    "NCCL_LAUNCH_MODE",
-)
-_OFF = {
-    **dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_SHM_DISABLE"), _ON),
-    **dict.fromkeys(("NCCL_NVB_DISABLE", "NCCL_PXN_DISABLE", "NCCL_NET_DISABLE_INTRA"), _ON),
-    **dict.fromkeys(("NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE"), "0"),
-}
-
-TRAPS = (
-    Trap(  # Each rank becomes its own MPI world. Measured: the ranks hang until the limit of 60 s.
-        "ccl_atl_transport",
-        "error",
-        {"CCL_ATL_TRANSPORT": "mpi"},
-        "oneCCL waits for an MPI that nobody started: the first collective hangs.",
-        "Unset it, or set ofi; or start with mpirun.",
-        _ONECCL,
-        lambda settings: settings.launcher in _WITHOUT_MPI,
-        "{settings}, and the ranks were started by {launcher}",
-    ),
-    Trap(
-        "ccl_worker_offload",
-        "warning",
-        {"CCL_WORKER_OFFLOAD": "(?!0$).*"},
-        "Each rank of ccl spins a worker besides itself: calls can take 100 times as long.",
-        "Set CCL_WORKER_OFFLOAD=0.",
-        _ONECCL,
-        _workers_lack_cores,
-        "CCL_WORKER_OFFLOAD is not 0 with {ranks} ranks on {counted_cores}",
-    ),
-    *(
-        Trap(
-            "slowed",
-            "warning",
-            {name: pattern},
-            f"With it {effect}: times are longer than training's.",
-            "Unset it to measure.",
-            _NCCL if "NCCL" in name else _ONECCL if name.startswith("CCL") else (),
-        )
-        for name, (pattern, effect) in _SLOW.items()
-    ),
-    *(
-        Trap(
-            "forced",
-            "warning",
-            dict.fromkeys(names, ".+"),
-            "The library does not choose by itself: this colours every number.",
-            "Unset it, unless it is what you measure.",
-            backends,
-        )
-        for names, backends in ((_FORCING_NCCL, _NCCL), (ALGORITHMS, _ONECCL))
-    ),
-    Trap(
-        "switched_off",
-        "warning",
-        _OFF,
-        "A transport that the machine may have is not used: bandwidth is not the machine's.",
-        "Unset it; it is often left over from looking for a fault.",
-        _NCCL,
-    ),
-    Trap(  # 'comm_dev_uuids is not sub-vector of node_dev_uuids': uxlfoundation/oneCCL#217,
-        # vllm-project/vllm#53076.
-        "ze_affinity_mask",
-        "error",
-        {"ZE_AFFINITY_MASK": ".+"},
-        "oneCCL must see every device of the communicator in each process: it hangs or fails.",
-        "Unset it; each rank takes its device by its local rank.",
-        _ONECCL,
-        lambda settings: 0 < settings.visible < settings.ranks,
-        "{settings} shows {visible} of the devices of {ranks} ranks",
-    ),
-    *(
-        Trap(
-            "hidden_devices",
-            "warning",
-            {name: ".*"},
-            "nccl cannot be used.",
-            f"Unset {name}.",
-            (),
-            lambda settings, name=name: (  # type: ignore[misc]
-                bool(settings.gpu_build)
-                and hiding_variable(settings.environ, settings.gpu_build) == name
-            ),
-            "{settings} hides every GPU",
-        )
-        for name in VISIBLE_GPUS
-    ),
-)
 
 
 def setting_traps(settings: Settings) -> Iterator[Finding]:
     """Yield the traps in one host's settings."""
-    cores = counted(settings.cores, "core")
-    for trap in TRAPS:
+    environ = settings.environ
+    for trap in trap_table()["setting"]:
+        family = trap.get("family")
+        patterns = trap["values"]
+        if trap["name"] == "forced" and family == ONECCL:
+            patterns = dict.fromkeys(ALGORITHMS, ".+")
         names = tuple(
             name
-            for name, pattern in trap.values.items()
-            if re.fullmatch(pattern, settings.environ.get(name, ""))
+            for name, pattern in patterns.items()
+            if re.fullmatch(pattern, environ.get(name, ""))
         )
-        if not names or not trap.when(settings):
+        if not names or ("when" in trap and not CONDITIONS[trap["when"]](settings)):
             continue
-        fields = {
-            "settings": ", ".join(_assignment(settings.environ, name) for name in names),
-            "launcher": settings.launcher,
-            "ranks": settings.ranks,
-            "visible": settings.visible,
-            "counted_cores": cores,
-        }
+        what = trap.get("what", "{settings} in the environment").format(
+            settings=", ".join(_assignment(environ, name) for name in names),
+            launcher=settings.launcher,
+            ranks=settings.ranks,
+            visible=settings.visible,
+            counted_cores=counted(settings.cores, "core"),
+        )
+        backends = of_family(family) if family else ()
+        texts = what, trap["why"], trap["action"]
+        yield Finding(trap["name"], trap["severity"], *texts, backends, names)
+    if hidden := settings.gpu_build and hiding_variable(environ, settings.gpu_build):
         yield Finding(
-            trap.name,
-            trap.severity,
-            trap.what.format_map(fields),
-            trap.why.format_map(fields),
-            trap.action,
-            trap.backends,
-            names,
+            "hidden_devices",
+            "warning",
+            f"{_assignment(environ, hidden)} hides every GPU",
+            "nccl cannot be used.",
+            f"Unset {hidden}.",
+            variables=(hidden,),
         )
 
 

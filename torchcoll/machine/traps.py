@@ -1,6 +1,7 @@
 """The checks of ``torchcoll doctor``: each is a function of the facts that yields its findings.
 
-They find traps of the host, the container, the installation, misspelt names and settings.
+They find traps of the host, the container, the installation, misspelt names and settings. Severity,
+effect and remedy of each finding stand in traps.toml.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torchcoll.libraries.nccl import variables as nccl
 from torchcoll.libraries.oneccl import variables as oneccl
 from torchcoll.machine.doctor_facts import Facts, rank_device
 from torchcoll.machine.placement import interface_problem, matching
-from torchcoll.machine.setting_traps import Finding
+from torchcoll.machine.setting_traps import Finding, trap_table
 
 _NCCL, _ONECCL = of_family(NCCL), of_family(ONECCL)
 
@@ -25,29 +26,26 @@ SEVERITIES = ("error", "warning", "note")
 _GIB = 1 << 30
 
 
+def _found(key: str, what: str, backends: tuple[str, ...] = (), **fields: object) -> Finding:
+    """The finding of an entry of traps.toml. fields: of its texts."""
+    entry = trap_table()["found"][key]
+    why, action = (entry[name].format_map(fields) for name in ("why", "action"))
+    if "family" in entry:
+        backends = of_family(entry["family"])
+    return Finding(entry.get("name", key), entry["severity"], what, why, action, backends)
+
+
 def launcher_variables(facts: Facts) -> Iterator[Finding]:
     # Every run of torchcoll would end with this error.
     if facts.launch_error:
-        yield Finding(
-            "launcher_variables",
-            "error",
-            facts.launch_error,
-            "Every rank would end with this.",
-            "See above; env | grep -E 'RANK|SIZE|PMI|SLURM|OMPI' shows them.",
-        )
+        yield _found("launcher_variables", facts.launch_error)
 
 
 def foreign_torchrun(facts: Facts) -> Iterator[Finding]:
     # Module systems and partly active environments may set PATH without changing python.
     path = facts.torchrun
     if path and Path(path).parent != Path(sys.executable).parent and facts.torch:
-        yield Finding(
-            "foreign_torchrun",
-            "warning",
-            f"torchrun on PATH is {path}, not this Python's",
-            "Ranks would run with another torch and another torchcoll, or find none.",
-            "Start with: python -m torch.distributed.run",
-        )
+        yield _found("foreign_torchrun", f"torchrun on PATH is {path}, not this Python's")
 
 
 def torch_without_gpu(facts: Facts) -> Iterator[Finding]:
@@ -66,13 +64,8 @@ def torch_without_gpu(facts: Facts) -> Iterator[Finding]:
         return
     for name in present:
         if present[name]:
-            yield Finding(
-                "torch_without_gpu",
-                "warning",
-                f"this torch {torch['version']} has no {name}, the host has a GPU for it",
-                "Only the CPU is measured.",
-                f"Install a build with {name} (pytorch.org's selector).",
-            )
+            what = f"this torch {torch['version']} has no {name}, the host has a GPU for it"
+            yield _found("torch_without_gpu", what, name=name)
 
 
 def more_ranks_than_devices(facts: Facts) -> Iterator[Finding]:
@@ -86,26 +79,15 @@ def more_ranks_than_devices(facts: Facts) -> Iterator[Finding]:
     several = masked or facts.gpus.get("NVIDIA", {}).get("pci", 0) >= ranks
     if count == 1 and several and facts.launch.launcher != "torchrun":
         return
-    yield Finding(
-        "more_ranks_than_devices",
-        "error",
-        f"{ranks} ranks on this host, {counted(count, 'GPU')}",
-        "NCCL refuses two ranks on one GPU.",
-        f"Start {count} per host, or rehearse on one GPU: --rehearse.",
-    )
+    what = f"{ranks} ranks on this host, {counted(count, 'GPU')}"
+    yield _found("more_ranks_than_devices", what, count=count)
 
 
 def more_ranks_than_cores(facts: Facts) -> Iterator[Finding]:
     # The same check as in a run. A launcher that pins gives each rank its own cores.
     members = [{"affinity": ",".join(map(str, sorted(cpus)))} for cpus in facts.affinities]
     for _, text in oversubscribed_hosts(members):
-        yield Finding(
-            "more_ranks_than_cores",
-            "warning",
-            f"{text.partition(':')[0]} on this host",
-            "Times include waiting for a core: medians of milliseconds, not of the network.",
-            "Start fewer ranks, or widen the launcher's binding (--cpus-per-task, --bind-to none).",
-        )
+        yield _found("more_ranks_than_cores", f"{text.partition(':')[0]} on this host")
 
 
 _STOLEN = 0.02  # of the busy time
@@ -114,30 +96,17 @@ _STOLEN = 0.02  # of the busy time
 def stolen_time(facts: Facts) -> Iterator[Finding]:
     steal = facts.cpu.get("steal") or 0.0
     if steal > _STOLEN:
-        yield Finding(
-            "stolen_time",
-            "warning",
-            f"the hypervisor gave {steal:.0%} of the CPU's busy time since boot to others",
-            "Calls stop for a slice of milliseconds; tails and maxima are not the network's.",
-            "Read medians, run more runs, or use a host of your own.",
-        )
+        what = f"the hypervisor gave {steal:.0%} of the CPU's busy time since boot to others"
+        yield _found("stolen_time", what)
 
 
 def governor(facts: Facts) -> Iterator[Finding]:
-    # kernel: Documentation/admin-guide/pm/{cpufreq,intel_pstate}.rst. With intel_pstate and
-    # amd-pstate-epp 'powersave' is the usual governor that follows the load.
+    # kernel: Documentation/admin-guide/pm/{cpufreq,intel_pstate}.rst.
     if facts.cpu.get("governor") != "powersave":
         return
     follows = str(facts.cpu.get("driver")).startswith(("intel_pstate", "amd-pstate-epp", "amd_ps"))
-    yield Finding(
-        "cpu_governor",
-        "note" if follows else "warning",
-        f"CPU frequency governor is powersave ({facts.cpu.get('driver')})",
-        "The clock rises only under load: small messages are slow until it has."
-        if follows
-        else "The CPU stays at its lowest frequency.",
-        "cpupower frequency-set -g performance (root).",
-    )
+    what = f"CPU frequency governor is powersave ({facts.cpu.get('driver')})"
+    yield _found("governor_that_follows" if follows else "cpu_governor", what)
 
 
 def other_numa_node(facts: Facts) -> Iterator[Finding]:
@@ -148,41 +117,23 @@ def other_numa_node(facts: Facts) -> Iterator[Finding]:
     device = rank_device(facts.launch, devices)
     node = device.get("numa_node")
     if node is not None and nodes and node not in nodes:
-        yield Finding(
-            "other_numa_node",
-            "warning",
-            f"this rank may run on NUMA node {', '.join(map(str, nodes))}, "
-            f"its {device['device']} sits on node {node}",
-            "Each run and each copy crosses the sockets.",
-            "Bind ranks to their GPU's node (srun --gpu-bind=closest, numactl, --cpu-bind list).",
-        )
+        what = f"this rank may run on NUMA node {', '.join(map(str, nodes))}, "
+        what += f"its {device['device']} sits on node {node}"
+        yield _found("other_numa_node", what)
 
 
 def small_shm(facts: Facts) -> Iterator[Finding]:
-    # NCCL troubleshooting, 'Shared memory': --shm-size=1g. Docker gives 64 MiB.
     size_bytes = facts.limits.get("shm_bytes")
     if size_bytes is not None and size_bytes < _GIB:
-        yield Finding(
-            "small_shm",
-            "warning",
-            f"/dev/shm has {format_bytes(size_bytes)}" if size_bytes else "there is no /dev/shm",
-            "NCCL, oneCCL and MPI exchange through it within a host, and fail to initialise.",
-            "docker run --shm-size=1g or --ipc=host; Kubernetes: an emptyDir with medium Memory.",
-        )
+        there = f"/dev/shm has {format_bytes(size_bytes)}"
+        yield _found("small_shm", there if size_bytes else "there is no /dev/shm")
 
 
 def memlock(facts: Facts) -> Iterator[Finding]:
-    # NCCL troubleshooting: --ulimit memlock=-1. RDMA pins the buffers that it sends.
     size_bytes = facts.limits.get("memlock_bytes")
     if facts.rdma and size_bytes is not None and size_bytes < _GIB:
-        yield Finding(
-            "memlock",
-            "error",
-            f"locked memory is limited to {format_bytes(size_bytes)} next to "
-            f"{facts.rdma[0]['name']}",
-            "RDMA must pin its buffers: 'ibv_reg_mr failed', 'Cannot allocate memory'.",
-            "ulimit -l unlimited; docker --ulimit memlock=-1; Slurm: LimitMEMLOCK of slurmd.",
-        )
+        limit, port = format_bytes(size_bytes), facts.rdma[0]["name"]
+        yield _found("memlock", f"locked memory is limited to {limit} next to {port}")
 
 
 def bindings_version(facts: Facts) -> Iterator[Finding]:
@@ -193,15 +144,8 @@ def bindings_version(facts: Facts) -> Iterator[Finding]:
         if not module or not module["registers"] or not module["version"]:
             continue
         if minor_version(module["version"]) != minor_version(facts.torch["version"]):
-            yield Finding(
-                "bindings_version",
-                "note",
-                f"{entry.module} {module['version']} with torch {facts.torch['version']}",
-                "Each release is made for one minor version of torch; with another its calls may "
-                "fail or crash, unless it was built from source for this torch.",
-                "Take the bindings of this torch, or build them for it.",
-                (entry.name,),
-            )
+            what = f"{entry.module} {module['version']} with torch {facts.torch['version']}"
+            yield _found("bindings_version", what, (entry.name,))
 
 
 HOST_CHECKS = (
@@ -232,13 +176,13 @@ def interface_names(facts: Facts) -> Iterator[Finding]:
         if problem and addressed:  # without sysfs there are none, and no value can be judged
             names = ", ".join(name for name, has_address in addressed.items() if has_address)
             syntax = " A prefix matches many, '=' exactly one, '^' excludes."
-            yield Finding(
+            yield _found(
                 "interface_name",
-                "error",
                 f"{variable}={value}: {problem}",
-                f"{reader} ends with an error when it connects.",
-                f"Interfaces here: {names}.{syntax if pattern else ''}",
                 backends,
+                reader=reader,
+                names=names,
+                syntax=syntax if pattern else "",
             )
 
 
@@ -247,26 +191,18 @@ def rdma_names(facts: Facts) -> Iterator[Finding]:
     names = list(dict.fromkeys(port["name"] for port in facts.rdma))
     if value and not matching(value, names) and facts.interfaces:
         devices = ", ".join(names) or "none"
-        yield Finding(
-            "interface_name",
-            "warning",
-            f"NCCL_IB_HCA={value} matches no RDMA device",
-            "NCCL falls back to sockets in silence, or fails.",
-            f"Devices here: {devices}. A prefix matches many, '=' exactly one.",
-            _NCCL,
-        )
+        yield _found("rdma_name", f"NCCL_IB_HCA={value} matches no RDMA device", devices=devices)
 
 
 def unknown_names(facts: Facts) -> Iterator[Finding]:
     for name, near in unknown_variables(facts.environ):
         library = "oneCCL" if name.upper().startswith("CCL_") else "NCCL"
         versions = oneccl.VERSIONS if library == "oneCCL" else nccl.VERSIONS
-        yield Finding(
+        yield _found(
             "unknown_variable",
-            "note",
             f"{name} is no variable of {library} that torchcoll knows",
-            f"A name that is not read has no effect (looked for in {', '.join(versions)}).",
-            f"Check the spelling: did you mean {near}?" if near else "Check the spelling.",
+            versions=", ".join(versions),
+            meant=f": did you mean {near}?" if near else ".",
         )
 
 
@@ -278,13 +214,9 @@ def names_of_other_versions(facts: Facts) -> Iterator[Finding]:
     for name in sorted(facts.environ):
         if name.startswith("NCCL_") and nccl.reads(name, version) is False:
             instead = nccl.REMOVED.get(name)
-            yield Finding(
-                "variable_of_another_version",
-                "note",
-                f"{name} is set, and NCCL {version} does not read it",
-                "It has no effect.",
-                f"{instead[:1].upper()}{instead[1:]}." if instead else "Unset it.",
-            )
+            action = f"{instead[:1].upper()}{instead[1:]}." if instead else "Unset it."
+            what = f"{name} is set, and NCCL {version} does not read it"
+            yield _found("variable_of_another_version", what, action=action)
 
 
 NAME_CHECKS = (interface_names, rdma_names, unknown_names, names_of_other_versions)
@@ -296,25 +228,15 @@ def omp_num_threads(facts: Facts) -> Iterator[Finding]:
     cores = facts.host_cores
     several = ranks > 1 and threads > 1  # a launcher that binds to one core leaves one thread
     if several and not facts.environ.get("OMP_NUM_THREADS") and ranks * threads > cores:
-        yield Finding(
-            "omp_num_threads",
-            "warning",
-            f"OMP_NUM_THREADS is not set: {ranks} ranks x {threads} threads on {cores} cores",
-            "Threads of torch and of communication take each other's cores.",
-            f"export OMP_NUM_THREADS={max(1, cores // ranks)}",
-        )
+        what = f"OMP_NUM_THREADS is not set: {ranks} ranks x {threads} threads on {cores} cores"
+        yield _found("omp_num_threads", what, threads=max(1, cores // ranks))
 
 
 def preloaded(facts: Facts) -> Iterator[Finding]:
     for library in facts.mapped:
         if library["how"] == "LD_PRELOAD":
-            yield Finding(
-                "preloaded",
-                "note",
-                f"LD_PRELOAD puts {library['path']} ({library['version']}) in front",
-                "Every number belongs to it and not to the library that torch brought.",
-                "Unset LD_PRELOAD if that was not meant.",
-            )
+            what = f"LD_PRELOAD puts {library['path']} ({library['version']}) in front"
+            yield _found("preloaded", what)
 
 
 VARIABLE_CHECKS = (omp_num_threads, preloaded)

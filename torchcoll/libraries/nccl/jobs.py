@@ -10,7 +10,7 @@ from functools import cached_property
 from torchcoll.core.units import counted
 from torchcoll.libraries.logged import LoggedJob
 from torchcoll.libraries.nccl.log import NcclLogReader
-from torchcoll.libraries.nccl.messages import Graph, Member, NcclProcess, Tuned
+from torchcoll.libraries.nccl.messages import Member, NcclProcess, Tuned
 
 Key = tuple[object, ...]
 
@@ -65,11 +65,6 @@ class NcclCommunicator:
     @property
     def ring_count(self) -> int:
         return max((m.ring_count for m in self.members), default=0)
-
-    @property
-    def graphs(self) -> list[Graph]:
-        graph_lists = (m.graphs for m in sorted(self.members, key=lambda m: m.rank or 0))
-        return next((graphs for graphs in graph_lists if graphs), [])
 
     @property
     def tuning(self) -> list[Tuned]:

@@ -30,17 +30,6 @@ class Tuned(NamedTuple):
     algbw_gbps: float
 
 
-class Graph(NamedTuple):
-    """What the topology search found for a pattern; bandwidths in GB/s of one channel."""
-
-    pattern: str
-    channels: int
-    intra_gbps: float
-    inter_gbps: float
-    intra_type: str
-    inter_type: str
-
-
 @dataclass(eq=False)
 class Member:
     """One rank of one communicator, as its process logged it. None and '' mean not known.
@@ -71,7 +60,6 @@ class Member:
     channels: dict[str, int] = field(default_factory=dict)
     rings: dict[int, tuple[int, ...]] = field(default_factory=dict)
     ring_count: int = 0
-    graphs: list[Graph] = field(default_factory=list)
     tuning: list[Tuned] = field(default_factory=list)
 
 
@@ -106,31 +94,10 @@ class NcclProcess:
     names: Counter[str] = field(default_factory=Counter)
 
 
-# Known messages with nothing that a table here shows.
-#
-# First words, and beginnings, of the INFO texts in ``libnccl.so.2`` 2.21.5 and 2.30.7 and in logs
-# of 2.8 to 2.30 and of RCCL 2.26 to 2.30. Any other message is counted as unknown, because another
-# version may log something new.
-
-_TEXT = """
-    Affinity Allocated Assigned Bootstrap Bootstrap: bootstrapSplit: CC Call Check Communicator
-    Connected Could Cross-clique DMABUF DMA-BUF DMA_BUF Dmabuf ENV/Plugin: Enabled Failed GDRCOPY
-    GIN GIN/Plugin: GPU Generated HIP Hipruntime Ignoring Imported Initialized Kernel LSA Launch
-    Loading Local MNNVL MSCCL MSCCL++ Made Max Mem MemManager: NET NET/IB NET/OFI NET/Plugin
-    NET/Plugin: NET/Socket NVLS New P2P PARAM: PROFILER/Plugin: PXN Plugin Protocol Proxy RAS
-    RMA/Plugin: ROCr Rank Received Ring Search Setting Skipping Socket Successfully Symmetric
-    TOPO/NET TUNER/Plugin: Topology Tree Trees Tuning UDS: Using rank threadThresholds timings:
-    ncclTopoGetCpuAffinity: ncclTopoPopulateNics
-"""
-_WORDS = frozenset(_TEXT.split())
-_STARTS = "=== [Proxy [Service GPU/ CPU/ NET/ NVS/ PCI/ NIC/ C2C GIN/ ( ncclOs"
-_BEGINNINGS = (*_STARTS.split(), "+ ", "- ", "Comm config ")
-# Shapes of lines: `src/misc/utils.cc:233 memory stack hunk` is of the ALLOC subsystem,
-# ` 0 : NET/0 GPU/0 ...` is a channel of a graph, and `opCount` is of the COLL subsystem, which logs
-# a line for each call and rank.
-_SHAPES = re.compile(
-    r"\S+\.(?:cc|cpp|h):\d+ |\s*\d+ : (?:NET|GPU)/|\w+: opCount [0-9a-f]+ sendbuff "
-)
+_KNOWN = slow_paths.TABLE["known"]
+_WORDS = frozenset(_KNOWN["words"].split())
+_BEGINNINGS = tuple(_KNOWN["beginnings"])
+_SHAPES = re.compile(_KNOWN["shapes"])
 
 
 def is_known(first_word: str, message: str) -> bool:
@@ -155,11 +122,6 @@ _CONNECTION = re.compile(
 )
 _NUMBERS = re.compile(r"/\d+(?:\(\d+\))?(?:\[\w+\])?")
 _KINDS = re.compile(r"(\d+) (coll|collnet|nvls|p2p) channels(?! per)")
-_PATTERN = re.compile(
-    r"Pattern (\d+), crossNic \d+, nChannels (\d+), (?:bw|speed) (\d+(?:\.\d+)?)/(\d+(?:\.\d+)?), "
-    r"type (\w+)/(\w+), sameChannels \d"
-)
-_PATTERNS = ("", "balanced tree", "split tree", "tree", "ring", "NVLS", "CollNetDirect")
 _CELL = re.compile(r"(\d+\.\d+)/(\d+\.\d+)$")
 _FIELD = re.compile(
     r"\b(comm|rank|n[rR]anks|cudaDev|busId|commId|parent|splitCount|childCount|color|nNodes|"
@@ -323,16 +285,6 @@ class MessageReader:
         self.member().channels = {kind: int(count) for count, kind in _KINDS.findall(message)}
         return True
 
-    def read_pattern(self, message: str) -> bool:
-        """Read ``Pattern 4, crossNic 0, nChannels 12, bw 30.0/20.5, type NVL/PIX, ...``."""
-        if match := _PATTERN.search(message):
-            number = int(match[1])
-            name = _PATTERNS[number] if number < len(_PATTERNS) else f"pattern {number}"
-            figures = int(match[2]), float(match[3]), float(match[4])
-            self.member().graphs.append(Graph(name, *figures, match[5], match[6]))
-            self.account(2)
-        return match is not None
-
     def read_nvls(self, message: str) -> bool:
         """Read ``NVLS multicast support is available`` and ``NVLS comm 0x..``."""
         if message.startswith("NVLS multicast support is "):
@@ -450,7 +402,6 @@ class MessageReader:
         "Bootstrap": read_bootstrap,
         "Channel": read_channel,
         "CollNet": read_connection,
-        "Pattern": read_pattern,
         "NVLS": read_nvls,
         **dict.fromkeys(("NCCL", "RCCL"), read_version),
         **dict.fromkeys(("cudaDriverVersion", "Using", "TUNER/Plugin:"), read_fact),

@@ -4,35 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from torchcoll.core.toml_text import toml_table
 from torchcoll.core.units import shorten
 
 if TYPE_CHECKING:
     from torchcoll.libraries.nccl.messages import NcclProcess
 
-# A fact of a process and the message that proves it. A group is what the fact is about.
-# NCCL src/transport/net_ib.cc, net_socket.cc and p2p.cc, src/graph/paths.cc, src/misc/ibvsymbols.cc
-FACTS = (
-    ("no device", re.compile(r"NET/IB ?: (No device) found")),
-    ("no library", re.compile(r"Failed to open (libibverbs)\.so")),
-    ("interfaces", re.compile(r"NET/Socket ?: Using \[0\](.+)")),
-    ("no GPUDirect", re.compile(r"NET/IB ?: GPU Direct RDMA Disabled for HCA \d+ '(\w+)'")),
-    ("no P2P", re.compile(r"P2P is disabled between connected GPUs (\d+ and \d+)")),
-    ("no P2P", re.compile(r"Could not enable P2P between (dev \d+\(=\w+\) and dev \d+)")),
-)
-MARKS = ("No device found", "libibverbs", "NET/Socket :", "RDMA Disabled", "P2P is", "enable P2P")
+TABLE = toml_table(Path(__file__).with_name("messages.toml").read_text(encoding="utf-8"))
+# (fact of a process, the message that proves it). A group is what the fact is about.
+FACTS = [(fact["name"], re.compile(fact["pattern"])) for fact in TABLE["fact"]]
+MARKS = tuple(fact["mark"] for fact in TABLE["fact"])
+_REMEDIES = TABLE["remedy"]
 _INTERFACE = re.compile(r"(?:^| \[\d+\])([^\s:]+):")
 _MOST = 3  # interfaces, adapters or pairs in a sentence
-_IB_DEVICES = (
-    "run ibv_devinfo on each host and in the container: no device means no driver or no "
-    "/dev/infiniband; otherwise check NCCL_IB_HCA (AWS EFA: the plugin aws-ofi-nccl)"
-)
-_PEER_MEMORY = {
-    "NCCL": "load nvidia-peermem, or use a kernel and a driver with DMA-BUF, then run again",
-    "RCCL": "install the DKMS drivers of amdgpu and of the network adapter, then run again",
-}
-_P2P = "check that PCI ACS and the IOMMU are off (a VM cannot); some GPUs have no P2P at all"
 
 
 class SlowPath(NamedTuple):
@@ -61,7 +48,7 @@ def slow_paths(processes: Sequence[NcclProcess], hosts: int = 0) -> list[SlowPat
         paths += _between_hosts(processes, facts, variables)
     if pairs := facts.get("no P2P"):
         text = f"GPUs have no P2P ({shorten(list(pairs), 1)}): NCCL goes through host memory"
-        paths.append(SlowPath(text, _P2P))
+        paths.append(SlowPath(text, _REMEDIES["no_p2p"]))
     return paths
 
 
@@ -75,7 +62,7 @@ def _between_hosts(
         return []
     if not on_sockets:
         text = f"GPU Direct RDMA is off for {shorten(list(facts['no GPUDirect']), _MOST)}"
-        remedy = _PEER_MEMORY[processes[0].library]
+        remedy = _REMEDIES["no_gpu_direct"][processes[0].library]
         return [SlowPath(f"{text}: data to other hosts goes through host memory", remedy)]
     names = [name for text in facts.get("interfaces", ()) for name in _INTERFACE.findall(text)]
     sockets = f"TCP sockets ({shorten(list(dict.fromkeys(names)), _MOST)})" if names else ""
@@ -91,7 +78,9 @@ def _between_hosts(
             return [SlowPath(text, remedy, name)]
     if "no library" in facts:
         text = f"NCCL could not open libibverbs.so and uses {sockets}"
-        return [SlowPath(text, "install libibverbs (rdma-core) in the image, then run again")]
+        return [SlowPath(text, _REMEDIES["no_library"])]
     if "no device" in facts:
-        return [SlowPath(f"NCCL found no InfiniBand device and uses {sockets}", _IB_DEVICES)]
-    return [SlowPath(f"NCCL uses {sockets}", _IB_DEVICES)]
+        return [
+            SlowPath(f"NCCL found no InfiniBand device and uses {sockets}", _REMEDIES["no_device"])
+        ]
+    return [SlowPath(f"NCCL uses {sockets}", _REMEDIES["no_device"])]

@@ -35,12 +35,6 @@ def link_gbps(gpu: Gpu, link: Link) -> float | None:
     return generation.nccl_gbps if generation else None
 
 
-def wire_gbps(gpu: Gpu) -> float | None:
-    """Signalling rate of one NVLink in GB/s; None where it is not known."""
-    generation = generation_of(gpu.sm) if gpu.sm and gpu.sm != 86 else None
-    return generation.wire_gbps if generation else None
-
-
 def pci_gbps(node: Node) -> float | None:
     """GB/s of a PCI device's own link; None where the file lacks its speed or its width."""
     width, lane = _pci(node)
@@ -164,7 +158,6 @@ class Ceiling:
 
     gbps: float | None
     source: str
-    wire_gbps: float | None = None
 
 
 def ring_ceiling(topo: Topology) -> Ceiling:
@@ -213,6 +206,5 @@ def _links_ceiling(gpus: list[Gpu], what: str, library: str) -> Ceiling:
     least, gpu = min(sums, key=lambda pair: pair[0])
     count = sum(link.count for link in outward(gpu))
     each = link_gbps(gpu, outward(gpu)[0])
-    wire = wire_gbps(gpu)
     source = f"{counted(count, 'link')} x {each:g} GB/s, {library} topo.h"
-    return Ceiling(least, source, round(count * wire, 3) if wire else None)
+    return Ceiling(least, source)

@@ -51,12 +51,6 @@ def algorithms_arguments(parser: argparse.ArgumentParser) -> None:
         help=("write the CSV file of NCCL's tuner plugin, which selects an algorithm by size"),
     )
     add("--force", action="store_true", help="replace the file of --export-tuner")
-    add(
-        "--channels",
-        type=int,
-        metavar="N",
-        help=("number of channels to write with --export-tuner (default: that of NCCL's log)"),
-    )
 
 
 def run_algorithms(options: argparse.Namespace) -> ExitCode:
@@ -74,8 +68,6 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode:
     chosen = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
     if len(chosen) > 1:
         raise UsageError("export", " and ".join(chosen), "one of them at a time")
-    if options.channels is not None and not options.export_tuner:
-        raise UsageError("channels", options.channels, "--export-tuner with it")
     choice(options.format, "format", FORMATS)
     choice(options.over_ranks, "over-ranks", OVER_RANKS)
     sources = resolve_sources(options.files, options.collective, options.ranks)
@@ -93,7 +85,7 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode:
         print_notes(result, options.format)
         return ExitCode.OK
     if options.export_tuner:
-        text = tuner_text(result, options.channels)
+        text = tuner_text(result)
         write_file(options.export_tuner, text, "export-tuner", options.force)
         tell(f"torchcoll: wrote {os.path.abspath(options.export_tuner)}")
         return ExitCode.OK
@@ -132,7 +124,7 @@ COMMANDS = {
         option_groups={
             "what is read": "--collective --ranks --filter",
             "how algorithms are compared": "--threshold --over-ranks",
-            "settings for the next run": "--export-env --export-oneccl --export-tuner --channels",
+            "settings for the next run": "--export-env --export-oneccl --export-tuner",
             "output": "--format --force",
         },
     ),

@@ -91,11 +91,6 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
         help="model file to write (default: %(default)s)",
     )
     add("--force", action="store_true", help="replace the file")
-    add(
-        "--concurrent",
-        action="store_true",
-        help=("fit the calls measured with --concurrent work instead of those measured alone"),
-    )
     predict = actions.add_parser("predict", help="predict times and busbw, with 90 %% intervals")
     add = predict.add_argument
     add(
@@ -130,7 +125,7 @@ def _fit(options: argparse.Namespace) -> ExitCode:
     from torchcoll.stats.filters import read_runs
 
     check_new(options.output, "output", options.force)
-    fitted = fit_model(read_runs(options), options.concurrent)
+    fitted = fit_model(read_runs(options))
     write_file(options.output, model_text(fitted.model), "output", options.force)
     if options.output != "-":
         show_fits([fitted])

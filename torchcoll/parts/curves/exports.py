@@ -145,14 +145,11 @@ def export_lines(result: Algorithms, values: Mapping[str, str], by_size: bool) -
     return [*lines, *exports(named(values))]
 
 
-def tuner_text(result: Algorithms, channels: int | None = None) -> str:
+def tuner_text(result: Algorithms) -> str:
     """The content of the file of NCCL's tuner plugin.
 
-    channels: used instead of the number of channels in the log.
     Raises UsageError if the algorithm, the protocol or the number of channels is not known.
     """
-    if channels is not None and not 1 <= channels <= MOST_CHANNELS:
-        raise UsageError("channels", channels, f"1 to {MOST_CHANNELS}")
     rules: list[TunerRule] = []
     for table in _unambiguous_tables(result, ("collective", "ranks")):
         name = table.common["collective"]
@@ -161,7 +158,7 @@ def tuner_text(result: Algorithms, channels: int | None = None) -> str:
         spans: list[tuple[int, int]] = []
         chosen: list[tuple[str, str, int]] = []
         for size_bytes, at in _winning_cells(table):
-            setting = _setting(table, at, size_bytes, channels)
+            setting = _setting(table, at, size_bytes)
             if chosen and chosen[-1] == setting:
                 spans[-1] = (spans[-1][0], size_bytes)
             else:
@@ -186,9 +183,7 @@ def _winning_cells(table: Table) -> Iterator[tuple[int, CellAt]]:
                         yield size.size_bytes, at
 
 
-def _setting(
-    table: Table, at: CellAt, size_bytes: int, channels: int | None
-) -> tuple[str, str, int]:
+def _setting(table: Table, at: CellAt, size_bytes: int) -> tuple[str, str, int]:
     """(algorithm, protocol, channels) that ran according to the log, or as requested without a log.
 
     Raises UsageError if one of them is not known.
@@ -209,14 +204,14 @@ def _setting(
     if algorithm not in ALGORITHMS:
         raise UsageError(subject, algorithm, f"what a tuner can choose: {', '.join(ALGORITHMS)}")
     channel_counts = [choice.channels for choice in logged if choice.channels]
-    if channels is None and not channel_counts:
+    if not channel_counts:
         raise UsageError(
             subject,
             "no known number of channels",
             "one in the log",
-            "Measure with --library-log (NCCL 2.24 or later), or give --channels N.",
+            "Measure with --library-log (NCCL 2.24 or later).",
         )
-    return algorithm, protocol, channels or max(channel_counts)
+    return algorithm, protocol, max(channel_counts)
 
 
 def _unambiguous_tables(result: Algorithms, names: Sequence[str]) -> list[Table]:

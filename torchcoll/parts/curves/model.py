@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,15 @@ from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE, find_collective
 from torchcoll.core.display import OneLine
 from torchcoll.core.errors import UsageError
-from torchcoll.core.plausibility import DeviceLimits, device_named
+from torchcoll.core.plausibility import device_named
 from torchcoll.core.units import counted, format_digits, format_size
 from torchcoll.parts.curves.predictor import PredictedCase, Prediction, bounded, least_ns
 from torchcoll.parts.curves.published_law import HALVES, half_all_reduce_interval
 from torchcoll.parts.curves.rank_laws import StepLaw, step_laws
 from torchcoll.parts.curves.size_law import SizeLaw, log_factors
 
-CONCURRENT = "concurrent"  # key of a kind: the work that ran at the same time as its calls
 GROUPS_AT_ONCE = "groups_at_once"  # key of a kind: how many such groups made its calls at once
 LINK_GBPS = "link_gbps"  # key of the facts: a rank's share of the interfaces between hosts, GB/s
-TOO_SHORT = "too_short"  # key of the facts: a warning that this work ended before the calls
 
 # A value and the ends of its 90 % interval. A parameter that cannot be told from 0 is None, and
 # counts as 0 in the law.
@@ -65,10 +64,6 @@ class OverSizes:
     """The law over sizes on one measured number of ranks.
 
     low_bytes, high_bytes, sizes: the smallest and largest size, and how many there are.
-    latencies, bandwidths: of each piece of the law in ns and GB/s (size over time).
-    factors: of each correction of the law.
-    beyond: the bandwidth above the largest size in GB/s.
-    beyond_of: how many collectives this bandwidth was estimated from.
     spread: the interval of a prediction.
     """
 
@@ -78,11 +73,6 @@ class OverSizes:
     high_bytes: int
     sizes: int
     law: SizeLaw
-    latencies: tuple[Figure | None, ...]
-    bandwidths: tuple[Figure | None, ...]
-    factors: tuple[Figure, ...]
-    beyond: Figure | None
-    beyond_of: int
     spread: Spread
 
 
@@ -95,7 +85,7 @@ class OverRanks:
     ranks, hosts: the measured numbers.
     within, between: latency and bandwidth of links within a host and between hosts; None if no
         such link was measured. If the hosts are not known, all links count as ``within``.
-    corrections: (size in bytes, factor).
+    corrections: (size in bytes, logarithm of the factor).
     spread: the interval of a prediction on numbers of ranks that were not measured.
     supported: whether some measured number of ranks can be predicted from the others. If not, the
         law is one that the library has, and its error that of published machines.
@@ -110,7 +100,7 @@ class OverRanks:
     launch_ns: Figure | None
     within: Link | None
     between: Link | None
-    corrections: tuple[tuple[float, Figure], ...]
+    corrections: tuple[tuple[float, float], ...]
     spread: Spread
     supported: bool = True
 
@@ -121,8 +111,8 @@ class OverRanks:
             step, bandwidth = link or (None, None)
             figures += [step[0] if step else 0.0, 1 / bandwidth[0] if bandwidth else 0.0]
         time = sum(a * b for a, b in zip(row, figures, strict=True))
-        logs = tuple((size, math.log(factor[0])) for size, factor in self.corrections)
-        return math.log(max(time, 1e-3)) + float(log_factors(logs, numpy.array([size_bytes]))[0])
+        correction = log_factors(self.corrections, numpy.array([size_bytes]))
+        return math.log(max(time, 1e-3)) + float(correction[0])
 
 
 def terms(
@@ -164,11 +154,6 @@ class KindModel:
         return str(self.kind["collective"])
 
     @property
-    def concurrent(self) -> str:
-        """The work that ran at the same time as the calls; '' if they ran alone."""
-        return str(self.kind.get(CONCURRENT) or "")
-
-    @property
     def groups_at_once(self) -> int:
         """How many groups of as many ranks made the calls at the same time (``--groups``)."""
         return int(self.kind.get(GROUPS_AT_ONCE) or 1)
@@ -196,8 +181,6 @@ class KindModel:
                 log = float(curve.law.logs(numpy.array([float(size_bytes)]))[0])
                 below, above = doublings(size_bytes, curve.low_bytes, curve.high_bytes)
                 text = _beyond(size_bytes, curve.low_bytes, curve.high_bytes)
-                if above and curve.beyond_of > 1:
-                    text += f", where {curve.beyond_of} collectives tell the slope together"
                 # Within the data the errors of different sizes are independent: each was left out.
                 common = 1.0 if text else 0.0
                 return _prediction(log, curve.spread.logs(below, above), [text], common)
@@ -313,51 +296,6 @@ def _prediction(
     return Prediction(math.exp(min(700.0, log)), low, high, "; ".join(filter(None, texts)), common)
 
 
-@dataclass(frozen=True)
-class BoundedCase:
-    """The laws of a kind of case on links that are known: no time is shorter than they allow.
-
-    device: of each rank; None if not known. host_gbps: all interfaces of a host together; None if
-    not known.
-    """
-
-    entry: KindModel
-    device: DeviceLimits | None
-    host_gbps: float | None
-
-    @property
-    def kind(self) -> Mapping[str, Any]:
-        return self.entry.kind
-
-    @property
-    def collective(self) -> str:
-        return self.entry.collective
-
-    def predict(self, size_bytes: int, ranks: int, hosts: int | None = None) -> Prediction:
-        """See ``KindModel.predict``."""
-        prediction = self.entry.predict(size_bytes, ranks, hosts)
-        place = (self.collective, size_bytes, ranks, hosts)
-        return bounded(prediction, least_ns(*place, self.device, self.host_gbps))
-
-
-@dataclass(frozen=True)
-class DerivedCase:
-    """An all_gather or a reduce_scatter that was not measured: a part of the model's all_reduce."""
-
-    machine: MachineModel
-    collective: str
-
-    @property
-    def kind(self) -> Mapping[str, Any]:
-        reduced = self.machine.entry(DEFAULT_COLLECTIVE).kind
-        shared = {name: reduced.get(name) for name in ("dtype", "backend", "device")}
-        return {"collective": self.collective, **shared}
-
-    def predict(self, size_bytes: int, ranks: int, hosts: int | None = None) -> Prediction:
-        """See ``MachineModel.predict``."""
-        return self.machine.predict(self.collective, size_bytes, ranks, hosts)
-
-
 @dataclass(frozen=True, repr=False)
 class MachineModel(OneLine):
     """The model that ``model fit`` writes. facts: the machine and runs that it was fitted to."""
@@ -412,7 +350,7 @@ class MachineModel(OneLine):
         name = find_collective(collective).name
         if self._derived(name) and not kind:
             return self._half_of_all_reduce(name, size_bytes, ranks, hosts)
-        return self._bounded(self.entry(name, **kind)).predict(size_bytes, ranks, hosts)
+        return self._bounded(self.entry(name, **kind), size_bytes, ranks, hosts)
 
     def predict_at_once(
         self, collective: str, size_bytes: int, ranks: int, groups: int, hosts: int | None = None
@@ -433,13 +371,17 @@ class MachineModel(OneLine):
         ]
         if not candidates:
             return None
-        return self._bounded(most_measured(candidates)).predict(size_bytes, ranks, hosts)
+        return self._bounded(most_measured(candidates), size_bytes, ranks, hosts)
 
-    def _bounded(self, entry: KindModel) -> BoundedCase:
+    def _bounded(
+        self, entry: KindModel, size_bytes: int, ranks: int, hosts: int | None
+    ) -> Prediction:
+        """The prediction of an entry. No time is shorter than what is known of the links allows."""
         device = None if entry.on_cpu else device_named(str(self.facts.get("device_name", "")))
         link, per_host = float(self.facts.get(LINK_GBPS) or 0.0), self.ranks_per_host or 0.0
         host_gbps = link * per_host if link and 0 < per_host < math.inf else None
-        return BoundedCase(entry, device, host_gbps)
+        least = least_ns(entry.collective, size_bytes, ranks, hosts, device, host_gbps)
+        return bounded(entry.predict(size_bytes, ranks, hosts), least)
 
     def _half_of_all_reduce(
         self, name: str, size_bytes: int, ranks: int, hosts: int | None
@@ -504,32 +446,22 @@ class MachineModel(OneLine):
         name = find_collective(collective).name if collective else None
         entries = [entry for entry in self.entries if name in (None, entry.collective)]
         if name and self._derived(name):
-            return [DerivedCase(self, name)]
+            reduced = self.entry(DEFAULT_COLLECTIVE).kind
+            shared = {key: reduced.get(key) for key in ("dtype", "backend", "device")}
+            return [PredictedCase({"collective": name, **shared}, partial(self.predict, name))]
         if name and not entries:
             raise self._missing_error([name], name)
-        return [self._bounded(entry) for entry in entries]
-
-    def _entries_of(self, collectives: Iterable[str]) -> list[KindModel]:
-        measured = self._collectives
-        names = [
-            name if name in measured else DEFAULT_COLLECTIVE for name in dict.fromkeys(collectives)
-        ]
-        return [self.entry(name) for name in names]
-
-    def concurrent_work(self, collectives: Iterable[str]) -> str:
-        works = [entry.concurrent for entry in self._entries_of(collectives)]
-        return ", ".join(dict.fromkeys(filter(None, works)))
+        return [PredictedCase(entry.kind, partial(self._bounded, entry)) for entry in entries]
 
     def on_cpu(self, collectives: Iterable[str]) -> bool:
-        return any(entry.on_cpu for entry in self._entries_of(collectives))
+        measured = self._collectives
+        names = [name if name in measured else DEFAULT_COLLECTIVE for name in collectives]
+        return any(self.entry(name).on_cpu for name in dict.fromkeys(names))
 
     def notes(self, ranks: int | None = None) -> list[str]:
-        notes = []
-        if self.ranks_per_host == math.inf:
-            notes.append(
-                "the model was fitted on one host: more ranks are taken for ranks of that host, "
-                "and what a network between hosts costs is not in it"
-            )
-        if text := self.facts.get(TOO_SHORT):
-            notes.append(str(text))
-        return notes
+        if self.ranks_per_host != math.inf:
+            return []
+        return [
+            "the model was fitted on one host: more ranks are taken for ranks of that host, and "
+            "what a network between hosts costs is not in it"
+        ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
@@ -15,14 +15,12 @@ from torchcoll.core.case import partition
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UnusableError, UsageError
 from torchcoll.core.plausibility import stated_link_gbps
-from torchcoll.core.result import ConcurrentBlocks, Run
+from torchcoll.core.result import Run
 from torchcoll.core.run_facts import host_names, hosts_of
 from torchcoll.core.units import counted, format_factor, format_size, shorten
 from torchcoll.parts.curves.model import (
-    CONCURRENT,
     GROUPS_AT_ONCE,
     LINK_GBPS,
-    TOO_SHORT,
     KindModel,
     MachineModel,
     Spread,
@@ -33,7 +31,6 @@ from torchcoll.parts.curves.model_sizes import (
     Kinds,
     leave_one_out,
     over_sizes,
-    shared_slopes,
     size_spreads,
 )
 from torchcoll.parts.curves.predictor import WIDEST, too_wide
@@ -112,32 +109,19 @@ def _most_off(spread: Spread) -> float:
     return max(1 / max(spread.low, 1e-9), spread.high)
 
 
-def fit_model(sources: Source | Sequence[Source], concurrent: bool = False) -> FittedModel:
+def fit_model(sources: Source | Sequence[Source]) -> FittedModel:
     """Fit a model of a machine to the runs of a folder, of files, or to Runs.
 
     The model predicts the time of a call from its size and number of ranks, with 90 % intervals.
-
-    - concurrent: fit the calls that ran together with background work (``--concurrent``) instead of
-      those that ran alone.
-
     Kinds of cases whose times vary too much for a prediction are left out. Raises UsageError if
     none remains, and if no kind of case has FEWEST_SIZES sizes; UnreadableError for a file that
     cannot be read.
     """
     files = side("files", sources)
-    kinds, notes = read_curves(files, concurrent)
-    facts = machine_facts(files)
-    works = [r.concurrent for r in files.results if r.concurrent and r.concurrent.blocks]
-    short = sum(not work.covered for work in works)
-    if concurrent and short:
-        text = (
-            f"in {short} of {counted(len(works), 'case')} the work ended before the calls did: "
-            "calls that overlap with it throughout would take longer"
-        )
-        facts[TOO_SHORT] = text
-        notes.append(text)
+    kinds, notes = read_curves(files)
     entries, text = predictable(fit_entries(kinds))
-    return FittedModel(MachineModel(entries, facts), files.runs, [*notes, *filter(None, [text])])
+    model = MachineModel(entries, machine_facts(files))
+    return FittedModel(model, files.runs, [*notes, *filter(None, [text])])
 
 
 def predictable(entries: Sequence[KindModel]) -> tuple[tuple[KindModel, ...], str]:
@@ -184,27 +168,18 @@ def machine_facts(files: Side) -> dict[str, Any]:
     return facts
 
 
-def measured_times(files: Side, concurrent: bool = False) -> tuple[list[Measured], Counter[str]]:
+def measured_times(files: Side) -> tuple[list[Measured], Counter[str]]:
     """The cases that a model can be fitted to, and the number of excluded cases by reason.
 
-    concurrent: take the time of a call that ran together with background work.
     Raises UsageError if there is no such case.
     """
     items: list[Measured] = []
     excluded: Counter[str] = Counter()
     for item in files.measured("time", Reading()):
-        reason = _exclusion_reason(item)
-        if concurrent and not (item.result.concurrent and item.result.concurrent.blocks):
-            reason = reason or "without concurrent work"
-        if reason:
+        if reason := _exclusion_reason(item):
             excluded[reason] += 1
         else:
-            items.append(replace(item, figure=_concurrent(item).call_ns) if concurrent else item)
-    if not items and concurrent:
-        rejected = "; ".join(f"{counted(n, 'case')} {why}" for why, n in excluded.items()) or "none"
-        raise UsageError(
-            "cases", rejected, "some with concurrent work", "Measure them with --concurrent matmul."
-        )
+            items.append(item)
     if not items:
         rejected, why = describe_unusable(files)
         expected = "right ones with ranks, a size and a steady time"
@@ -212,12 +187,7 @@ def measured_times(files: Side, concurrent: bool = False) -> tuple[list[Measured
     return items, excluded
 
 
-def _concurrent(item: Measured) -> ConcurrentBlocks:
-    assert item.result.concurrent is not None
-    return item.result.concurrent
-
-
-def read_curves(files: Side, concurrent: bool = False) -> tuple[Kinds, list[str]]:
+def read_curves(files: Side) -> tuple[Kinds, list[str]]:
     """Each kind of case with its curves by ranks and hosts, and notes on cases in no curve.
 
     Raises UsageError if no curve has FEWEST_SIZES sizes.
@@ -225,11 +195,9 @@ def read_curves(files: Side, concurrent: bool = False) -> tuple[Kinds, list[str]
     separate = kept_separate((run.ranks, known_of(run)) for run in files.parts)
     hosts = list(map(hosts_of, files.parts))
     groups: dict[str, tuple[dict[str, Any], dict[tuple[int, int], list[Measured]]]] = {}
-    items, excluded = measured_times(files, concurrent)
+    items, excluded = measured_times(files)
     for item in items:
-        kind = kind_of(item, separate) | (
-            {CONCURRENT: _concurrent(item).work} if concurrent else {}
-        )
+        kind = kind_of(item, separate)
         ranks_and_hosts = (item.row.ranks, hosts[item.part])
         run = files.parts[item.part]
         if (at_once := groups_at_once(run, item)) > 1:
@@ -308,12 +276,11 @@ def fit_entries(kinds: Kinds) -> tuple[KindModel, ...]:
         for curve, fit in zip(curves, curve_fits, strict=True)
     ]
     spreads = iter(size_spreads([leave_one_out(*curve_and_fit) for curve_and_fit in flat]))
-    shared = iter(shared_slopes(kinds))
     entries = []
     for (kind, curves), curve_fits in zip(kinds, fits, strict=True):
         over = [
-            over_sizes(c, fit, next(spreads), next(shared))
-            for c, fit in zip(curves, curve_fits, strict=True)
+            over_sizes(curve, fit, next(spreads))
+            for curve, fit in zip(curves, curve_fits, strict=True)
         ]
         ranks, why = over_ranks(str(kind["collective"]), curves, str(kind.get("backend", "")))
         entries.append(KindModel(kind, tuple(over), ranks, why))

@@ -1,7 +1,8 @@
 """Fit the law of a model over ranks: its steps, its links within and between hosts, its intervals.
 
 The law and its intervals are chosen by leaving out one number of ranks at a time (see
-model_sizes.py).
+model_sizes.py). The interval of a parameter is the jackknife's (R. G. Miller, Biometrika 61 (1974)
+1): how far the parameter moves if one number of ranks is left out.
 """
 
 from __future__ import annotations
@@ -15,15 +16,7 @@ import numpy
 
 from torchcoll.core.units import counted, format_factor
 from torchcoll.parts.curves import model
-from torchcoll.parts.curves.model_sizes import (
-    LEAST,
-    LEVEL,
-    Curve,
-    bandwidth_figure,
-    jackknife,
-    quantile,
-    resolved,
-)
+from torchcoll.parts.curves.model_sizes import LEAST, LEVEL, Curve, quantile
 from torchcoll.parts.curves.rank_laws import StepLaw, fit_positive, library_laws, step_laws
 from torchcoll.parts.curves.size_law import fit_corrections, log_factors
 from torchcoll.parts.curves.slow_sizes import Floats
@@ -53,9 +46,6 @@ class RanksFit:
     figures: Floats
     corrections: tuple[tuple[float, float], ...]
     only_between: bool
-
-    def factor(self, size: float) -> float:
-        return math.exp(float(log_factors(self.corrections, numpy.array([size]))[0]))
 
     def logs(self, curve: Curve) -> Floats:
         return self.at(curve.sizes, curve.ranks, curve.hosts)
@@ -153,6 +143,23 @@ def choose_ranks(
     return tried[0], [candidate.fit.steps.name for candidate in tried if candidate.square <= limit]
 
 
+def jackknife(value: float, without: Sequence[float], logs: bool = False) -> model.Figure:
+    """A value with its 90 % interval, from the values without each number of ranks in turn.
+
+    logs: compute in logarithms, for a value that cannot be below 0.
+    """
+    n = len(without)
+    if n < 3 or (logs and min(value, *without) <= 0):
+        return value, min(value, *without), max(value, *without)
+    values = numpy.log(without) if logs else numpy.asarray(without)
+    error = math.sqrt((n - 1) / n * float(((values - values.mean()) ** 2).sum()))
+    half = t_quantile((1 + LEVEL) / 2, n - 1) * error
+    if logs:
+        factor = math.exp(min(half, 50.0))
+        return value, value / factor, value * factor
+    return value, max(0.0, value - half), value + half
+
+
 def over_ranks(
     collective: str, curves: Sequence[Curve], backend: str = ""
 ) -> tuple[model.OverRanks | None, str]:
@@ -179,24 +186,24 @@ def over_ranks(
     fit = best.fit
 
     def figure(number: int) -> model.Figure | None:
-        values = [float(left_out_fit.figures[number]) for left_out_fit in best.without]
-        return resolved(float(fit.figures[number]), values)
+        """A duration; None if it is 0, which means too small to be resolved."""
+        value = float(fit.figures[number])
+        without = [float(left_out_fit.figures[number]) for left_out_fit in best.without]
+        return jackknife(value, without) if value > 0 else None
+
+    def bandwidth(number: int) -> model.Figure | None:
+        """A bandwidth; None if the time does not grow with the size. A law without a number of
+        ranks whose time does not grow has no finite bandwidth, and is not in the interval.
+        """
+        value = float(fit.figures[number])
+        slopes = [float(left_out_fit.figures[number]) for left_out_fit in best.without]
+        rates = [1 / slope for slope in slopes if slope > 0]
+        return jackknife(1 / value, rates, logs=True) if value > 0 and rates else None
 
     def link(first: int) -> model.Link | None:
-        values = [float(left_out_fit.figures[first + 1]) for left_out_fit in best.without]
-        if not any(fit.figures[first : first + 2]):
-            return None
-        return figure(first), bandwidth_figure(float(fit.figures[first + 1]), values)
+        is_measured = any(fit.figures[first : first + 2])
+        return (figure(first), bandwidth(first + 1)) if is_measured else None
 
-    corrections = tuple(
-        (
-            size,
-            jackknife(
-                fit.factor(size), [left_out_fit.factor(size) for left_out_fit in best.without], True
-            ),
-        )
-        for size, _ in fit.corrections
-    )
     law = model.OverRanks(
         fit.steps.name,
         tuple(remaining),
@@ -207,7 +214,7 @@ def over_ranks(
         figure(0),
         link(1),
         link(3),
-        corrections,
+        fit.corrections,
         spread,
         any(best.supported),
     )

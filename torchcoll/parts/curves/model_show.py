@@ -64,7 +64,7 @@ def _fit_grids(fitted: FittedModel) -> list[Grid]:
             (Head("hosts", drop=1), lambda row: str(row[1].hosts or "-")),
             (Head("sizes", left=True), _sizes),
             (Head("ranges"), lambda row: str(len(row[1].law.pieces))),
-            (Head("sizes", "corrected", drop=2), lambda row: str(len(row[1].factors))),
+            (Head("sizes", "corrected", drop=2), lambda row: str(len(row[1].law.corrections))),
             (Head("left-out sizes", "(90 %)", left=True), lambda row: _range(row[1].spread)),
         ],
         curves,

@@ -1,27 +1,23 @@
 """Fit the laws of a model over sizes, for each kind of case and number of ranks, with intervals.
 
-All intervals come from leaving data out. The interval of a parameter is the jackknife's (R. G.
-Miller, Biometrika 61 (1974) 1): how far the parameter moves if one size, or one number of ranks, is
-left out. The interval of a prediction is the jackknife+ (see size_law.py), reduced to two factors
-for each curve: the predictions of the laws without one size, each with its own left-out error. A
-curve of 8 sizes has too few errors for a 90th percentile, so the errors of all curves are pooled,
-each divided by the mean error of its curve.
+The interval of a prediction is the jackknife+ (see size_law.py), reduced to two factors for each
+curve: the predictions of the laws without one size, each with its own left-out error. A curve of 8
+sizes has too few errors for a 90th percentile, so the errors of all curves are pooled, each divided
+by the mean error of its curve.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
 from torchcoll.parts.curves import model
-from torchcoll.parts.curves.rank_laws import step_laws
-from torchcoll.parts.curves.size_law import FEWEST_SIZES, TAIL, Fit, fit_form, fit_piece
+from torchcoll.parts.curves.size_law import Fit, fit_form
 from torchcoll.parts.curves.slow_sizes import Floats
-from torchcoll.stats.distributions import normal_quantile, t_quantile
 
 LEVEL = 0.9
 LEAST = 0.002  # the smallest half-width of an interval: clocks and rounding reach it
@@ -43,165 +39,17 @@ class Curve:
 Kinds = list[tuple[dict[str, Any], list[Curve]]]
 
 
-def jackknife(value: float, without: Sequence[float], logs: bool = False) -> model.Figure:
-    """A value with its 90 % interval, from the values without each point in turn.
-
-    logs: compute in logarithms, for a value that cannot be below 0.
-    """
-    n = len(without)
-    if n < 3 or (logs and min(value, *without) <= 0):
-        return value, min(value, *without), max(value, *without)
-    values = numpy.log(without) if logs else numpy.asarray(without)
-    error = math.sqrt((n - 1) / n * float(((values - values.mean()) ** 2).sum()))
-    half = t_quantile((1 + LEVEL) / 2, n - 1) * error
-    if logs:
-        factor = math.exp(min(half, 50.0))
-        return value, value / factor, value * factor
-    return value, max(0.0, value - half), value + half
-
-
-def over_sizes(
-    curve: Curve, fit: Fit, spread: model.Spread, shared: SharedSlope | None
-) -> model.OverSizes:
-    """The law of one curve with the intervals of its parameters."""
-    latencies, bandwidths = [], []
-    for number, piece in enumerate(fit.law.pieces):
-        other_pieces = [law.pieces[number] for law in fit.without if number < len(law.pieces)]
-        latencies.append(resolved(piece.latency_ns, [other.latency_ns for other in other_pieces]))
-        slopes = [other.ns_per_byte for other in other_pieces]
-        bandwidths.append(bandwidth_figure(piece.ns_per_byte, slopes))
-    knots = [
-        jackknife(fit.law.factor(size), [law.factor(size) for law in fit.without], logs=True)
-        for size, _ in fit.law.corrections
-    ]
-    law, without = fit.law, [left_out_law.beyond_ns_per_byte for left_out_law in fit.without]
-    if shared:
-        law, without = replace(law, beyond_ns_per_byte=shared.ns_per_byte), [*shared.without]
+def over_sizes(curve: Curve, fit: Fit, spread: model.Spread) -> model.OverSizes:
+    """The law of one curve, with the interval of its predictions."""
     return model.OverSizes(
         curve.ranks,
         curve.hosts,
         round(curve.sizes[0]),
         round(curve.sizes[-1]),
         len(curve.sizes),
-        law,
-        tuple(latencies),
-        tuple(bandwidths),
-        tuple(knots),
-        bandwidth_figure(law.beyond_ns_per_byte, without),
-        shared.collectives if shared else 1,
+        fit.law,
         spread,
     )
-
-
-def resolved(value: float, without: Sequence[float]) -> model.Figure | None:
-    """A parameter with its interval; None if it is 0, which means too small to be resolved."""
-    return jackknife(value, without) if value > 0 else None
-
-
-def bandwidth_figure(ns_per_byte: float, without: Sequence[float]) -> model.Figure | None:
-    """A bandwidth in GB/s with its interval; None if the time does not grow with the size.
-
-    If the time does not grow once some size is left out, that value has no finite bandwidth; the
-    interval then comes from the other values.
-    """
-    rates = [1 / slope for slope in without if slope > 0]
-    return jackknife(1 / ns_per_byte, rates, logs=True) if ns_per_byte > 0 and rates else None
-
-
-_FEWEST_TOGETHER = 3  # collectives: of so many, one can be told as an outlier
-_APART = 3.5  # modified z-score: B. Iglewicz and D. C. Hoaglin, How to Detect ... Outliers (1993)
-_BY_COLLECTIVE = ("collective", "op", "root", "dtype", "in_place")
-
-
-@dataclass(frozen=True)
-class SharedSlope:
-    """The slope of a curve beyond its largest size, estimated from several collectives together.
-
-    ns_per_byte: per byte of the size of this curve.
-    without: the same, estimated without each curve in turn.
-    collectives: how many collectives were used.
-    """
-
-    ns_per_byte: float
-    without: tuple[float, ...]
-    collectives: int
-
-
-def shared_slopes(kinds: Kinds) -> list[SharedSlope | None]:
-    """The shared slope of each curve, in order; None where the curve's own last sizes are better.
-
-    Above the sizes where protocols change, the wire carries the bytes of all collectives at the
-    same rate: as many bytes as a rank sends in a ring. A curve that ends below these sizes has a
-    slope that is too steep or too flat, and the median of several collectives is closer. The shared
-    slope is used only if it predicts the left-out sizes of all curves better than their own slopes
-    do, both for the largest third of the sizes and for the largest size. An outlier among the
-    collectives keeps its own slope.
-    """
-    flat = [(kind, curve) for kind, curves in kinds for curve in curves]
-    groups: dict[str, list[int]] = {}
-    for index, (kind, curve) in enumerate(flat):
-        conditions = {name: value for name, value in kind.items() if name not in _BY_COLLECTIVE}
-        groups.setdefault(repr((curve.ranks, curve.hosts, conditions)), []).append(index)
-    slopes: list[SharedSlope | None] = [None] * len(flat)
-    for indices in groups.values():
-        names = {flat[index][0]["collective"] for index in indices}
-        if len(names) < _FEWEST_TOGETHER:
-            continue
-        shares = [
-            step_laws(flat[index][0]["collective"])[0].share(flat[index][1].ranks)
-            for index in indices
-        ]
-        curves = [flat[index][1] for index in indices]
-        if not _shared_predicts_better(curves, shares):
-            continue
-        curve_slopes = [_slope(c, len(c.sizes)) / s for c, s in zip(curves, shares, strict=True)]
-        wire, alike = _wire(curve_slopes)
-        without = [
-            _wire([*curve_slopes[:i], *curve_slopes[i + 1 :]])[0] for i in range(len(curve_slopes))
-        ]
-        for index, share, agrees in zip(indices, shares, alike, strict=True):
-            if agrees:
-                each = tuple(slope * share for slope in without)
-                slopes[index] = SharedSlope(wire * share, each, len(names))
-    return slopes
-
-
-def _slope(curve: Curve, number: int) -> float:
-    """ns per byte of the last TAIL of the first ``number`` sizes."""
-    last = slice(max(0, number - TAIL), number)
-    return fit_piece(curve.sizes[last], curve.times[last]).ns_per_byte
-
-
-def _wire(slopes: Sequence[float]) -> tuple[float, list[bool]]:
-    """The median slope in logarithms, and for each slope whether it is no outlier."""
-    logs = numpy.log(numpy.maximum(slopes, 1e-12))
-    middle = float(numpy.median(logs))
-    deviations = numpy.abs(logs - middle)
-    limit = _APART * max(float(numpy.median(deviations)), LEAST) / normal_quantile(0.75)
-    return math.exp(middle), (deviations <= limit).tolist()
-
-
-def _shared_predicts_better(curves: Sequence[Curve], shares: Sequence[float]) -> bool:
-    """Whether the shared slope predicts left-out sizes better than the curves' own slopes do, both
-    for the largest third of the sizes and for the largest size.
-    """
-    numbers = [len(curve.sizes) for curve in curves]
-    for kept in ([n - max(1, n // 3) for n in numbers], [n - 1 for n in numbers]):
-        used = [i for i, number in enumerate(kept) if number >= FEWEST_SIZES]
-        if not used:
-            return False
-        slopes = [_slope(curves[i], kept[i]) / shares[i] for i in used]
-        wire, alike = _wire(slopes)
-        errors = numpy.zeros(2)
-        for i, slope, agrees in zip(used, slopes, alike, strict=True):
-            curve, last = curves[i], kept[i] - 1
-            beyond = shares[i] * (curve.sizes[last + 1 :] - curve.sizes[last])
-            for column, each in enumerate((slope, wire if agrees else slope)):
-                predicted = numpy.log(curve.times[last] + each * beyond)
-                errors[column] += numpy.abs(predicted - numpy.log(curve.times[last + 1 :])).sum()
-        if errors[1] >= errors[0]:
-            return False
-    return True
 
 
 def quantile(values: Floats, points: int) -> float:

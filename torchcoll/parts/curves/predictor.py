@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -38,16 +38,16 @@ class Prediction(NamedTuple):
 Ends = tuple[float, float, float]  # value, low, high
 
 
-class PredictedCase(Protocol):
-    """A kind of call that a machine can predict. kind: its collective, and what else is known."""
+@dataclass(frozen=True)
+class PredictedCase:
+    """A kind of call that a machine can predict.
 
-    @property
-    def kind(self) -> Mapping[str, Any]: ...
+    - kind: its collective, and what else is known of it.
+    - predict: (size in bytes, ranks, hosts or None) -> the prediction.
+    """
 
-    @property
-    def collective(self) -> str: ...
-
-    def predict(self, size_bytes: int, ranks: int, hosts: int | None = None) -> Prediction: ...
+    kind: Mapping[str, Any]
+    predict: Callable[[int, int, int | None], Prediction]
 
 
 class Predictor(Protocol):
@@ -94,9 +94,6 @@ class Predictor(Protocol):
 
     def check_collectives(self, collectives: Iterable[str]) -> None:
         """Raises UsageError that names all of these collectives that cannot be predicted."""
-
-    def concurrent_work(self, collectives: Iterable[str]) -> str:
-        """The work that ran during the measured calls; '' if they ran alone."""
 
     def on_cpu(self, collectives: Iterable[str]) -> bool:
         """Whether these calls take the cores that compute."""

@@ -6,16 +6,15 @@ Their times follow the law of curves/published_law.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
-from typing import Any
+from functools import cache, cached_property, partial
 
 from torchcoll.core.collectives import find_collective
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import device_named
 from torchcoll.core.units import counted, format_size
-from torchcoll.parts.curves.predictor import Prediction, bounded, least_ns
+from torchcoll.parts.curves.predictor import PredictedCase, Prediction, bounded, least_ns
 from torchcoll.parts.curves.published_law import (
     PREDICTED,
     QUANTILE,
@@ -41,21 +40,6 @@ _MEMORY_GIB = {
     "MI300X": 191.7,
 }
 LARGEST_MEMORY = (1 << 30) * max(_MEMORY_GIB.values())  # bytes of one GPU
-
-
-@dataclass(frozen=True)
-class PublishedCall:
-    """A collective on a published machine."""
-
-    machine: PublishedMachine
-    collective: str
-
-    @property
-    def kind(self) -> Mapping[str, Any]:
-        return {"collective": self.collective}
-
-    def predict(self, size_bytes: int, ranks: int, hosts: int | None = None) -> Prediction:
-        return self.machine.predict(self.collective, size_bytes, ranks, hosts)
 
 
 @dataclass(frozen=True)
@@ -110,7 +94,7 @@ class PublishedMachine:
         Raises UsageError for another collective than those of the law, for fewer than two ranks,
         and for more ranks than the hosts have GPUs.
         """
-        (case,) = self.cases(collective)
+        name = self._predicted(collective)
         if size_bytes < 1 or ranks < 2:
             requested = f"{size_bytes} B on {ranks} ranks"
             raise UsageError("prediction", requested, "at least 1 byte and 2 ranks")
@@ -120,7 +104,7 @@ class PublishedMachine:
             expected = f"{fewest} to {ranks}: {self.links.linked} GPUs of {self.name} are linked"
             raise UsageError("hosts", f"{hosts} for {ranks} ranks", expected)
         links = self.links
-        place = (case.collective, size_bytes, ranks, hosts)
+        place = (name, size_bytes, ranks, hosts)
         point = law_point(links, self.type, *place)
         if point is None:
             raise UsageError("machine", self.name, "one whose links are known", _FIT)
@@ -155,12 +139,15 @@ class PublishedMachine:
             texts.append(f"published on {listed} {noun}, not on {hosts}")
         return "; ".join(texts)
 
-    def cases(self, collective: str | None = None) -> Sequence[PublishedCall]:
-        if collective is None:
-            return [PublishedCall(self, name) for name in PREDICTED]
+    def cases(self, collective: str | None = None) -> Sequence[PredictedCase]:
+        names = [self._predicted(collective)] if collective else PREDICTED
+        return [PredictedCase({"collective": name}, partial(self.predict, name)) for name in names]
+
+    def _predicted(self, collective: str) -> str:
+        """torch's name of the collective. Raises UsageError if the law does not have it."""
         name = find_collective(collective).name
         self.check_collectives([name])
-        return [PublishedCall(self, name)]
+        return name
 
     def check_collectives(self, collectives: Iterable[str]) -> None:
         missing = [name for name in dict.fromkeys(collectives) if name not in PREDICTED]
@@ -168,9 +155,6 @@ class PublishedMachine:
             what = "collectives" if len(missing) > 1 else "collective"
             expected = f"one of {', '.join(PREDICTED)}"
             raise UsageError(what, ", ".join(missing), expected, _FIT)
-
-    def concurrent_work(self, collectives: Iterable[str]) -> str:
-        return ""
 
     def on_cpu(self, collectives: Iterable[str]) -> bool:
         return False

@@ -69,9 +69,6 @@ class SizeLaw:
         )
         return numpy.log(numpy.exp(logs) + self.beyond_ns_per_byte * (sizes - within))
 
-    def factor(self, size: float) -> float:
-        return math.exp(float(log_factors(self.corrections, numpy.array([size]), self.smooth)[0]))
-
 
 def piecewise_logs(pieces: Sequence[Piece], sizes: Floats) -> Floats:
     """Logarithms of the times of the pieces; between two pieces they are interpolated."""

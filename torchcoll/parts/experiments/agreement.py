@@ -21,6 +21,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from torchcoll.questions.comparison.results import runs_of
 from torchcoll.stats.distributions import t_p_value, t_quantile
 from torchcoll.stats.matching import Pair
 from torchcoll.stats.power import holm
@@ -125,11 +126,7 @@ def judge(
 
 def _by_run(items: Sequence[Measured]) -> dict[int, float]:
     """Logarithm of the time of each run that has a right one."""
-    logs: dict[int, list[float]] = {}
-    for item in items:
-        if item.figure and item.row.is_right:
-            logs.setdefault(item.run, []).append(math.log(item.figure))
-    return {run: statistics.fmean(values) for run, values in logs.items()}
+    return {first.run: math.log(time) for time, (first, *_) in runs_of(items)}
 
 
 def _means(cases: Sequence[Mapping[int, float]]) -> list[float]:

@@ -210,7 +210,6 @@ def plan_answer(projection: Plan) -> Answer:
         return Answer(one_line(f"{text}, {low} to {high}. {MORE_DATA}"), "doubt")
     texts: list[str] = []
     comm = f"takes {_ends(step.comm_ns)} on {os.path.basename(projection.machine)}"
-    comm += f" concurrent with {projection.concurrent}" if projection.concurrent else ""
     if step.exposed_ns and step.step_ns and projection.compute_ns:
         parts = [f"{format_ns(projection.compute_ns, 3)} of computation"]
         if step.idle_ns:

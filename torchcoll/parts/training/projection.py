@@ -282,7 +282,6 @@ class Plan(Displayed):
     - memory_bytes: the memory of the machine's GPU; None if unknown.
     - fits: whether the step fits in it, as of a LayoutRow.
     - smaller: a layout like it that fits or is tight, and its bytes; only if the step does not fit.
-    - concurrent: the work that ran during the machine's measured calls; '' if they ran alone.
     - measured: the measured step that corrects the times, and uncorrected: the step without it;
       None without one.
     """
@@ -296,7 +295,6 @@ class Plan(Displayed):
     memory_bytes: float | None = None
     fits: str = FITS
     smaller: tuple[str, float] | None = None
-    concurrent: str = ""
     subject: str = ""
     measured: MeasuredStep | None = None
     uncorrected: PlannedStep | None = None
@@ -480,14 +478,12 @@ def finish(projection: Plan, machine: Predictor | None, corrected_by_step: bool)
             f"on {', '.join(map(str, guesses))} ranks the time is only a guess: the 90 % "
             f"interval of the communication is wider than {WIDEST:g}x"
         )
-    collectives = [row.collective for row in projection.step.rows]
-    projection.concurrent = machine.concurrent_work(collectives)
     if corrected_by_step:
         projection.notes.append(
             "each time is the machine's, corrected by the factor that the capture has for its "
             "collective, or for all calls"
         )
-    elif not projection.concurrent:
+    else:
         projection.notes.append(UNCORRECTED)
     if projection.compute_ns is None:
         projection.notes.append("--step-ms MS tells how much of it is exposed, and how it scales")

@@ -313,7 +313,8 @@ def _suspect_answer(
     alone = "measured alone" if evidence.alone_ratio is not None else "not measured alone"
     facts = [evidence.what, alone]
     if not worst.is_link:
-        facts.append(f"{evidence.slow} of {counted(evidence.pairs, 'pair')} slow")
+        when = "" if evidence.alone_ratio is None else " in the first pass"
+        facts.append(f"{evidence.slow} of {counted(evidence.pairs, 'pair')} slow{when}")
     size = evidence.ratio if evidence.alone_ratio is None else evidence.alone_ratio
     sound = suspects.largest_sound_group(pairs, confirmed)
     named = pairs.by == "node" and all(len(ranks) == 1 for ranks in pairs.units)
