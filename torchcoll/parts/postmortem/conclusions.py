@@ -57,7 +57,7 @@ def failed_in_different_calls(facts: job_facts.JobFacts) -> diagnosis.Diagnosis 
         ranks = sorted(rank for rank, rank_call in calls.items() if rank_call == call)
         event = facts.events.timeouts.get(ranks[0]) or facts.events.peer_lost[ranks[0]]
         text = f"{diagnosis.rank_names(facts.job, ranks)}: failed in {call.replace(' ', ' at ')}"
-        result.evidence.append(diagnosis.EvidenceLine(text, event.place))
+        result.cite(text, event.place)
     result.reasons.append("the tracebacks of all ranks show the call in which each was")
     return result
 
@@ -114,10 +114,10 @@ def _of_difference(facts: job_facts.JobFacts, difference: CallDifference) -> dia
         result.calls |= dict.fromkeys(ranks, (number, diagnosis.describe_call(call)))
         text += f", from {one_line(call.origin)}" if call.origin else ""
         if len(ranks) == 1:
-            result.evidence.append(diagnosis.EvidenceLine(text, call.place, ranks[0]))
+            result.cite(text, call.place, ranks[0])
         else:
             text = f"{diagnosis.rank_names(facts.job, ranks)}: {text}"
-            result.evidence.append(diagnosis.EvidenceLine(text, call.place))
+            result.cite(text, call.place)
     missing = [rank for rank in group.ranks if rank not in difference.all_ranks]
     if missing:
         result.reasons.append(
@@ -173,8 +173,7 @@ def reported_mismatch(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     else:
         result.candidates, result.certainty = tuple(facts.ranks), "possible"
         result.reasons.append("a rank that reports a mismatch need not be the one that is wrong")
-    for event in events[:_MOST_LINES]:
-        result.evidence.append(diagnosis.EvidenceLine(event.text, event.place, event.rank))
+    result.quote(events[:_MOST_LINES])
     return result
 
 
@@ -249,7 +248,7 @@ def wait_for_each_other(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None
             awaited = diagnosis.rank_names(facts.job, edge.behind & set(cycle))
             group = facts.standings.groups.get(edge.wait.key)
             text = f"it waits for {awaited} in {diagnosis.call_name(call, group)}"
-            result.evidence.append(diagnosis.EvidenceLine(text, call.place, edge.wait.rank))
+            result.cite(text, call.place, edge.wait.rank)
     return result
 
 
@@ -281,7 +280,7 @@ def ended_by_itself(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     result.detail = first.detail if len(same) == len(causes) else None
     job_facts.name_call(facts, result, culprits, [cause.event for cause in causes.values()])
     for rank, cause in sorted(causes.items())[:_MOST_LINES]:
-        result.evidence.append(diagnosis.EvidenceLine(cause.event.text, cause.event.place, rank))
+        result.cite(cause.event.text, cause.event.place, rank)
     supported = bool(awaited & set(culprits)) or _all_blame(facts, culprits)
     alone = next((e for e in facts.ends if e.alone_from is not None and e.rank in causes), None)
     silent = [r for r in facts.silent if not alone or r < (alone.alone_from or 0)]
@@ -330,8 +329,7 @@ def link(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
         hosts += [node, *event.addresses]
     result.nodes = tuple(dict.fromkeys(host for host in hosts if host))
     job_facts.name_most_common_wait(facts, result)
-    for event in links[:_MOST_LINES]:
-        result.evidence.append(diagnosis.EvidenceLine(event.text, event.place, event.rank))
+    result.quote(links[:_MOST_LINES])
     return result
 
 
@@ -353,8 +351,7 @@ def canceled(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
             break
     if event.node:
         result.nodes = (event.node,)
-    for event in facts.events.canceled[:_MOST_LINES]:
-        result.evidence.append(diagnosis.EvidenceLine(event.text, event.place, event.rank))
+    result.quote(facts.events.canceled[:_MOST_LINES])
     return result
 
 
@@ -392,7 +389,7 @@ def ended_without_a_word(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | Non
     result.detail = "SIGABRT" if aborted else f"exit code {event.exit_code}"
     result.certainty = "likely"
     job_facts.name_call(facts, result, (rank,))
-    result.evidence.append(diagnosis.EvidenceLine(event.text, event.place, rank))
+    result.cite(event.text, event.place, rank)
     result.reasons.append("it wrote no error; the other ranks only lost it, or were ended later")
     return result
 
@@ -422,7 +419,7 @@ def did_not_end(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     result = diagnosis.Diagnosis(facts.job, "stopped", culprits=culprits, certainty="likely")
     job_facts.name_call(facts, result, culprits)
     event = next(event for event in facts.ends if event.forced)
-    result.evidence.append(diagnosis.EvidenceLine(event.text, event.place, event.rank))
+    result.quote([event])
     result.reasons.append("SIGTERM did not end it: it is stopped, or hangs in a driver")
     return result
 
@@ -441,7 +438,7 @@ def elsewhere(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     result.waiting = tuple(sorted({*result.waiting, *waiting} - set(away)))
     result.reasons.append("its stack is in user code, and those of the others are not")
     for rank in (*away, *waiting[:1]):
-        result.evidence.append(diagnosis.EvidenceLine(stacks[rank].text, stacks[rank].place, rank))
+        result.cite(stacks[rank].text, stacks[rank].place, rank)
     return result
 
 

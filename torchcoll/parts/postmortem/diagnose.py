@@ -11,7 +11,6 @@ from torchcoll.core.units import counted, plural
 from torchcoll.parts.postmortem import conclusions, text_rules
 from torchcoll.parts.postmortem.diagnosis import (
     Diagnosis,
-    EvidenceLine,
     headline,
     rank_names,
     ranks_text,
@@ -179,7 +178,7 @@ def _add_undecided(facts: JobFacts, result: Diagnosis) -> None:
         text = event.text
         if event.rank is None and event.pid is not None and str(event.pid) not in text:
             text = f"process {event.pid}: {text}"
-        result.evidence.append(EvidenceLine(text, event.place, event.rank))
+        result.cite(text, event.place, event.rank)
 
 
 def _add_complaints(facts: JobFacts, result: Diagnosis) -> None:
@@ -195,17 +194,15 @@ def _add_complaints(facts: JobFacts, result: Diagnosis) -> None:
             if len(complaints) == 1 and event.place in {line.place for line in result.evidence}:
                 continue
             if len(complaints) == 1:
-                line = EvidenceLine(f"{what}: {event.text}", event.place, rank)
+                result.cite(f"{what}: {event.text}", event.place, rank)
             else:
                 names = rank_names(facts.job, sorted(complaints))
-                line = EvidenceLine(f"{names} report: {what}: {event.text}", event.place)
-            result.evidence.append(line)
+                result.cite(f"{names} report: {what}: {event.text}", event.place)
     quoted = {line.place for line in result.evidence}
     faults = [e for e in facts.job.events if "NVRM: Xid" in e.text and e.place not in quoted]
-    result.evidence += [EvidenceLine(e.text, e.place, e.rank) for e in faults[:_MOST_LINES]]
-    for event in facts.events.canceled[:1]:
-        if result.kind != "canceled":
-            result.evidence.append(EvidenceLine(event.text, event.place, event.rank))
+    result.quote(faults[:_MOST_LINES])
+    if result.kind != "canceled":
+        result.quote(facts.events.canceled[:1])
 
 
 def _add_ras(facts: JobFacts, result: Diagnosis) -> None:
@@ -219,7 +216,7 @@ def _add_ras(facts: JobFacts, result: Diagnosis) -> None:
         text = event.text
         if len(ranks) == len(events.unanswered):
             text = f"NCCL's RAS got no answer from {rank_names(facts.job, ranks)}"
-        result.evidence.append(EvidenceLine(text, event.place))
+        result.cite(text, event.place)
     for event in events.ras[:_MOST_LINES]:
         if event.kind != "all_answered" or result.kind == "unknown":
-            result.evidence.append(EvidenceLine(event.text, event.place))
+            result.cite(event.text, event.place)

@@ -407,7 +407,7 @@ def add_standing(
             text = (
                 f"its last call of group {name} is {last}, {diagnosis.describe_call(call)}{state}"
             )
-            result.evidence.append(diagnosis.EvidenceLine(text, call.place, rank))
+            result.cite(text, call.place, rank)
     waiting = [
         call
         for rank, calls in sorted(group.calls.items())
@@ -418,7 +418,7 @@ def add_standing(
         verb = plural(len(waiting), "is", "are")
         text = f"{ranks} {verb} in call {wait.number} of group {name}"
         text += f", {diagnosis.describe_call(waiting[0])}"
-        result.evidence.append(diagnosis.EvidenceLine(text, waiting[0].place))
+        result.cite(text, waiting[0].place)
 
 
 def refine_by_events(facts: JobFacts, result: diagnosis.Diagnosis, ranks: Collection[int]) -> None:
@@ -428,16 +428,16 @@ def refine_by_events(facts: JobFacts, result: diagnosis.Diagnosis, ranks: Collec
         event = events.stacks.get(rank)
         if event is not None and in_user_code(event):
             result.kind = "user_code"
-            result.evidence.append(diagnosis.EvidenceLine(event.text, event.place, rank))
+            result.cite(event.text, event.place, rank)
         elif rank in events.endings:
             result.kind = "missing_call"
             event = events.endings[rank]
-            result.evidence.append(diagnosis.EvidenceLine(event.text, event.place, rank))
+            result.cite(event.text, event.place, rank)
         elif rank in events.peer_lost and events.timeouts:
             result.kind = "slow"
             event = events.peer_lost[rank]
             result.reasons.append("it was alive when the others had given up")
-            result.evidence.append(diagnosis.EvidenceLine(event.text, event.place, rank))
+            result.cite(event.text, event.place, rank)
 
 
 def last_ran(facts: JobFacts, ranks: Collection[int]) -> str:

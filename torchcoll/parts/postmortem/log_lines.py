@@ -27,6 +27,7 @@ from torchcoll.core.errors import cut_text
 from torchcoll.core.opening import open_to_read, signals_held
 from torchcoll.core.variables import masked
 from torchcoll.parts.postmortem.evidence import GroupSeen, JobEvent, JobEvidence, Place
+from torchcoll.parts.postmortem.texts import EVENTS
 from torchcoll.reading.torch_names import torch_collective
 from torchcoll.reading.writers import Writers, unwrapped, wrapping_width
 
@@ -365,12 +366,15 @@ def signal_named(text: str) -> int | None:
     return None
 
 
-def adds(kind: str, number: int | None = None) -> Handle:
+def adds(kind: str, signal_name: str = "", of_kernel: bool = False) -> Handle:
     """A handler that adds an event of no rank, with what the groups of the pattern name: ``pid``,
-    ``node``, and the job of Slurm as ``slurm``.
+    ``node``, and the job of Slurm as ``slurm``. of_kernel: only of a line in a log of the kernel.
     """
+    number = int(signal.Signals[signal_name]) if signal_name else None
 
     def handle(scan: LogScan, line: Line, match: re.Match[str]) -> None:
+        if of_kernel and not (line.kernel or scan.node):
+            return
         names = match.groupdict()
         if names.get("slurm"):
             scan.evidence.identities.add(f"slurm {names['slurm']}")
@@ -380,6 +384,12 @@ def adds(kind: str, number: int | None = None) -> Handle:
 
     return handle
 
+
+EVENT_HANDLERS: tuple[Handler, ...] = tuple(
+    (text, entry["pattern"], adds(entry["kind"], entry.get("signal", ""), "of_kernel" in entry))
+    for entry in EVENTS
+    for text in entry["texts"]
+)
 
 # What an error says.
 
