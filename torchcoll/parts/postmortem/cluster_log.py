@@ -13,6 +13,7 @@ from torchcoll.parts.postmortem.log_lines import (
     ranks_in,
     signal_named,
     time_ns,
+    wants,
 )
 
 # Slurm. Texts of src/slurmd/slurmstepd, src/srun and src/api/step_launch.c.
@@ -135,10 +136,6 @@ def _whole(text: str) -> int:
     return int(text) if text.lstrip("-").isdecimal() else 0
 
 
-def _pod_begins(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    scan.want(400)
-
-
 _CANCELED_STATES = r"TIMEOUT|PREEMPTED|CANCELLED(?: by \d{1,10}|\+)?"
 HANDLERS: tuple[Handler, ...] = (
     ("CANCELLED AT ", _CANCELLED, _cancelled),
@@ -149,5 +146,5 @@ HANDLERS: tuple[Handler, ...] = (
     ("PREEMPTED", _sacct(_CANCELED_STATES), adds("canceled")),
     ("OUT_OF_ME", _sacct(r"OUT_OF_ME\w*\+?"), adds("out_of_memory", "SIGKILL")),
     ("NODE_FAIL", _sacct("NODE_FAIL"), adds("node_failed")),
-    ("Name:    ", re.compile(r"^Name:\s"), _pod_begins),
+    ("Name:    ", re.compile(r"^Name:\s"), wants(400)),
 )

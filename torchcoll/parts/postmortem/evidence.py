@@ -16,6 +16,7 @@ from pathlib import Path
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.errors import UnreadableError
+from torchcoll.core.traffic import Group
 from torchcoll.parts.postmortem.texts import Text
 
 # States of a call, in their order.
@@ -36,17 +37,6 @@ class Place:
 
     def __str__(self) -> str:
         return self.path if self.line is None else f"{self.path}:{self.line}"
-
-
-@dataclass(frozen=True)
-class GroupSeen:
-    """A process group as a rank knew it. ranks: of the world, in the order of the group; () where
-    not known.
-    """
-
-    name: str
-    ranks: tuple[int, ...] = ()
-    description: str = ""
 
 
 @dataclass(frozen=True)
@@ -195,7 +185,7 @@ class JobEvidence:
     ranks: int | None = None  # size of the world, where a file states it
     nodes: dict[int, str] = field(default_factory=dict)  # rank -> name of its node
     pids: dict[int, int] = field(default_factory=dict)  # rank -> process
-    groups: dict[str, GroupSeen] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
     calls: list[CallSeen] = field(default_factory=list)
     events: list[JobEvent] = field(default_factory=list)
     last_number: dict[tuple[int, str], int] = field(default_factory=dict)

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchcoll.core.opening import common_folder
-from torchcoll.parts.postmortem.evidence import LOGS, GroupSeen, JobEvidence
+from torchcoll.core.traffic import Group
+from torchcoll.parts.postmortem.evidence import LOGS, JobEvidence
 
 # Kinds of identities of which a job can have several: one for each process group, for example.
 _SEVERAL_IN_ONE_JOB = {"communicator", "host", "pod", "step"}
@@ -254,7 +255,7 @@ def _merged(cluster: _Cluster) -> JobEvidence:
 
 
 # Name -> the different groups that have it.
-_Variants = dict[str, list[GroupSeen]]
+_Variants = dict[str, list[Group]]
 
 
 def _group_names(evidence: JobEvidence, variants: _Variants) -> dict[str, str]:
@@ -269,7 +270,7 @@ def _group_names(evidence: JobEvidence, variants: _Variants) -> dict[str, str]:
     mentioned += [event.group for event in evidence.events if event.group is not None]
     mentioned += [group for _, group in evidence.last_number]
     for name in mentioned:
-        groups.setdefault(name, GroupSeen(name))
+        groups.setdefault(name, Group(name))
     names = {}
     for name, group in groups.items():
         group_variants = variants[name]

@@ -25,8 +25,9 @@ from typing import Any
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.errors import cut_text
 from torchcoll.core.opening import open_to_read, signals_held
+from torchcoll.core.traffic import Group
 from torchcoll.core.variables import masked
-from torchcoll.parts.postmortem.evidence import GroupSeen, JobEvent, JobEvidence, Place
+from torchcoll.parts.postmortem.evidence import JobEvent, JobEvidence, Place
 from torchcoll.parts.postmortem.texts import EVENTS
 from torchcoll.reading.torch_names import torch_collective
 from torchcoll.reading.writers import Writers, unwrapped, wrapping_width
@@ -244,7 +245,7 @@ _ADDRESS = re.compile(
 _DIGITS = re.compile(r"\d+")
 _LOOPBACK = re.compile(r"127\.|::1$|0\.0\.0\.0|::ffff:127\.")
 
-Handle = Callable[["LogScan", Line, "re.Match[str]"], None]
+Handle = Callable[["LogScan", Line, "re.Match[str]"], object]
 Handler = tuple[str, "re.Pattern[str]", Handle]
 
 
@@ -335,7 +336,7 @@ class LogScan:
         name = "0" if description == "default_pg" or name == "default_pg" else name
         noted = self.evidence.groups.get(name)
         if noted is None or (description and not noted.description):
-            self.evidence.groups[name] = GroupSeen(name, (), description)
+            self.evidence.groups[name] = Group(name, description=description)
         return name
 
     def process(self, rank: int, pid: int | None, node: str) -> None:
@@ -383,6 +384,16 @@ def adds(kind: str, signal_name: str = "", of_kernel: bool = False) -> Handle:
         scan.add(kind, line, rank=None, pid=pid, node=node, signal=number)
 
     return handle
+
+
+def says(kind: str) -> Handle:
+    """A handler that adds an event of the rank that writes the line."""
+    return lambda scan, line, match: scan.add(kind, line)
+
+
+def wants(lines: int) -> Handle:
+    """A handler of a line with which a reader of several lines begins: reads as many after it."""
+    return lambda scan, line, match: scan.want(lines)
 
 
 EVENT_HANDLERS: tuple[Handler, ...] = tuple(

@@ -8,7 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from torchcoll.parts.postmortem.evidence import STATES, CallSeen, GroupSeen, JobEvent, JobEvidence
+from torchcoll.core.traffic import Group
+from torchcoll.parts.postmortem.evidence import STATES, CallSeen, JobEvent, JobEvidence
 from torchcoll.reading.torch_names import product
 
 _RECORDS = ("call ring", "Flight Recorder dump")
@@ -20,7 +21,7 @@ class GroupStanding:
     """The collectives of one process group. calls: rank of the world -> number -> call."""
 
     key: str
-    group: GroupSeen
+    group: Group
     members: Sequence[int]  # () where not known
     calls: dict[int, dict[int, CallSeen]] = field(default_factory=lambda: defaultdict(dict))
     last: dict[int, int] = field(default_factory=dict)  # rank -> number of its last call
@@ -74,7 +75,7 @@ def standings_of(job: JobEvidence) -> Standings:
 
     def standing(key: str) -> GroupStanding:
         if key not in groups:
-            group = job.groups.get(key, GroupSeen(key))
+            group = job.groups.get(key, Group(key))
             groups[key] = GroupStanding(key, group, group.ranks)
             if not group.ranks and groups[key].is_default and job.ranks is not None:
                 groups[key].members = ranks
