@@ -17,7 +17,7 @@ import os
 import re
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,17 @@ def _last_lines(path: Path) -> list[str]:
         return []
 
 
+@contextlib.contextmanager
+def temporary_copy(pieces: Iterable[bytes]) -> Iterator[str]:
+    """The path of a file with these bytes, which is removed at the end, and by a signal."""
+    with contextlib.ExitStack() as stack:
+        with signals_held():
+            copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="torchcoll-"))
+        copy.writelines(pieces)
+        copy.flush()
+        yield copy.name
+
+
 _MOST_WRAPPED = 4 << 20  # bytes of a file that somebody may have pasted
 
 
@@ -162,15 +173,14 @@ def without_wraps(path: Path) -> Iterator[Path]:
         yield path
         return
     joined = [*unwrapped(enumerate(lines, 1), width), (len(lines) + 1, "")]
-    with contextlib.ExitStack() as stack:
-        with signals_held():
-            copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="torchcoll-"))
-        for (number, text), (following, _) in itertools.pairwise(joined):
-            copy.write(text.encode() + b"\n" * (following - number))
-        copy.flush()
+    pieces = (
+        text.encode() + b"\n" * (following - number)
+        for (number, text), (following, _) in itertools.pairwise(joined)
+    )
+    with temporary_copy(pieces) as copy:
         written = os.stat(path)
-        os.utime(copy.name, ns=(written.st_atime_ns, written.st_mtime_ns))
-        yield Path(copy.name)
+        os.utime(copy, ns=(written.st_atime_ns, written.st_mtime_ns))
+        yield Path(copy)
 
 
 def _is_wrapped(lines: Sequence[str], width: int) -> bool:

@@ -70,7 +70,7 @@ class Standings:
 
 
 def standings_of(job: JobEvidence) -> Standings:
-    ranks = _ranks(job)
+    ranks = range(max(job.named_ranks, default=-1) + 1 if job.ranks is None else job.ranks)
     groups: dict[str, GroupStanding] = {}
 
     def standing(key: str) -> GroupStanding:
@@ -133,18 +133,6 @@ def standings_of(job: JobEvidence) -> Standings:
     recorded |= {rank for file in job.files if file.what in _RECORDS for rank in file.ranks}
     without_calls = recorded - {call.rank for call in job.calls} - {r for r, _ in job.last_number}
     return Standings(groups, ranks, recorded, without_calls, dict(waits))
-
-
-def _ranks(job: JobEvidence) -> range:
-    if job.ranks is not None:
-        return range(job.ranks)
-    seen = {call.rank for call in job.calls} | set(job.nodes) | set(job.pids)
-    seen |= {event.rank for event in job.events if event.rank is not None}
-    seen |= {rank for event in job.events for rank in event.about}
-    seen |= {rank for group in job.groups.values() for rank in group.ranks}
-    seen |= {rank for rank, _ in job.last_number}
-    seen |= {rank for file in job.files for rank in file.ranks}
-    return range(max(seen, default=-1) + 1)
 
 
 def _progress(call: CallSeen) -> tuple[bool, int]:

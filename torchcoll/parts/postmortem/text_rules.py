@@ -21,7 +21,6 @@ from torchcoll.parts.postmortem.diagnosis import (
     Diagnosis,
     EvidenceLine,
     call_of,
-    rank_names,
     ranks_text,
     shortened,
 )
@@ -32,7 +31,7 @@ from torchcoll.parts.postmortem.evidence import (
     TextMatch,
     WaitedCall,
 )
-from torchcoll.parts.postmortem.job_facts import MARGIN_NS, JobFacts, name_call, signal_name
+from torchcoll.parts.postmortem.job_facts import MARGIN_NS, JobFacts, signal_name
 from torchcoll.parts.postmortem.standing import SAME_SIZE
 from torchcoll.parts.postmortem.texts import ASIDES, REMEDIES, TEXTS, Text, about_kind
 from torchcoll.reading.torch_names import torch_collective
@@ -271,9 +270,9 @@ def _of_findings(facts: JobFacts, findings: Sequence[TextMatch]) -> Diagnosis | 
         result.waiting = tuple(sorted(waits.keys() - set(result.culprits)))
         result.reasons.append(_waited(waits))
     elif result.culprits and facts.waiting_by_stack:
-        name_call(facts, result, result.culprits)
+        facts.name_call(result, result.culprits)
         verb, call = plural(len(result.waiting), "waits", "wait"), call_of(result)
-        result.says += f"; {rank_names(facts.job, result.waiting)} {verb} in {call}" * bool(call)
+        result.says += f"; {facts.names(result.waiting)} {verb} in {call}" * bool(call)
     result.details += facts.job.texts.asides
     return result
 

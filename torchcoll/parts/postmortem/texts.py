@@ -1,8 +1,9 @@
 """What programs say when a job dies: one table, used for whole files and for single lines.
 
-The table is texts.toml. ``TEXTS`` prove a cause. ``EVENTS`` are events by themselves. ``LINES``
-say what kind of evidence any other line is. ``ASIDES`` are worth a clause beside a finding.
-``REMEDIES`` are what several texts, and conclusions without a text, say to do.
+The table is texts.toml. ``TEXTS`` prove a cause. ``EVENTS`` are events by themselves, and
+``COMPLAINTS`` are those of a rank. ``LINES`` say what kind of evidence any other line is.
+``ASIDES`` are worth a clause beside a finding. ``REMEDIES`` are what several texts, and conclusions
+without a text, say to do.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _words_of(part: str, groups: Sequence[str]) -> list[str]:
 
 
 def _pattern(entry: Mapping[str, Any], flags: int = 0) -> re.Pattern[str]:
-    given = entry["pattern"]
+    given = entry.get("pattern", "")
     return re.compile(given if isinstance(given, str) else "|".join(given), flags)
 
 
@@ -101,6 +102,7 @@ REMEDIES: dict[str, str] = _TABLE["remedies"]
 FOREIGN_FILES = tuple(_TABLE["foreign_files"])
 TEXTS = tuple(_text(entry) for entry in _TABLE["text"])
 EVENTS = tuple({**entry, "pattern": _pattern(entry)} for entry in _TABLE["event"])
+COMPLAINTS = tuple((entry["text"], _pattern(entry)) for entry in _TABLE["complaint"])
 LINES = tuple((entry["kind"], _pattern(entry)) for entry in _TABLE["line"])
 ASIDES = tuple((_pattern(entry), str(entry["says"])) for entry in _TABLE["aside"])
 

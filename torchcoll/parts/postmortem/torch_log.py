@@ -28,7 +28,7 @@ from torchcoll.parts.postmortem.log_lines import (
     says,
     wants,
 )
-from torchcoll.parts.postmortem.texts import kind_of
+from torchcoll.parts.postmortem.texts import COMPLAINTS, kind_of
 from torchcoll.reading.torch_names import torch_collective
 
 _ANY = re.compile("")
@@ -515,14 +515,7 @@ HANDLERS: tuple[Handler, ...] = (
     ("ast enqueued", _NUMBERS, _numbers),
     ("raised the following async exception", _ASYNC_ERROR, _async_error),
     ("essage truncated", _TRUNCATED, says("mismatch")),
-    ("op.preamble.", _ANY, _complaint),
-    ("monitoredBarrier", _ANY, _complaint),
-    ("mismatch between collectives on ranks", _ANY, _complaint),
-    ("gloo/transport/", re.compile(r"gloo/transport/\w+/\w+\.cc:\d+\]"), _complaint),
-    ("recvValue", re.compile(r"recvValue\w* failed on"), _complaint),
-    ("Connection was likely closed", _ANY, _complaint),
-    ("wait timeout after ", re.compile(r"[Ww]ait timeout after \d+ ?ms"), _complaint),
-    ("client socket has timed out", _ANY, _complaint),
+    *((text, pattern, _complaint) for text, pattern in COMPLAINTS),
     ("DataLoader worker (pid", _LOADER, says("exception")),
     ("closing signal", _CLOSING, _closing),
     ("forcefully exiting via", _FORCED, _closing),

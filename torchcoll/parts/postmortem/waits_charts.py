@@ -20,7 +20,7 @@ from torchcoll.parts.postmortem.diagnosis import (
     what_it_did,
 )
 from torchcoll.parts.postmortem.evidence import JobEvent
-from torchcoll.parts.postmortem.job_facts import JobFacts, name_wait
+from torchcoll.parts.postmortem.job_facts import JobFacts
 from torchcoll.parts.postmortem.standing import OpenCall
 from torchcoll.report import chart
 
@@ -280,6 +280,6 @@ def _wait_text(facts: JobFacts, rank: int, wait: OpenCall | None, awaited: Colle
         numbers = facts.job.texts.waits.get(rank, [])
         return f"{text} in {numbers[0][1]} {numbers[0][0] or ''}" if numbers else text
     called = Diagnosis(facts.job)
-    name_wait(facts, called, wait)
+    facts.name_wait(called, wait)
     number = "" if called.number is None or wait.peer is not None else f" {called.number}"
     return f"{text} in {one_line(called.collective or 'call')}{number}"
