@@ -151,7 +151,6 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
     """
     store = store_of(paths)
     tonight, overview = summaries_of_night(paths, request.night)
-    overview = overview or series.overview_of(tonight)
     if not overview.nights:
         raise UnusableError("paths", " ".join(paths), "runs with dates and times")
     latest = overview.nights[-1]
