@@ -268,7 +268,9 @@ def _of_findings(facts: JobFacts, findings: Sequence[TextMatch]) -> Diagnosis | 
     waits = facts.job.texts.waits
     if waits:
         result.waiting = tuple(sorted(waits.keys() - set(result.culprits)))
-        result.reasons.append(_waited(waits))
+        counts = Counter(each for calls in waits.values() for each in calls)
+        where = _call(counts.most_common(1)[0][0])
+        result.reasons.append(f"{ranks_text(sorted(waits))} waited in {where}")
     elif result.culprits and facts.waiting_by_stack:
         facts.name_call(result, result.culprits)
         verb, call = plural(len(result.waiting), "waits", "wait"), call_of(result)
@@ -491,8 +493,3 @@ def _in_different_calls(facts: JobFacts, calls: dict[WaitedCall, list[int]]) -> 
 
 def _call(call: WaitedCall) -> str:
     return f"{call[1]} number {call[0]}" if call[0] else call[1]
-
-
-def _waited(waits: dict[int, list[WaitedCall]]) -> str:
-    call = Counter(call for calls in waits.values() for call in calls).most_common(1)[0][0]
-    return f"{ranks_text(sorted(waits))} waited in {_call(call)}"
