@@ -1,5 +1,6 @@
 """Evidence of jobs that never were, for tests of ``torchcoll postmortem``."""
 
+from torchcoll.core.traffic import Group
 from torchcoll.parts.postmortem import evidence
 
 SECOND = 10**9
@@ -44,9 +45,9 @@ def job(*parts, ranks=4, groups=None, nodes=None, logs=None):
     node for each rank, or a number of ranks per node. logs: ranks of which a log was read.
     """
     made = evidence.JobEvidence(name="job", ranks=ranks)
-    made.groups["0"] = evidence.GroupSeen("0", tuple(range(ranks)), "default_pg")
+    made.groups["0"] = Group("0", tuple(range(ranks)), description="default_pg")
     for name, members in (groups or {}).items():
-        made.groups[name] = evidence.GroupSeen(name, tuple(members))
+        made.groups[name] = Group(name, tuple(members))
     for part in parts:
         for item in part if isinstance(part, list) else [part]:
             (made.calls if isinstance(item, evidence.CallSeen) else made.events).append(item)

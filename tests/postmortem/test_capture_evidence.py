@@ -8,8 +8,9 @@ import pytest
 from made_rings import call, ring
 
 from torchcoll.core.errors import UnreadableError
+from torchcoll.core.traffic import Group
 from torchcoll.parts.postmortem import call_evidence
-from torchcoll.parts.postmortem.evidence import CallSeen, FileRead, GroupSeen, JobEvent, Place
+from torchcoll.parts.postmortem.evidence import CallSeen, FileRead, JobEvent, Place
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ PENDING = replace(COMPLETED, number=8, state="scheduled", created_ns=1_000_002_0
 def test_a_ring(read):
     (job,) = read(ring(call(1, 7, ENDED), call(2, 8, 0)))
     assert job.calls == [COMPLETED, PENDING]
-    assert job.groups == {"0": GroupSeen("0", (0, 1, 2, 3), "default_pg")}
+    assert job.groups == {"0": Group("0", (0, 1, 2, 3), "gloo", "default_pg")}
     assert job.identities == {"capture 2026-11-24T03:00:00+00:00 1f2e", "slurm 99"}
     assert (job.ranks, job.nodes, job.pids) == (4, {1: "node07"}, {1: 4711})
     assert (job.alive_ns, job.first_ns, job.last_ns) == ({1: 2 * 10**9}, 10**9, 2 * 10**9)

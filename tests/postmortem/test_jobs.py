@@ -2,10 +2,10 @@
 
 from made_jobs import SECOND, START
 
+from torchcoll.core.traffic import Group
 from torchcoll.parts.postmortem.evidence import (
     CallSeen,
     FileRead,
-    GroupSeen,
     JobEvent,
     JobEvidence,
     Place,
@@ -108,7 +108,7 @@ def test_groups_of_one_name_and_other_ranks_are_two_groups():
 
     def dump(rank, members):
         call = CallSeen(rank, "split:0", 1, "all_reduce", Place(f"rank{rank}"))
-        group = GroupSeen("split:0", members)
+        group = Group("split:0", members)
         return seen(f"rank{rank}", rank, calls=[call], groups={"split:0": group},
                     last_number={(rank, "split:0"): 1})  # fmt: skip
 

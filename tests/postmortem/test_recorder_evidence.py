@@ -15,8 +15,9 @@ from foreign_traces import CONFIG, CREATED, entry
 from ranks import Job, announce, await_event
 
 from torchcoll.core.errors import UnreadableError
+from torchcoll.core.traffic import Group
 from torchcoll.parts.postmortem import call_evidence
-from torchcoll.parts.postmortem.evidence import CallSeen, GroupSeen, JobEvidence, Place
+from torchcoll.parts.postmortem.evidence import CallSeen, JobEvidence, Place
 
 FRAMES = [
     {"name": "all_reduce", "filename": "/torch/distributed_c10d.py", "line": 2501},
@@ -76,8 +77,8 @@ def test_a_call_that_is_in_flight(read):
     )  # fmt: skip
     assert evidence.ranks == 2
     assert evidence.groups == {
-        "0": GroupSeen("0", (0, 1), "default_pg"),
-        "7": GroupSeen("7", (1, 0), "undefined"),
+        "0": Group("0", (0, 1), "nccl", "default_pg"),
+        "7": Group("7", (1, 0), "", "undefined"),
     }
     assert evidence.identities == {"communicator 0x9a", "communicator 0x5d"}
     assert (evidence.first_ns, evidence.last_ns) == (CREATED + 2_000_000, CREATED + 3_000_000)

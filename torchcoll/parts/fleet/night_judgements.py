@@ -6,6 +6,7 @@ are read. The last night is judged again when more of its runs have come; earlie
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -24,14 +25,8 @@ from torchcoll.parts.fleet.incident import IncidentRecord
 from torchcoll.parts.fleet.panel import Panel, first_calls_of, panels_of
 from torchcoll.parts.fleet.read import summaries_of_store
 from torchcoll.parts.fleet.records import DAY_US, NIGHT_START_US, WRONG
-from torchcoll.parts.fleet.schema import (
-    INCIDENT_RECORDS,
-    MEMORY,
-    SNAPSHOTS,
-    check_current,
-)
+from torchcoll.parts.fleet.schema import INCIDENT_RECORDS, MEMORY, SNAPSHOTS, reading
 from torchcoll.parts.fleet.snapshot import Snapshot, pack, snapshot_of, unpack
-from torchcoll.parts.fleet.sources import in_order
 
 FIRST_CALL_THRESHOLD = 1.0  # at 0.5, outliers of first calls that vary by 20 % raise false alarms
 _FIRST_US = -(1 << 60)  # before any run
@@ -69,24 +64,20 @@ def single_hosts(summaries: series.Summaries) -> series.Summaries:
     return summaries.select(~several)
 
 
-def wrong_results(summaries: series.Summaries) -> dict[str, _WrongByNight]:
+def wrong_results(summaries: series.Summaries) -> Mapping[str, _WrongByNight]:
     """Kind -> night -> node -> the cases with wrong results."""
     nights = series.nights_of(summaries)
     names = case_names(summaries.keys)
-    results: dict[str, dict[int, dict[str, list[str]]]] = {}
+    cases: dict[tuple[str, int, str], dict[str, None]] = {}
     for index in np.flatnonzero(summaries.status == series.STATUSES.index(WRONG)).tolist():
         run = int(summaries.run[index])
         device_name, ranks = summaries.strata[summaries.stratum[run]]
-        of_night = results.setdefault(f"{device_name}|{ranks}", {}).setdefault(int(nights[run]), {})
-        node = summaries.nodes[summaries.node[run]]
-        of_night.setdefault(node, []).append(names[summaries.key[index]])
-    return {
-        kind: {
-            night: {node: ", ".join(dict.fromkeys(cases)) for node, cases in of_night.items()}
-            for night, of_night in by_night.items()
-        }
-        for kind, by_night in results.items()
-    }
+        of_run = (f"{device_name}|{ranks}", int(nights[run]), summaries.nodes[summaries.node[run]])
+        cases.setdefault(of_run, {})[names[summaries.key[index]]] = None
+    results: dict[str, dict[int, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    for (kind, night, node), wrong in cases.items():
+        results[kind][night][node] = ", ".join(wrong)
+    return results
 
 
 def nights_of_panel(
@@ -173,8 +164,7 @@ def judge_summaries(
 
 def stored_snapshots(address: StoreAddress, night: int) -> list[Snapshot]:
     """What was said after a night; [] if it was not judged."""
-    with Database(address).reading() as connection:
-        check_current(connection, address.name)
+    with reading(address) as connection:
         query = select(SNAPSHOTS.c.snapshot).where(SNAPSHOTS.c.night == night)
         return [Snapshot.from_json(data) for data in connection.execute(query).scalars()]
 
@@ -182,8 +172,7 @@ def stored_snapshots(address: StoreAddress, night: int) -> list[Snapshot]:
 def stored_acceptances(address: StoreAddress) -> dict[int, list[Acceptance]]:
     """What was accepted after each night."""
     after: dict[int, list[Acceptance]] = {}
-    with Database(address).reading() as connection:
-        check_current(connection, address.name)
+    with reading(address) as connection:
         records = select(INCIDENT_RECORDS).where(INCIDENT_RECORDS.c.event == "accepted")
         for row in connection.execute(records):
             each = Acceptance(row.incident, row.accepted_by, row.reason)
@@ -198,9 +187,7 @@ def judge_store(
 
     Raises as ``Database.write`` does.
     """
-    database = Database(address)
-    with database.reading() as connection:
-        check_current(connection, address.name)
+    with reading(address) as connection:
         models = {row.kind: unpack(row.memory) for row in connection.execute(select(MEMORY))}
     after = stored_acceptances(address)
     after.setdefault(last, []).extend(acceptances)
@@ -209,10 +196,10 @@ def judge_store(
         night = min(model.night for model in models.values()) + 1
         since_us = night * DAY_US + NIGHT_START_US
     until_us = (last + 1) * DAY_US + NIGHT_START_US
-    summaries = in_order(summaries_of_store(address, since_us, until_us))
+    summaries = summaries_of_store(address, since_us, until_us)
     judged = judge_summaries(summaries, last, after, models)
     judged = [each for each in judged if each.snapshots]
-    database.write(lambda connection: _keep(connection, judged))
+    Database(address).write(lambda connection: _keep(connection, judged))
     return judged
 
 
@@ -236,11 +223,7 @@ def _keep(connection: Connection, all_judged: Sequence[JudgedNights]) -> None:
             connection.execute(insert(INCIDENT_RECORDS), list(records.values()))
         if judged.memory is not None:
             connection.execute(delete(MEMORY).where(MEMORY.c.kind == kind))
-            values = {
-                "kind": kind,
-                "night": latest.night,
-                "memory": judged.memory,
-            }
+            values = {"kind": kind, "night": latest.night, "memory": judged.memory}
             connection.execute(insert(MEMORY), [values])
 
 

@@ -151,7 +151,6 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
     """
     store = store_of(paths)
     tonight, overview = summaries_of_night(paths, request.night)
-    overview = overview or series.overview_of(tonight)
     if not overview.nights:
         raise UnusableError("paths", " ".join(paths), "runs with dates and times")
     latest = overview.nights[-1]
@@ -182,8 +181,8 @@ def judge_night(paths: Sequence[str], request: NightRequest) -> NightFinding:
     elif acceptances:
         notes.append("accepted for this call only: a store keeps what was accepted")
     if not snapshots and not judged:
-        after = {chosen: acceptances}
-        judged = judge_summaries(summaries_of(paths), chosen, after)
+        every_night = tonight if store is None else summaries_of(paths)
+        judged = judge_summaries(every_night, chosen, {chosen: acceptances})
     if judged:
         snapshots = [each.snapshots[-1] for each in judged if each.snapshots]
     records = [each for kind in judged for each in kind.records]

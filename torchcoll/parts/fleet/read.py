@@ -7,17 +7,12 @@ from collections.abc import Sequence
 from sqlalchemy import ColumnElement, Connection, literal_column, or_, select
 
 from torchcoll.parts.fleet.address import StoreAddress
-from torchcoll.parts.fleet.connecting import Database
 from torchcoll.parts.fleet.records import CaseKey
-from torchcoll.parts.fleet.schema import CASE_KEYS, CASES, ENVIRONMENTS, RUNS, WHEN, check_current
-from torchcoll.parts.fleet.series import (
-    RunOverview,
-    Summaries,
-    SummariesBuilder,
-    overview_of,
-)
+from torchcoll.parts.fleet.schema import CASE_KEYS, CASES, ENVIRONMENTS, RUNS, WHEN, reading
+from torchcoll.parts.fleet.series import RunOverview, Summaries, SummariesBuilder, overview_of
 
 _ROWS = 1 << 14  # in memory at once
+_RUNS = select(*(column for column in RUNS.c if column.name not in ("hosts", "labels")))
 
 
 def summaries_of_store(
@@ -37,18 +32,15 @@ def summaries_of_store(
             or_(*(column.between(since_us, until_us) for column in times)),
             literal_column(f"({WHEN} >= {since_us} AND {WHEN} < {until_us})"),
         ]
-    database = Database(address)
-    with database.reading() as connection:
-        check_current(connection, database.name)
+    with reading(address) as connection:
         return _read(connection, chosen)
 
 
 def _read(connection: Connection, chosen: Sequence[ColumnElement[bool]]) -> Summaries:
     builder = SummariesBuilder()
     environments = {row.id: row.facts for row in connection.execute(select(ENVIRONMENTS))}
-    runs = select(*(column for column in RUNS.c if column.name not in ("hosts", "labels")))
     index_of_run: dict[int, int] = {}
-    for row in connection.execute(runs.where(*chosen).order_by(RUNS.c.id)):
+    for row in connection.execute(_RUNS.where(*chosen).order_by(RUNS.c.id)):
         environment = builder.environments.number(
             row.environment_id, environments[row.environment_id]
         )
@@ -74,11 +66,8 @@ def _read(connection: Connection, chosen: Sequence[ColumnElement[bool]]) -> Summ
 
 def run_overview(address: StoreAddress) -> RunOverview:
     """Nights and nodes of all runs of a store, without reading their cases."""
-    database = Database(address)
-    with database.reading() as connection:
-        check_current(connection, database.name)
-        builder = SummariesBuilder()
-        columns = (column for column in RUNS.c if column.name not in ("hosts", "labels"))
-        for row in connection.execution_options(yield_per=_ROWS).execute(select(*columns)):
+    builder = SummariesBuilder()
+    with reading(address) as connection:
+        for row in connection.execution_options(yield_per=_ROWS).execute(_RUNS):
             builder.add_run(row, 0)
-        return overview_of(builder.build())
+    return overview_of(builder.build())

@@ -42,6 +42,12 @@ OK, WRONG, FAILED, SKIPPED = "ok", "wrong", "failed", "skipped"
 _OF_ONE_RUN = {"hosts", "label=node", "label=run", "label=cell", "label=round", "label=date"}
 
 
+def sha256_of(data: Any) -> str:
+    """A hash of what JSON can hold, whatever the order of its names."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 @dataclass(frozen=True)
 class CaseKey:
     """What is the same case in every run: the request, the number of ranks, and what was timed.
@@ -78,8 +84,7 @@ class CaseKey:
     @cached_property
     def sha256(self) -> str:
         """The same for equal keys, on every machine: what a store identifies the case by."""
-        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        return sha256_of(self.to_json())
 
 
 @dataclass(frozen=True)

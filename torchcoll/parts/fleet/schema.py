@@ -6,7 +6,10 @@ a dashboard would notice is a new view (``runs_v2``) beside the old one.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import (
@@ -25,6 +28,7 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
+    UniqueConstraint,
     func,
     insert,
     inspect,
@@ -35,7 +39,16 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from torchcoll import __version__
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.parts.fleet.records import CLOCK_OFF_US, DAY_US, NIGHT_START_US
+from torchcoll.parts.fleet.address import StoreAddress
+from torchcoll.parts.fleet.connecting import Database
+from torchcoll.parts.fleet.incident import IncidentRecord
+from torchcoll.parts.fleet.records import (
+    CLOCK_OFF_US,
+    DAY_US,
+    NIGHT_START_US,
+    CaseSummary,
+    RunSummary,
+)
 
 # Of dates that both databases can show, from year 1 to 9999: a file may hold any number.
 _FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_000_000
@@ -99,6 +112,19 @@ _JSON = JSON().with_variant(JSONB(), "postgresql")
 _ID: Any = BigInteger().with_variant(Integer(), "sqlite")  # SQLite's own row id is an INTEGER
 _METADATA = MetaData()
 
+_TYPES = {"str": Text, "int": BigInteger, "float": Double}  # of fields; what else they are is JSON
+
+
+def _columns_of(row: type, without: str = "") -> list[Column[Any]]:
+    """A column for each field of a dataclass but one; NULL where the field is None."""
+    columns = []
+    for each in fields(row):
+        kind, _, optional = str(each.type).partition(" | ")
+        if each.name != without:
+            columns.append(Column(each.name, _TYPES.get(kind, _JSON), nullable=bool(optional)))
+    return columns
+
+
 # One row. Its columns are the same in every version, so that each can say which one it meets.
 META = Table(
     "meta",
@@ -115,28 +141,17 @@ ENVIRONMENTS = Table(
     Column("sha256", Text, nullable=False, unique=True),
     Column("facts", _JSON, nullable=False),
 )
-# Times are microseconds of UTC since 1970. received_us: when the file was last written.
-# collected_us: when this row was written, by the clock of the host that collected it.
+# collected_us: when this row was written, by the clock of the host that collected it, in
+# microseconds of UTC since 1970.
 RUNS = Table(
     "runs",
     _METADATA,
     Column("id", _ID, primary_key=True, autoincrement=False),
-    Column("run_id", Text, nullable=False, unique=True),
-    Column("path", Text, nullable=False),
-    Column("file_sha256", Text, nullable=False),
-    Column("node", Text, nullable=False),
-    Column("hosts", _JSON, nullable=False),
-    Column("ranks", Integer, nullable=False),
-    Column("device_name", Text, nullable=False),
-    Column("start_us", BigInteger),
-    Column("received_us", BigInteger),
-    Column("collected_us", BigInteger, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("exit_code", BigInteger),
-    Column("wall_s", Double),
+    *_columns_of(RunSummary, without="facts"),
     Column("environment_id", ForeignKey("environments.id"), nullable=False),
-    Column("labels", _JSON, nullable=False),
     Column("case_count", Integer, nullable=False),
+    Column("collected_us", BigInteger, nullable=False),
+    UniqueConstraint("run_id"),
     Index("runs_when", "start_us", "received_us", "node"),  # all that run_overview reads
     Index("runs_received", "received_us"),
     Index("runs_node", "node", "start_us"),
@@ -170,14 +185,7 @@ CASES = Table(
     Column("run", ForeignKey("runs.id"), nullable=False),
     Column("case_key", ForeignKey("case_keys.id"), nullable=False),
     Column("repeat", SmallInteger().with_variant(Integer(), "sqlite"), nullable=False),
-    Column("status", Text, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),
-    Column("verified", Text, nullable=False),
-    Column("calls", BigInteger, nullable=False),
-    *(Column(f"{name}_ns", Double) for name in ("time", "low", "high", "p99")),
-    *(Column(f"{name}_call_ns", Double) for name in ("first", "second")),
-    *(Column(f"{name}_gbps", Double) for name in ("algbw", "busbw")),
+    *_columns_of(CaseSummary, without="key"),
     PrimaryKeyConstraint("run", "case_key", "repeat"),
     # The rows of a run are then one behind the other on disk.
     sqlite_with_rowid=False,
@@ -208,15 +216,7 @@ INCIDENT_RECORDS = Table(
     "incident_records",
     _METADATA,
     Column("kind", Text, nullable=False),
-    Column("incident", Text, nullable=False),
-    Column("night", Integer, nullable=False),
-    Column("event", Text, nullable=False),
-    Column("since", Integer, nullable=False),
-    Column("effect", Double, nullable=False),
-    Column("low", Double, nullable=False),
-    Column("high", Double, nullable=False),
-    Column("accepted_by", Text, nullable=False),
-    Column("reason", Text, nullable=False),
+    *_columns_of(IncidentRecord),
     PrimaryKeyConstraint("kind", "incident", "night", "event"),
 )
 # The memory of the model before the last night, so that this night can be judged again when more
@@ -254,12 +254,15 @@ def has_store(connection: Connection, name: str) -> bool:
     raise UnreadableError("store", value, f"version {VERSION}", action)
 
 
-def check_current(connection: Connection, name: str) -> None:
-    """Raises UnreadableError unless the database is a store of this version; for reading."""
-    if not has_store(connection, name):
-        value = f"a database without a store in {name}"
-        action = f"torchcoll collect PATH... --into {name} makes one."
-        raise UnreadableError("store", value, "one that torchcoll collect has written", action)
+@contextlib.contextmanager
+def reading(address: StoreAddress) -> Iterator[Connection]:
+    """Reads one state of a store. Raises UnreadableError unless it is one of this version."""
+    with Database(address).reading() as connection:
+        if not has_store(connection, address.name):
+            value = f"a database without a store in {address.name}"
+            action = f"torchcoll collect PATH... --into {address.name} makes one."
+            raise UnreadableError("store", value, "one that torchcoll collect has written", action)
+        yield connection
 
 
 def prepare(connection: Connection, name: str) -> None:

@@ -33,6 +33,24 @@ RUN_STATUSES = ("complete", "interrupted", "failed", "truncated")
 UNKNOWN_START = np.iinfo(np.int64).min  # start_us of a run whose file does not say when it began
 
 
+# The columns of Summaries by run and by case, in this order, and their types.
+_OF_RUN = {
+    "node": np.int32,
+    "environment": np.int32,
+    "stratum": np.int32,
+    "start_us": np.int64,
+    "received_us": np.int64,
+    "run_status": np.int8,
+}
+_OF_CASE = {
+    "run": np.int32,
+    "key": np.int32,
+    "time_ns": np.float64,
+    "first_ns": np.float32,
+    "status": np.int8,
+}
+
+
 @dataclass(frozen=True)
 class Summaries:
     """R runs with C cases in all, as read from files or from a store.
@@ -75,16 +93,14 @@ class Summaries:
         new_index = np.full(len(self), -1, dtype=np.int32)
         new_index[indexes] = np.arange(len(indexes), dtype=np.int32)
         kept = new_index[self.run] >= 0
-        of_runs = ("node", "environment", "stratum", "start_us", "received_us", "run_status")
+        columns = {name: getattr(self, name)[indexes] for name in _OF_RUN}
+        columns |= {name: getattr(self, name)[kept] for name in _OF_CASE}
+        columns["run"] = new_index[columns["run"]]
         return replace(
             self,
             run_ids=[self.run_ids[i] for i in indexes.tolist()],
             paths=[self.paths[i] for i in indexes.tolist()],
-            run=new_index[self.run[kept]],
-            **{name: getattr(self, name)[indexes] for name in of_runs},
-            **{
-                name: getattr(self, name)[kept] for name in ("key", "time_ns", "first_ns", "status")
-            },
+            **columns,
         )
 
 
@@ -162,19 +178,32 @@ class SummariesBuilder:
         statuses.append(STATUSES.index(status))
 
     def build(self) -> Summaries:
-        run_types = (np.int32, np.int32, np.int32, np.int64, np.int64, np.int8)
-        case_types = (np.int32, np.int32, np.float64, np.float32, np.int8)
-        columns = zip(
-            (*self._run_columns, *self._case_columns), (*run_types, *case_types), strict=True
-        )
-        return Summaries(
+        """With nodes by name and cases by collective and size, so that answers do not depend on
+        the order of files in a folder, or of rows in a store.
+        """
+
+        def size_order(index: int) -> tuple[str, int, str]:
+            key = keys[index]
+            return key.case.collective, key.case.size_bytes, key.sha256
+
+        nodes, keys = self.nodes.values, self.keys.values
+        by_name = sorted(range(len(nodes)), key=nodes.__getitem__)
+        by_size = sorted(range(len(keys)), key=size_order)
+        types = (*_OF_RUN.values(), *_OF_CASE.values())
+        columns = zip((*self._run_columns, *self._case_columns), types, strict=True)
+        summaries = Summaries(
             list(self.paths),
             list(self.paths.values()),
-            self.nodes.values,
+            [nodes[index] for index in by_name],
             self.environments.values,
             self.strata.values,
-            self.keys.values,
+            [keys[index] for index in by_size],
             *(np.array(column, dtype=kind) for column, kind in columns),
+        )
+        return replace(
+            summaries,
+            node=np.argsort(by_name).astype(np.int32)[summaries.node],
+            key=np.argsort(by_size).astype(np.int32)[summaries.key],
         )
 
 

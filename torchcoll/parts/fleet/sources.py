@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-
-import numpy as np
 
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.parts.fleet.address import is_store, parse_address
 from torchcoll.parts.fleet.records import DAY_US, NIGHT_START_US, runs_with_paths, summarise_run
-from torchcoll.parts.fleet.series import RunOverview, Summaries, SummariesBuilder
+from torchcoll.parts.fleet.series import RunOverview, Summaries, SummariesBuilder, overview_of
 
 
 def store_of(arguments: Sequence[str]) -> str | None:
@@ -40,46 +37,27 @@ def summaries_of(arguments: Sequence[str]) -> Summaries:
         summaries = builder.build()
     if not len(summaries):
         raise UnreadableError("runs", "none", "result files, folders of them, or a store")
-    return in_order(summaries)
+    return summaries
 
 
 def summaries_of_night(
     arguments: Sequence[str], night: int | None
-) -> tuple[Summaries, RunOverview | None]:
+) -> tuple[Summaries, RunOverview]:
     """Reads the runs of a night, and what all runs say together.
 
-    night: days since 1970-01-01, None for the last one. From a store only this night is read;
-    otherwise all runs are, and there is no overview. Raises as ``summaries_of`` does.
+    night: days since 1970-01-01, None for the last one. From files, and from a store without this
+    night, all runs are read. Raises as ``summaries_of`` does.
     """
     store = store_of(arguments)
     if store is None:
-        return summaries_of(arguments), None
+        summaries = summaries_of(arguments)
+        return summaries, overview_of(summaries)
     from torchcoll.parts.fleet.read import run_overview, summaries_of_store  # needs SQLAlchemy
 
     address = parse_address(store)
     overview = run_overview(address)
     chosen = night if night is not None or not overview.nights else overview.nights[-1]
     if chosen not in overview.nights:
-        return summaries_of(arguments), None
+        return summaries_of(arguments), overview
     since_us = chosen * DAY_US + NIGHT_START_US
-    return in_order(summaries_of_store(address, since_us, since_us + DAY_US)), overview
-
-
-def in_order(summaries: Summaries) -> Summaries:
-    """With nodes by name and cases by collective and size, so that answers do not depend on the
-    order of files in a folder, or of rows in a store.
-    """
-
-    def size_order(index: int) -> tuple[str, int, str]:
-        key = summaries.keys[index]
-        return key.case.collective, key.case.size_bytes, key.sha256
-
-    by_name = sorted(range(len(summaries.nodes)), key=summaries.nodes.__getitem__)
-    by_size = sorted(range(len(summaries.keys)), key=size_order)
-    return replace(
-        summaries,
-        nodes=[summaries.nodes[index] for index in by_name],
-        node=np.argsort(by_name).astype(np.int32)[summaries.node],
-        keys=[summaries.keys[index] for index in by_size],
-        key=np.argsort(by_size).astype(np.int32)[summaries.key],
-    )
+    return summaries_of_store(address, since_us, since_us + DAY_US), overview

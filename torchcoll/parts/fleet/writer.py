@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +14,7 @@ from sqlalchemy import Connection, Table, and_, bindparam, delete, insert, selec
 from torchcoll.core.units import format_size
 from torchcoll.parts.fleet.address import StoreAddress
 from torchcoll.parts.fleet.connecting import Database, batches
-from torchcoll.parts.fleet.records import CaseKey, CaseSummary, RunSummary
+from torchcoll.parts.fleet.records import CaseKey, CaseSummary, RunSummary, sha256_of
 from torchcoll.parts.fleet.schema import (
     CASE_KEYS,
     CASES,
@@ -180,12 +178,6 @@ def remove_runs(connection: Connection, ids: Sequence[int]) -> int:
         cases += connection.execute(delete(CASES).where(CASES.c.run.in_(batch))).rowcount
         connection.execute(delete(RUNS).where(RUNS.c.id.in_(batch)))
     return cases
-
-
-def sha256_of(data: Any) -> str:
-    """A hash of what JSON can hold, whatever the order of its names."""
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def storable(run: RunSummary, cases: Sequence[CaseSummary]) -> RunWithCases:

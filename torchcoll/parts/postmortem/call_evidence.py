@@ -22,18 +22,15 @@ from torchcoll.core.call_ring import STACKS_HEAD
 from torchcoll.core.collectives import DTYPES
 from torchcoll.core.errors import UnreadableError, one_line
 from torchcoll.core.jsonl import lines_of
-from torchcoll.core.traffic import Group
-from torchcoll.core.units import parse_utc
 from torchcoll.parts.postmortem.evidence import (
     STATES,
     CallSeen,
     FileRead,
-    GroupSeen,
     JobEvent,
     JobEvidence,
     Place,
 )
-from torchcoll.parts.postmortem.log_lines import facts_of
+from torchcoll.parts.postmortem.log_lines import facts_of, time_ns
 from torchcoll.parts.postmortem.ring_reader import CallRing, RingCall, is_ring, read_ring
 from torchcoll.parts.postmortem.stack_evidence import (
     Frame,
@@ -100,7 +97,7 @@ def _of_dump(path: Path, shown: str) -> JobEvidence:
         expected = "a name that ends in the rank, such as nccl_trace_rank_0"
         raise UnreadableError(_WHAT, shown, expected)
     evidence = JobEvidence(files=[FileRead(shown, _WHAT, (rank,))])
-    evidence.groups = _groups(groups)
+    evidence.groups = groups
     sizes = [len(group.ranks) for group in groups.values() if group.description == "default_pg"]
     evidence.ranks = max(sizes, default=0) or None
     # NCCL's unique id of each communicator, which all its ranks have.
@@ -224,7 +221,7 @@ def _of_ring(ring: CallRing, shown: str) -> JobEvidence:
     ):
         if header.get(name) not in (None, "", "none"):  # none: torchrun without a rendezvous id
             evidence.identities.add(f"{kind} {header[name]}")
-    evidence.groups = _groups(ring.groups)
+    evidence.groups = ring.groups
     evidence.calls = [_of_ring_call(call, rank, place) for call in ring.calls]
     evidence.files = [FileRead(shown, "call ring", (rank,))]
     times = [header["start_ns"], *(call.created_ns for call in ring.calls[-1:])]
@@ -289,10 +286,6 @@ def _elements(size_bytes: int, dtype: str | None) -> tuple[tuple[int, ...], ...]
     return ((size_bytes // DTYPES[dtype].itemsize,),)
 
 
-def _groups(groups: Mapping[str, Group]) -> dict[str, GroupSeen]:
-    return {name: GroupSeen(name, g.ranks, g.description) for name, g in groups.items()}
-
-
 def _event(text: str, place: Place, rank: int, node: str, pid: int | None) -> JobEvent:
     """An event of an exception, given as ``TYPE: MESSAGE``."""
     text = one_line(text)
@@ -320,7 +313,7 @@ def _of_stacks(path: Path, shown: str) -> list[JobEvidence]:
         if match is None:
             continue
         rank, ranks, pid = int(match["rank"]), int(match["ranks"]), int(match["pid"])
-        when_ns = _since_1970(match["utc"])
+        when_ns = time_ns(match["utc"])
         if not 0 <= rank < ranks <= MOST_RANKS or when_ns is None:
             continue
         job = JobEvidence(ranks=ranks, first_ns=when_ns, last_ns=when_ns)
@@ -357,10 +350,3 @@ def _dumps(path: Path) -> Iterator[tuple[int, list[str]]]:
             lines.append(line)
     if lines:
         yield begin, lines
-
-
-def _since_1970(utc: str) -> int | None:
-    try:
-        return int(parse_utc(utc).timestamp() * 1e6) * 1000
-    except (ValueError, OverflowError, OSError):
-        return None

@@ -13,6 +13,7 @@ from torchcoll.parts.postmortem.log_lines import (
     ranks_in,
     signal_named,
     time_ns,
+    wants,
 )
 
 # Slurm. Texts of src/slurmd/slurmstepd, src/srun and src/api/step_launch.c.
@@ -26,16 +27,9 @@ _TASKS = re.compile(
     r"Segmentation fault|Bus error|Floating point exception|Illegal instruction|Interrupt|"
     r"Hangup|Exited with exit code (\d{1,3}))"
 )
-_OOM_STEP = re.compile(
-    r"Detected \d{1,6} oom[-_]kill event(?:s|\(s\))? in (?:StepId=|step )(?P<slurm>\d{1,12})"
-)
 _STEP_ENDS = re.compile(
     r"srun: (?:Job step aborted|Terminating (?:job step|StepId)|Force Terminated|"
     r"launch/slurm: _step_signal: Terminating|First task exited)"
-)
-_NODE_FAILURE = re.compile(
-    r"(?:srun: error: Node failure on |error: Nodes? |[Nn]ode )(?P<node>\S{1,100}?)[,.]?"
-    r"(?: not responding| has failed|$)"
 )
 
 
@@ -92,34 +86,10 @@ def _step_ends(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     scan.step_ends = True
 
 
-# The kernel: mm/oom_kill.c, arch/x86/mm/fault.c, and NVIDIA's and network drivers.
-
-_OOM = re.compile(r"Killed process (?P<pid>\d{1,10}) \(")
-_FAULT = re.compile(r"\S{1,64}\[(?P<pid>\d{1,10})\]:? (?:segfault at|general protection)")
-_OPCODE = re.compile(r"\S{1,64}\[(?P<pid>\d{1,10})\]:? trap invalid opcode")
-_LINK_DOWN = re.compile(
-    r"(?:NIC )?[Ll]ink (?:is )?(?:[Dd]own|DOWN)\b|link status definitely down|lost carrier"
-)
-# Of NVIDIA's list: 43 and 45 follow a process that ended, 63 and 64 remap a row of memory.
-_XID_OF_LINK = "74|145|149|150"
-_XID = rf"NVRM: Xid \(PCI:[\w:.]{{1,40}}\): (?!(?:43|45|63|{_XID_OF_LINK})\b)\d{{1,4}}"
-
-
-def _link_down(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    if line.kernel or scan.node:
-        adds("link")(scan, line, match)
-
-
 # Kubernetes: kubectl describe and kubectl get events.
 
 _POD = re.compile(r"(Name|Node|Reason|Exit Code|RANK):\s{1,40}(\S.{0,200})")
 _ENDS_OF_PODS = ("OOMKilled", "Error", "Evicted", "Completed")
-_KUBE_EVENT = re.compile(
-    r"(?:Warning|Normal)\s{1,40}(?:Evicted|Preempted|Preempting|TaintManagerEviction)\s"
-)
-_KUBE_NODE = re.compile(
-    r"(?:Warning|Normal)\s{1,40}NodeNotReady\s{1,40}(?:node/(?P<node>\S{1,100}))?"
-)
 
 
 class Pod:
@@ -166,40 +136,15 @@ def _whole(text: str) -> int:
     return int(text) if text.lstrip("-").isdecimal() else 0
 
 
-def _pod_begins(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    scan.want(400)
-
-
-_SIGKILL = int(signal.SIGKILL)
 _CANCELED_STATES = r"TIMEOUT|PREEMPTED|CANCELLED(?: by \d{1,10}|\+)?"
 HANDLERS: tuple[Handler, ...] = (
     ("CANCELLED AT ", _CANCELLED, _cancelled),
     ("srun: error: ", _TASKS, _tasks),
-    ("oom_kill event", _OOM_STEP, adds("out_of_memory", _SIGKILL)),
-    ("oom-kill event", _OOM_STEP, adds("out_of_memory", _SIGKILL)),
     ("srun: ", _STEP_ENDS, _step_ends),
-    ("ode failure on ", _NODE_FAILURE, adds("node_failed")),
-    ("not responding", _NODE_FAILURE, adds("node_failed")),
     ("TIMEOUT", _sacct(_CANCELED_STATES), adds("canceled")),
     ("CANCELLED", _sacct(_CANCELED_STATES), adds("canceled")),
     ("PREEMPTED", _sacct(_CANCELED_STATES), adds("canceled")),
-    ("OUT_OF_ME", _sacct(r"OUT_OF_ME\w*\+?"), adds("out_of_memory", _SIGKILL)),
+    ("OUT_OF_ME", _sacct(r"OUT_OF_ME\w*\+?"), adds("out_of_memory", "SIGKILL")),
     ("NODE_FAIL", _sacct("NODE_FAIL"), adds("node_failed")),
-    ("Killed process ", _OOM, adds("out_of_memory", _SIGKILL)),
-    ("segfault at ", _FAULT, adds("killed", int(signal.SIGSEGV))),
-    ("general protection", _FAULT, adds("killed", int(signal.SIGSEGV))),
-    ("trap invalid opcode", _OPCODE, adds("killed", int(signal.SIGILL))),
-    ("NVRM: Xid", re.compile(rf"{_XID}, pid='?<?(?P<pid>[1-9]\d{{0,9}})"), adds("exception")),
-    ("NVRM: Xid", re.compile(rf"{_XID}(?!\d|, pid='?<?[1-9])"), adds("node_failed")),
-    ("NVRM: Xid", re.compile(rf"NVRM: Xid \(.{{1,50}}\): (?:{_XID_OF_LINK})\b"), adds("link")),
-    ("ink is down", _LINK_DOWN, _link_down),
-    ("ink is Down", _LINK_DOWN, _link_down),
-    ("ink down", _LINK_DOWN, _link_down),
-    ("Link DOWN", _LINK_DOWN, _link_down),
-    ("lost carrier", _LINK_DOWN, _link_down),
-    ("Name:    ", re.compile(r"^Name:\s"), _pod_begins),
-    ("NodeNotReady", _KUBE_NODE, adds("node_failed")),
-    ("Evicted", _KUBE_EVENT, adds("canceled")),
-    ("Preempt", _KUBE_EVENT, adds("canceled")),
-    ("TaintManagerEviction", _KUBE_EVENT, adds("canceled")),
+    ("Name:    ", re.compile(r"^Name:\s"), wants(400)),
 )

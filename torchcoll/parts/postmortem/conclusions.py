@@ -8,15 +8,15 @@ from collections.abc import Collection
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted
-from torchcoll.parts.postmortem import diagnosis, job_facts
+from torchcoll.parts.postmortem import diagnosis
 from torchcoll.parts.postmortem.evidence import ENDED_BY_ITSELF, JobEvent
-from torchcoll.parts.postmortem.job_facts import MARGIN_NS
+from torchcoll.parts.postmortem.job_facts import MARGIN_NS, JobFacts, in_user_code
 from torchcoll.parts.postmortem.standing import CallDifference, find_difference
 
 _MOST_LINES = 12  # of evidence
 
 
-def different_calls(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
+def different_calls(facts: JobFacts) -> diagnosis.Diagnosis | None:
     """Ranks that made different calls with one number."""
     if not facts.differences:
         return None
@@ -30,7 +30,7 @@ def different_calls(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     return _of_difference(facts, difference)
 
 
-def failed_in_different_calls(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
+def failed_in_different_calls(facts: JobFacts) -> diagnosis.Diagnosis | None:
     """By the tracebacks of all ranks, a few failed in another call than most."""
     calls = facts.where_they_failed
     ended = {event.rank for event in facts.ends}
@@ -56,13 +56,13 @@ def failed_in_different_calls(facts: job_facts.JobFacts) -> diagnosis.Diagnosis 
     for call, _ in kinds.most_common():
         ranks = sorted(rank for rank, rank_call in calls.items() if rank_call == call)
         event = facts.events.timeouts.get(ranks[0]) or facts.events.peer_lost[ranks[0]]
-        text = f"{diagnosis.rank_names(facts.job, ranks)}: failed in {call.replace(' ', ' at ')}"
-        result.evidence.append(diagnosis.EvidenceLine(text, event.place))
+        text = f"{facts.names(ranks)}: failed in {call.replace(' ', ' at ')}"
+        result.cite(text, event.place)
     result.reasons.append("the tracebacks of all ranks show the call in which each was")
     return result
 
 
-def survived_differences(facts: job_facts.JobFacts) -> list[str]:
+def survived_differences(facts: JobFacts) -> list[str]:
     """The first call of each group that ranks made differently, and that completed nevertheless:
     some backends add up what they get, whatever it is.
     """
@@ -81,7 +81,7 @@ def survived_differences(facts: job_facts.JobFacts) -> list[str]:
     return texts
 
 
-def _of_difference(facts: job_facts.JobFacts, difference: CallDifference) -> diagnosis.Diagnosis:
+def _of_difference(facts: JobFacts, difference: CallDifference) -> diagnosis.Diagnosis:
     group, number = difference.group, difference.number
     minority = difference.minority(facts.standings.groups)
     culprits = minority or difference.all_ranks
@@ -103,7 +103,7 @@ def _of_difference(facts: job_facts.JobFacts, difference: CallDifference) -> dia
             result.certainty, where = "likely", ", as the groups beside theirs did"
         result.reasons.append(
             f"{counted(len(result.waiting), 'rank')} made the same call{where}, and "
-            f"{diagnosis.rank_names(facts.job, culprits)} another one"
+            f"{facts.names(culprits)} another one"
         )
     else:
         result.reasons.append(
@@ -114,15 +114,13 @@ def _of_difference(facts: job_facts.JobFacts, difference: CallDifference) -> dia
         result.calls |= dict.fromkeys(ranks, (number, diagnosis.describe_call(call)))
         text += f", from {one_line(call.origin)}" if call.origin else ""
         if len(ranks) == 1:
-            result.evidence.append(diagnosis.EvidenceLine(text, call.place, ranks[0]))
+            result.cite(text, call.place, ranks[0])
         else:
-            text = f"{diagnosis.rank_names(facts.job, ranks)}: {text}"
-            result.evidence.append(diagnosis.EvidenceLine(text, call.place))
+            text = f"{facts.names(ranks)}: {text}"
+            result.cite(text, call.place)
     missing = [rank for rank in group.ranks if rank not in difference.all_ranks]
     if missing:
-        result.reasons.append(
-            f"this call of {diagnosis.rank_names(facts.job, missing)} is not recorded"
-        )
+        result.reasons.append(f"this call of {facts.names(missing)} is not recorded")
     return result
 
 
@@ -130,7 +128,7 @@ def _created_ns(difference: CallDifference) -> int:
     return min((call.created_ns or 0 for call in difference.calls), default=0)
 
 
-def reported_mismatch(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
+def reported_mismatch(facts: JobFacts) -> diagnosis.Diagnosis | None:
     """torch or the library found the mismatch itself; the calls are not recorded."""
     events = facts.events.mismatches
     quoted = [f for f in facts.job.texts.findings if f.text.cause == "mismatch"]
@@ -168,17 +166,16 @@ def reported_mismatch(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
         result.reasons.append("two ranks disagree: the reports do not tell which is wrong")
     elif facts.graph.roots:
         result.culprits = facts.graph.roots
-        job_facts.name_call(facts, result, facts.graph.roots)
+        facts.name_call(result, facts.graph.roots)
         result.reasons.append("the others wait for it in a call that it did not make")
     else:
         result.candidates, result.certainty = tuple(facts.ranks), "possible"
         result.reasons.append("a rank that reports a mismatch need not be the one that is wrong")
-    for event in events[:_MOST_LINES]:
-        result.evidence.append(diagnosis.EvidenceLine(event.text, event.place, event.rank))
+    result.quote(events[:_MOST_LINES])
     return result
 
 
-def waited_for(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
+def waited_for(facts: JobFacts) -> diagnosis.Diagnosis | None:
     """Ranks that have not made a call that the others are in, and wait for nobody themselves."""
     roots = facts.graph.roots
     if not roots:
@@ -187,7 +184,7 @@ def waited_for(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     assert wait is not None
     group = facts.standings.groups.get(wait.key)
     result = diagnosis.Diagnosis(facts.job, kind="stopped", culprits=roots)
-    job_facts.name_call(facts, result, roots)
+    facts.name_call(result, roots)
     ahead: tuple[int, ...] = ()
     if group is not None and wait.peer is None:
         ahead = tuple(r for r, last in sorted(group.last.items()) if last >= wait.number)
@@ -196,20 +193,20 @@ def waited_for(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
             # They may wait for each other in a way that is not recorded, such as messages.
             result.culprits, result.candidates, result.certainty = (), roots, "possible"
             result.reasons.append("their records end before the call in which the others are")
-            job_facts.add_standing(facts, result, group, wait)
+            facts.add_standing(result, group, wait)
             return result
         # Few ranks made a call that many others did not make.
         result.kind, result.culprits, result.waiting = "missing_call", ahead, ahead
         result.certainty = "likely"
         result.reasons.append(f"the other {counted(len(roots), 'rank')} ended without this call")
-        job_facts.add_standing(facts, result, group, wait)
+        facts.add_standing(result, group, wait)
         return result
     sure = wait.event is not None or (wait.call is not None and wait.call.reliable_state)
     sure = sure or set(ahead) <= facts.events.complaining
     alive = facts.job.alive_ns
     stopped = roots[0] in alive and max(alive.values()) - alive[roots[0]] > MARGIN_NS
     first = facts.first_open(wait)
-    names = diagnosis.rank_names(facts.job, roots)
+    names = facts.names(roots)
     lasts = [group.last.get(rank, 0) for rank in roots] if group else [0]
     if first.number < wait.number and min(lasts) >= first.number:
         # The others issued calls ahead, and in the call that stopped them all ranks may be.
@@ -223,14 +220,14 @@ def waited_for(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     result.certainty = "certain" if sure and len(roots) == 1 else "likely"
     if not sure:
         result.reasons.append("the source does not record which calls completed")
-    job_facts.refine_by_events(facts, result, roots)
-    job_facts.add_standing(facts, result, group, first)
+    facts.refine_by_events(result, roots)
+    facts.add_standing(result, group, first)
     if stopped:
-        result.reasons.append(job_facts.last_ran(facts, roots[:1]))
+        result.reasons.append(facts.last_ran(roots[:1]))
     return result
 
 
-def wait_for_each_other(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
+def wait_for_each_other(facts: JobFacts) -> diagnosis.Diagnosis | None:
     """Ranks that wait for each other in different groups."""
     cycle = facts.graph.cycle
     if not cycle:
@@ -243,20 +240,20 @@ def wait_for_each_other(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None
     result.certainty = "certain" if reliable else "likely"
     result.waiting = tuple(rank for rank in facts.graph.waiting if rank not in cycle)
     result.reasons.append("each of these ranks waits for another one of them")
-    job_facts.name_wait(facts, result, edges[0].wait)
+    facts.name_wait(result, edges[0].wait)
     for edge in edges[:_MOST_LINES]:
         if call := edge.wait.call:
-            awaited = diagnosis.rank_names(facts.job, edge.behind & set(cycle))
+            awaited = facts.names(edge.behind & set(cycle))
             group = facts.standings.groups.get(edge.wait.key)
             text = f"it waits for {awaited} in {diagnosis.call_name(call, group)}"
-            result.evidence.append(diagnosis.EvidenceLine(text, call.place, edge.wait.rank))
+            result.cite(text, call.place, edge.wait.rank)
     return result
 
 
 # How ranks ended.
 
 
-def ended_by_itself(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
+def ended_by_itself(facts: JobFacts) -> diagnosis.Diagnosis | None:
     """Ranks that were killed, failed, or ended otherwise for a reason of their own."""
     causes = facts.causes
     awaited = {*facts.graph.roots, *facts.graph.unrecorded}
@@ -279,9 +276,9 @@ def ended_by_itself(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     culprits = tuple(sorted(causes))
     result = diagnosis.Diagnosis(facts.job, kind=first.kind, culprits=culprits)
     result.detail = first.detail if len(same) == len(causes) else None
-    job_facts.name_call(facts, result, culprits, [cause.event for cause in causes.values()])
+    facts.name_call(result, culprits, [cause.event for cause in causes.values()])
     for rank, cause in sorted(causes.items())[:_MOST_LINES]:
-        result.evidence.append(diagnosis.EvidenceLine(cause.event.text, cause.event.place, rank))
+        result.cite(cause.event.text, cause.event.place, rank)
     supported = bool(awaited & set(culprits)) or _all_blame(facts, culprits)
     alone = next((e for e in facts.ends if e.alone_from is not None and e.rank in causes), None)
     silent = [r for r in facts.silent if not alone or r < (alone.alone_from or 0)]
@@ -302,7 +299,7 @@ def ended_by_itself(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
         else:
             result.reasons.append("it is the only rank with a failure of its own")
             if silent:
-                text = f"no file says anything about {diagnosis.rank_names(facts.job, silent)}"
+                text = f"no file says anything about {facts.names(silent)}"
                 result.reasons.append(f"{text}, which may have failed before")
     elif len(same) == len(facts.ranks):
         result.certainty = "likely"
@@ -313,12 +310,12 @@ def ended_by_itself(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     return result
 
 
-def _all_blame(facts: job_facts.JobFacts, ranks: Collection[int]) -> bool:
+def _all_blame(facts: JobFacts, ranks: Collection[int]) -> bool:
     blamed = {rank for rank, by in facts.events.blamed_by.items() if by - set(ranks)}
     return bool(blamed) and blamed <= set(ranks)
 
 
-def link(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
+def link(facts: JobFacts) -> diagnosis.Diagnosis | None:
     """A device or a driver reported a fault of a connection."""
     job, links = facts.job, facts.events.links
     if not links:
@@ -329,13 +326,12 @@ def link(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
         node = event.node or (job.nodes.get(event.rank, "") if event.rank is not None else "")
         hosts += [node, *event.addresses]
     result.nodes = tuple(dict.fromkeys(host for host in hosts if host))
-    job_facts.name_most_common_wait(facts, result)
-    for event in links[:_MOST_LINES]:
-        result.evidence.append(diagnosis.EvidenceLine(event.text, event.place, event.rank))
+    facts.name_most_common_wait(result)
+    result.quote(links[:_MOST_LINES])
     return result
 
 
-def canceled(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
+def canceled(facts: JobFacts) -> diagnosis.Diagnosis | None:
     """The scheduler or a person ended the whole job."""
     if not facts.events.canceled:
         return None
@@ -353,12 +349,11 @@ def canceled(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
             break
     if event.node:
         result.nodes = (event.node,)
-    for event in facts.events.canceled[:_MOST_LINES]:
-        result.evidence.append(diagnosis.EvidenceLine(event.text, event.place, event.rank))
+    result.quote(facts.events.canceled[:_MOST_LINES])
     return result
 
 
-def ended_well(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
+def ended_well(facts: JobFacts) -> diagnosis.Diagnosis | None:
     if not facts.events.endings or facts.others(facts.events.endings):
         return None
     result = diagnosis.Diagnosis(facts.job, kind="none", certainty="certain")
@@ -366,7 +361,7 @@ def ended_well(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
     return result
 
 
-def ended_without_a_word(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
+def ended_without_a_word(facts: JobFacts) -> diagnosis.Diagnosis | None:
     """A rank that ended with an exit code or by abort(), or left early with 0, and wrote no error,
     while the others only lost it or were ended by the launcher.
 
@@ -391,8 +386,8 @@ def ended_without_a_word(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | Non
     result = diagnosis.Diagnosis(facts.job, kind="killed" if aborted else "exit", culprits=(rank,))
     result.detail = "SIGABRT" if aborted else f"exit code {event.exit_code}"
     result.certainty = "likely"
-    job_facts.name_call(facts, result, (rank,))
-    result.evidence.append(diagnosis.EvidenceLine(event.text, event.place, rank))
+    facts.name_call(result, (rank,))
+    result.cite(event.text, event.place, rank)
     result.reasons.append("it wrote no error; the other ranks only lost it, or were ended later")
     return result
 
@@ -402,9 +397,9 @@ def _failed(event: JobEvent) -> bool:
     return (event.exit_code or 0) > 0 or event.signal == signal.SIGABRT
 
 
-def _left_early(facts: job_facts.JobFacts, rank: int) -> diagnosis.Diagnosis:
+def _left_early(facts: JobFacts, rank: int) -> diagnosis.Diagnosis:
     result = diagnosis.Diagnosis(facts.job, "missing_call", culprits=(rank,), certainty="likely")
-    job_facts.name_call(facts, result, (rank,))
+    facts.name_call(result, (rank,))
     text = "the launcher does not have it among the ranks that failed: it ended with exit code 0"
     result.reasons.append(text)
     return result
@@ -413,39 +408,39 @@ def _left_early(facts: job_facts.JobFacts, rank: int) -> diagnosis.Diagnosis:
 # Ranks that did not come: stopped, in other code, or without any record.
 
 
-def did_not_end(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
+def did_not_end(facts: JobFacts) -> diagnosis.Diagnosis | None:
     """A rank that torchrun had to kill: SIGTERM had not ended it, while it ended other ranks."""
     forced = {event.rank for event in facts.ends if event.forced and event.rank is not None}
     if len(forced) != 1 or not facts.events.complaining or forced & facts.events.complaining:
         return None
     culprits = tuple(forced)
     result = diagnosis.Diagnosis(facts.job, "stopped", culprits=culprits, certainty="likely")
-    job_facts.name_call(facts, result, culprits)
+    facts.name_call(result, culprits)
     event = next(event for event in facts.ends if event.forced)
-    result.evidence.append(diagnosis.EvidenceLine(event.text, event.place, event.rank))
+    result.quote([event])
     result.reasons.append("SIGTERM did not end it: it is stopped, or hangs in a driver")
     return result
 
 
-def elsewhere(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
+def elsewhere(facts: JobFacts) -> diagnosis.Diagnosis | None:
     """By their stacks, some ranks wait in communication and others do not."""
     stacks = facts.events.stacks
-    away = tuple(rank for rank, stack in sorted(stacks.items()) if job_facts.in_user_code(stack))
+    away = tuple(rank for rank, stack in sorted(stacks.items()) if in_user_code(stack))
     waiting = tuple(rank for rank in sorted(stacks) if rank not in away)
     if not waiting or not away or len(away) > len(waiting):
         return None
     if facts.shown_to_wait & set(away):
         return None  # taken before or after the job stood still
     result = diagnosis.Diagnosis(facts.job, kind="user_code", culprits=away, certainty="likely")
-    job_facts.name_call(facts, result, away)
+    facts.name_call(result, away)
     result.waiting = tuple(sorted({*result.waiting, *waiting} - set(away)))
     result.reasons.append("its stack is in user code, and those of the others are not")
     for rank in (*away, *waiting[:1]):
-        result.evidence.append(diagnosis.EvidenceLine(stacks[rank].text, stacks[rank].place, rank))
+        result.cite(stacks[rank].text, stacks[rank].place, rank)
     return result
 
 
-def unanswered(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
+def unanswered(facts: JobFacts) -> diagnosis.Diagnosis | None:
     """Ranks from which NCCL's RAS got no answer, while it got one from others.
 
     A rank that is recorded to have waited for others ended because of them. Of the others RAS does
@@ -466,7 +461,7 @@ def unanswered(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
         return None
     result = diagnosis.Diagnosis(facts.job, kind="stopped", certainty="likely")
     chosen = tuple(sorted(suspects))
-    job_facts.name_call(facts, result, chosen)
+    facts.name_call(result, chosen)
     if len(chosen) == 1:
         result.culprits = chosen
         result.reasons.append(
@@ -474,28 +469,26 @@ def unanswered(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
         )
     else:
         result.candidates, result.certainty = chosen, "possible"
-        names = diagnosis.rank_names(facts.job, missing)
+        names = facts.names(missing)
         result.reasons.append(
             f"NCCL's RAS got no answer from {names}, and does not say which failed first"
         )
         if suspects != missing:
-            others = diagnosis.rank_names(facts.job, suspects - missing)
+            others = facts.names(suspects - missing)
             result.reasons.append(f"NCCL's RAS reports an error of {others}, or fewer operations")
     _add_wait(facts, result, chosen)
     return result
 
 
-def _add_wait(
-    facts: job_facts.JobFacts, result: diagnosis.Diagnosis, ranks: Collection[int]
-) -> None:
+def _add_wait(facts: JobFacts, result: diagnosis.Diagnosis, ranks: Collection[int]) -> None:
     """Lines about the call in which others wait for these ranks, if one is recorded."""
     wait = facts.graph.wait_for(ranks)
     if wait is not None:
         group = facts.standings.groups.get(wait.key)
-        job_facts.add_standing(facts, result, group, facts.first_open(wait))
+        facts.add_standing(result, group, facts.first_open(wait))
 
 
-def _cleared(facts: job_facts.JobFacts) -> set[int]:
+def _cleared(facts: JobFacts) -> set[int]:
     """Ranks that are shown to wait in a call that another rank makes alike. Of a rank that only
     complains, or is alone in a call, it is not known whether it waits in the right one.
     """
@@ -510,14 +503,14 @@ def _cleared(facts: job_facts.JobFacts) -> set[int]:
     return cleared - facts.events.endings.keys()
 
 
-def _odd_ones(facts: job_facts.JobFacts, silent: tuple[int, ...]) -> tuple[int, ...]:
+def _odd_ones(facts: JobFacts, silent: tuple[int, ...]) -> tuple[int, ...]:
     """The silent rank, and the ranks that failed in another call than most."""
     calls = facts.where_they_failed
     usual, _ = Counter(calls.values()).most_common(1)[0] if calls else ("", 0)
     return tuple(sorted({*silent, *(rank for rank, call in calls.items() if call != usual)}))
 
 
-def left_nothing(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
+def left_nothing(facts: JobFacts) -> diagnosis.Diagnosis | None:
     """Nobody is behind by the records: the cause is among the ranks that are not shown to wait."""
     events = facts.events
     if not events.complaining and not facts.shown_to_wait:
@@ -547,7 +540,7 @@ def left_nothing(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
         result.reasons.append("all other ranks are recorded in the same call, waiting")
     if not chosen or len(chosen) == len(facts.ranks):
         return None
-    job_facts.name_call(facts, result, chosen)
+    facts.name_call(result, chosen)
     if len(chosen) == 1:
         result.culprits = chosen
     else:
@@ -555,10 +548,8 @@ def left_nothing(facts: job_facts.JobFacts) -> diagnosis.Diagnosis | None:
         result.reasons.append("the other ranks are recorded in the same call, waiting")
     silent = [rank for rank in chosen if rank in facts.silent]
     if silent:
-        result.reasons.append(
-            f"no file says anything about {diagnosis.rank_names(facts.job, silent)}"
-        )
+        result.reasons.append(f"no file says anything about {facts.names(silent)}")
     _add_wait(facts, result, chosen)
     if result.culprits:
-        job_facts.refine_by_events(facts, result, result.culprits)
+        facts.refine_by_events(result, result.culprits)
     return result

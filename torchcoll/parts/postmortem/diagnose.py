@@ -11,9 +11,7 @@ from torchcoll.core.units import counted, plural
 from torchcoll.parts.postmortem import conclusions, text_rules
 from torchcoll.parts.postmortem.diagnosis import (
     Diagnosis,
-    EvidenceLine,
     headline,
-    rank_names,
     ranks_text,
     remedy_of,
     shortened,
@@ -21,7 +19,6 @@ from torchcoll.parts.postmortem.diagnosis import (
 from torchcoll.parts.postmortem.evidence import LOGS, RAS_KINDS, JobEvidence
 from torchcoll.parts.postmortem.job_facts import (
     JobFacts,
-    name_most_common_wait,
     waits_in_communication,
 )
 from torchcoll.parts.postmortem.standing import Standings
@@ -146,7 +143,7 @@ def _unknown(facts: JobFacts, result: Diagnosis) -> None:
     silent = first is not None and first.rank not in facts.events.complaining | facts.spoke
     if first is not None and first.exit_code and first.rank is not None and silent:
         result.says = (
-            f"{rank_names(facts.job, [first.rank])} was the first that torchrun saw ending, with "
+            f"{facts.names([first.rank])} was the first that torchrun saw ending, with "
             f"exit code {first.exit_code}; its own words are not in the files"
         )
         result.remedy = "look at its traceback: stderr of each rank (torchrun --log-dir, --tee 3)"
@@ -160,7 +157,7 @@ def _unknown(facts: JobFacts, result: Diagnosis) -> None:
     warning = next(iter(facts.job.events_of("warning")), None)
     if warning is not None and not result.says and not facts.events.complaining:
         result.says = f"the evidence does not tell what happened first; {shortened(warning.text)}"
-    if name_most_common_wait(facts, result) is None:
+    if facts.name_most_common_wait(result) is None:
         result.waiting = tuple(sorted(facts.events.complaining))
     _add_undecided(facts, result)
 
@@ -179,7 +176,7 @@ def _add_undecided(facts: JobFacts, result: Diagnosis) -> None:
         text = event.text
         if event.rank is None and event.pid is not None and str(event.pid) not in text:
             text = f"process {event.pid}: {text}"
-        result.evidence.append(EvidenceLine(text, event.place, event.rank))
+        result.cite(text, event.place, event.rank)
 
 
 def _add_complaints(facts: JobFacts, result: Diagnosis) -> None:
@@ -195,17 +192,15 @@ def _add_complaints(facts: JobFacts, result: Diagnosis) -> None:
             if len(complaints) == 1 and event.place in {line.place for line in result.evidence}:
                 continue
             if len(complaints) == 1:
-                line = EvidenceLine(f"{what}: {event.text}", event.place, rank)
+                result.cite(f"{what}: {event.text}", event.place, rank)
             else:
-                names = rank_names(facts.job, sorted(complaints))
-                line = EvidenceLine(f"{names} report: {what}: {event.text}", event.place)
-            result.evidence.append(line)
+                names = facts.names(sorted(complaints))
+                result.cite(f"{names} report: {what}: {event.text}", event.place)
     quoted = {line.place for line in result.evidence}
     faults = [e for e in facts.job.events if "NVRM: Xid" in e.text and e.place not in quoted]
-    result.evidence += [EvidenceLine(e.text, e.place, e.rank) for e in faults[:_MOST_LINES]]
-    for event in facts.events.canceled[:1]:
-        if result.kind != "canceled":
-            result.evidence.append(EvidenceLine(event.text, event.place, event.rank))
+    result.quote(faults[:_MOST_LINES])
+    if result.kind != "canceled":
+        result.quote(facts.events.canceled[:1])
 
 
 def _add_ras(facts: JobFacts, result: Diagnosis) -> None:
@@ -218,8 +213,8 @@ def _add_ras(facts: JobFacts, result: Diagnosis) -> None:
         event = next(iter(events.unanswered.values()))
         text = event.text
         if len(ranks) == len(events.unanswered):
-            text = f"NCCL's RAS got no answer from {rank_names(facts.job, ranks)}"
-        result.evidence.append(EvidenceLine(text, event.place))
+            text = f"NCCL's RAS got no answer from {facts.names(ranks)}"
+        result.cite(text, event.place)
     for event in events.ras[:_MOST_LINES]:
         if event.kind != "all_answered" or result.kind == "unknown":
-            result.evidence.append(EvidenceLine(event.text, event.place))
+            result.cite(event.text, event.place)

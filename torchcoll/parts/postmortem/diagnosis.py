@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ranges, plural
-from torchcoll.parts.postmortem.evidence import CallSeen, JobEvidence, Place
+from torchcoll.parts.postmortem.evidence import CallSeen, JobEvent, JobEvidence, Place
 from torchcoll.parts.postmortem.standing import GroupStanding, Standings
-from torchcoll.parts.postmortem.texts import KILLED_BY, REMEDIES, known_text
+from torchcoll.parts.postmortem.texts import about_kind, known_text
 
 
 @dataclass(frozen=True)
@@ -52,31 +52,23 @@ class Diagnosis:
     number: int | None = None
     calls: dict[int, tuple[int | None, str]] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
+    remedy: str = ""
     evidence: list[EvidenceLine] = field(default_factory=list)
     collect_next: list[str] = field(default_factory=list)
     says: str = ""
-    remedy: str = ""
     details: list[str] = field(default_factory=list)
+
+    def cite(self, text: str, place: Place, rank: int | None = None) -> None:
+        """Adds a line of evidence."""
+        self.evidence.append(EvidenceLine(text, place, rank))
+
+    def quote(self, events: Iterable[JobEvent]) -> None:
+        """Adds the texts of these events to the evidence."""
+        self.evidence += [EvidenceLine(each.text, each.place, each.rank) for each in events]
 
 
 _MOST_NODES = 3  # that are named
 _LONG = 160  # characters of a quotation
-
-_DID = {
-    "stopped": "stopped taking part; why is not recorded",
-    "user_code": "stayed in user code",
-    "slow": "came too late",
-    "disk_full": "found the disk full",
-    "node_failed": "was lost with its node",
-    "canceled": "was canceled",
-    "missing_call": "did not make the call",
-    "exception": "ended with an exception",
-}
-_MEMORY = {
-    "kernel": "was killed by the kernel's out-of-memory killer",
-    "device": "ran out of device memory",
-    "python": "ran out of memory",
-}
 
 
 def shortened(text: str, most: int = _LONG) -> str:
@@ -153,30 +145,6 @@ def call_of(diagnosis: Diagnosis) -> str:
     return text + (f" of group {diagnosis.group}" if diagnosis.group is not None else "")
 
 
-_OUT_OF_MEMORY = {
-    "kernel": REMEDIES["host_memory"],
-    "device": REMEDIES["device_memory"],
-    "python": "look at what grows on this rank: its data, caches and the limit of its memory",
-}
-_CANCELED = {
-    "time limit": "ask for more time, or look whether its steps became slower: torchcoll trace",
-    "memory limit": "ask for more memory",
-    "preemption": "submit it again, with checkpoints more often",
-}
-_REMEDIES = {
-    "disk_full": "free space where the job writes (checkpoints, caches, /tmp)",
-    "node_failed": "drain the node, and look at its console and dmesg before it comes back",
-    "link": REMEDIES["link"],
-    "slow": "look at what this rank does before the call, and raise the timeout if that may take "
-    "so long",
-    "missing_call": "make all ranks call the same collectives: look where this rank leaves its "
-    "loop early, such as at the end of its data",
-    "mismatch": "make all ranks of the group call the same collectives, in the same order and "
-    "with the same sizes",
-    "exit": "look at the last lines of this rank for the reason",
-}
-
-
 def remedy_of(diagnosis: Diagnosis) -> str:
     """What to do now; of what cannot be told, what to collect."""
     kind, texts = diagnosis.kind, [line.text for line in diagnosis.evidence]
@@ -188,21 +156,16 @@ def remedy_of(diagnosis: Diagnosis) -> str:
     quoted = quoted or texts
     if kind == "exception" and quoted and (place := re.search(r" \[(\S+:\d+) \S+\]$", quoted[0])):
         return f"fix {place[1]}"
-    if kind == "killed":
-        return KILLED_BY.get(diagnosis.detail or "", REMEDIES["oom_killer"])
-    if kind == "out_of_memory":
-        return _OUT_OF_MEMORY.get(diagnosis.detail or "", _OUT_OF_MEMORY["python"])
+    if remedy := about_kind("remedy", kind, diagnosis.detail):
+        return remedy
     if kind == "canceled":
-        ended = next((entry for text in texts if (entry := known_text(text))), None)
-        return _CANCELED.get(diagnosis.detail or "", ended.remedy if ended else "")
+        return next((entry.remedy for text in texts if (entry := known_text(text))), "")
     if kind == "user_code":
         place = next((m for text in texts if (m := re.search(r"(\S+:\d+) ", text))), None)
         where = f"look at {place[1]}" if place else "look at its stack"
         return (
             f"{where}: what the rank waits for there, or raise the timeout if it may take so long"
         )
-    if kind in _REMEDIES:
-        return _REMEDIES[kind]
     if kind == "stopped" and diagnosis.culprits:
         names = rank_names(diagnosis.job, diagnosis.culprits)
         return f"look at what {names} did: log, node, and while it hangs its stack (py-spy dump)"
@@ -222,9 +185,7 @@ def headline(diagnosis: Diagnosis, standings: Standings) -> str:
         where += f" in {call}" if where and call else ""
         return f"the evidence does not tell what happened first{where}"
     if diagnosis.kind == "canceled" and not diagnosis.culprits:
-        why = {"time limit": " at its time limit", "by a person": " by a person"}
-        why |= {"memory limit": " for its memory", "preemption": " to make room for another job"}
-        return f"the job was canceled{why.get(diagnosis.detail or '', '')} ({diagnosis.certainty})"
+        return f"the job {what_it_did(diagnosis)} ({diagnosis.certainty})"
     if diagnosis.kind == "link":
         between = " and ".join(map(one_line, diagnosis.nodes[:2]))
         where = (
@@ -275,16 +236,14 @@ _ORIGIN = re.compile(r" \[\S+ \S+\]$|\d+")
 
 def what_it_did(diagnosis: Diagnosis) -> str:
     """What the culprits did, such as ``was killed by SIGKILL``; '' where nothing says it."""
-    text = _DID.get(diagnosis.kind, "")
+    text = about_kind("did", diagnosis.kind, diagnosis.detail)
     verb_plural = len(diagnosis.culprits or diagnosis.candidates) > 1
-    if diagnosis.kind == "killed":
-        text = f"was killed by {diagnosis.detail}" if diagnosis.detail else "was killed"
+    if diagnosis.kind == "killed" and diagnosis.detail:
+        text = f"was killed by {diagnosis.detail}"
     elif diagnosis.kind == "exit":
         text = f"ended with {diagnosis.detail}, without an error of its own"
     elif diagnosis.kind == "device_error" and diagnosis.detail:
         text = f"ended with a fault of its hardware: {diagnosis.detail}"
-    elif diagnosis.kind == "out_of_memory":
-        text = _MEMORY.get(diagnosis.detail or "", "ran out of memory")
     elif diagnosis.kind == "exception" and diagnosis.evidence and diagnosis.culprits:
         errors = {_ORIGIN.sub("", e.text) for e in diagnosis.evidence if e.rank is not None}
         if len(errors) == 1 or len(diagnosis.culprits) == 1:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.errors import UnreadableError
+from torchcoll.core.traffic import Group
 from torchcoll.parts.postmortem.texts import Text
 
 # States of a call, in their order.
@@ -36,17 +37,6 @@ class Place:
 
     def __str__(self) -> str:
         return self.path if self.line is None else f"{self.path}:{self.line}"
-
-
-@dataclass(frozen=True)
-class GroupSeen:
-    """A process group as a rank knew it. ranks: of the world, in the order of the group; () where
-    not known.
-    """
-
-    name: str
-    ranks: tuple[int, ...] = ()
-    description: str = ""
 
 
 @dataclass(frozen=True)
@@ -195,7 +185,7 @@ class JobEvidence:
     ranks: int | None = None  # size of the world, where a file states it
     nodes: dict[int, str] = field(default_factory=dict)  # rank -> name of its node
     pids: dict[int, int] = field(default_factory=dict)  # rank -> process
-    groups: dict[str, GroupSeen] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
     calls: list[CallSeen] = field(default_factory=list)
     events: list[JobEvent] = field(default_factory=list)
     last_number: dict[tuple[int, str], int] = field(default_factory=dict)
@@ -204,18 +194,22 @@ class JobEvidence:
     files: list[FileRead] = field(default_factory=list)
     texts: LogTexts = field(default_factory=LogTexts)
 
+    @property
+    def named_ranks(self) -> set[int]:
+        """The ranks that any file names."""
+        ranks: set[int | None] = {*self.nodes, *self.pids, *self.alive_ns}
+        ranks |= {rank for rank, _ in (*self.last_number, *self.last_completed)}
+        ranks |= {rank for call in self.calls for rank in (call.rank, call.peer)}
+        ranks |= {rank for event in self.events for rank in (event.rank, *event.about)}
+        ranks |= {rank for group in self.groups.values() for rank in group.ranks}
+        ranks |= {rank for file in self.files for rank in file.ranks}
+        return {rank for rank in ranks if rank is not None}
+
     def check_ranks(self) -> None:
         """Raises UnreadableError for a rank, or a number of ranks, that no job has: the diagnosis
         looks at each rank up to it.
         """
-        ranks = {*self.nodes, *self.pids, *self.alive_ns}
-        ranks |= {
-            rank for numbers in (self.last_number, self.last_completed) for rank, _ in numbers
-        }
-        ranks |= {rank for call in self.calls for rank in (call.rank, call.peer or 0)}
-        ranks |= {rank for event in self.events for rank in (event.rank or 0, *event.about)}
-        ranks |= {rank for group in self.groups.values() for rank in group.ranks}
-        ranks |= {rank for file in self.files for rank in file.ranks}
+        ranks = self.named_ranks
         counts = [self.ranks or 0, *(event.ranks or 0 for event in self.events)]
         most, least = max(ranks, default=0), min(ranks, default=0)
         if least < 0 or most >= MOST_RANKS:

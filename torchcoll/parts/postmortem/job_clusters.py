@@ -16,11 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchcoll.core.opening import common_folder
-from torchcoll.parts.postmortem.evidence import (
-    LOGS,
-    GroupSeen,
-    JobEvidence,
-)
+from torchcoll.core.traffic import Group
+from torchcoll.parts.postmortem.evidence import LOGS, JobEvidence
 
 # Kinds of identities of which a job can have several: one for each process group, for example.
 _SEVERAL_IN_ONE_JOB = {"communicator", "host", "pod", "step"}
@@ -56,9 +53,9 @@ class _Cluster:
     attempts: set[str] = field(default_factory=set)
     pids: dict[int, int] = field(default_factory=dict)
     named_pids: set[int] = field(default_factory=set)  # by events without a rank, as of the kernel
-    # rank -> what it says in a log of its own, and in a console
-    log_lines: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
-    console_lines: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    # (rank, what it says) in a log of its own, and in a console
+    log_lines: set[tuple[int, str]] = field(default_factory=set)
+    console_lines: set[tuple[int, str]] = field(default_factory=set)
     first_ns: int | None = None
     last_ns: int | None = None
 
@@ -79,11 +76,10 @@ class _Cluster:
         file_ranks = {rank for seen in evidence.files for rank in seen.ranks}
         for event in evidence.events if is_log else ():
             if event.rank is not None and event.kind in _SAID_BY_THE_RANK:
-                kind = "log" if event.rank in file_ranks else "console"
-                cluster.sources.add((folder, kind, event.rank))
-                (cluster.log_lines if event.rank in file_ranks else cluster.console_lines)[
-                    event.rank
-                ].add(event.text)
+                is_own = event.rank in file_ranks
+                cluster.sources.add((folder, "log" if is_own else "console", event.rank))
+                lines = cluster.log_lines if is_own else cluster.console_lines
+                lines.add((event.rank, event.text))
         cluster.pids = dict(evidence.pids)
         cluster.named_pids = {e.pid for e in evidence.events if e.pid and e.rank is None}
         return cluster
@@ -96,12 +92,8 @@ class _Cluster:
         self.attempts |= other.attempts
         self.pids |= other.pids
         self.named_pids |= other.named_pids
-        for mine, others in (
-            (self.log_lines, other.log_lines),
-            (self.console_lines, other.console_lines),
-        ):
-            for rank, texts in others.items():
-                mine[rank] |= texts
+        self.log_lines |= other.log_lines
+        self.console_lines |= other.console_lines
         times = [t for t in (self.first_ns, other.first_ns) if t is not None]
         self.first_ns = min(times, default=None)
         times = [t for t in (self.last_ns, other.last_ns) if t is not None]
@@ -122,11 +114,8 @@ class _Cluster:
         pids = sum(other.pids.get(rank) == pid for rank, pid in self.pids.items())
         pids += len(self.named_pids & set(other.pids.values()))
         pids += len(other.named_pids & set(self.pids.values()))
-        return (
-            pids
-            + _shared(self.console_lines, other.log_lines)
-            + _shared(self.log_lines, other.console_lines)
-        )
+        lines = len(self.console_lines & other.log_lines)
+        return pids + lines + len(self.log_lines & other.console_lines)
 
     def contradicts(self, other: _Cluster) -> bool:
         """Whether the two cannot be of one job."""
@@ -154,7 +143,7 @@ class _Cluster:
             (self.console_lines, other.log_lines),
             (other.console_lines, self.log_lines),
         ):
-            if console.keys() & log.keys() and not _shared(console, log):
+            if {rank for rank, _ in console} & {rank for rank, _ in log} and not console & log:
                 return True
         return self.distance_ns(other) > _DAY_NS
 
@@ -164,10 +153,6 @@ class _Cluster:
             return 0
         assert self.last_ns is not None and other.last_ns is not None
         return max(0, self.first_ns - other.last_ns, other.first_ns - self.last_ns)
-
-
-def _shared(console: dict[int, set[str]], log: dict[int, set[str]]) -> int:
-    return sum(len(texts & log.get(rank, set())) for rank, texts in console.items())
 
 
 def jobs_of(files: Sequence[FileEvidence]) -> list[JobEvidence]:
@@ -270,7 +255,7 @@ def _merged(cluster: _Cluster) -> JobEvidence:
 
 
 # Name -> the different groups that have it.
-_Variants = dict[str, list[GroupSeen]]
+_Variants = dict[str, list[Group]]
 
 
 def _group_names(evidence: JobEvidence, variants: _Variants) -> dict[str, str]:
@@ -285,7 +270,7 @@ def _group_names(evidence: JobEvidence, variants: _Variants) -> dict[str, str]:
     mentioned += [event.group for event in evidence.events if event.group is not None]
     mentioned += [group for _, group in evidence.last_number]
     for name in mentioned:
-        groups.setdefault(name, GroupSeen(name))
+        groups.setdefault(name, Group(name))
     names = {}
     for name, group in groups.items():
         group_variants = variants[name]

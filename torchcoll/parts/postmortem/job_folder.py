@@ -10,7 +10,6 @@ import importlib
 import os
 import re
 import stat
-import tempfile
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,7 @@ from torchcoll.core.errors import (
     nearest_file,
     one_line,
 )
-from torchcoll.core.opening import open_to_read, signals_held, unpack
+from torchcoll.core.opening import open_to_read, unpack
 from torchcoll.core.other_commands import reading_commands
 from torchcoll.core.units import counted, format_size
 from torchcoll.core.variables import masked
@@ -40,6 +39,7 @@ from torchcoll.parts.postmortem.evidence import (
     rank_of_path,
 )
 from torchcoll.parts.postmortem.job_clusters import FileEvidence, jobs_of
+from torchcoll.parts.postmortem.log_lines import temporary_copy
 
 # In the order in which they are asked. Formats that are recognised by less evidence come later.
 READERS = (
@@ -189,13 +189,8 @@ def _plain(path: str, shown: str) -> Iterator[str]:
         if not source.peek(2).startswith(GZIP):
             yield path
             return
-        with contextlib.ExitStack() as stack:
-            with signals_held():
-                copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="torchcoll-"))
-            for piece in _unpacked(source, shown):
-                copy.write(piece)
-            copy.flush()
-            yield copy.name
+        with temporary_copy(_unpacked(source, shown)) as copy:
+            yield copy
 
 
 def _unpacked(source: BufferedReader, shown: str) -> Iterator[bytes]:

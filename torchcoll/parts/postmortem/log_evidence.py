@@ -26,50 +26,15 @@ from torchcoll.parts.postmortem.evidence import (
     rank_of_path,
 )
 from torchcoll.parts.postmortem.text_rules import PROGRESS, read_texts
-from torchcoll.parts.postmortem.texts import TEXTS
+from torchcoll.parts.postmortem.texts import FOREIGN_FILES, TEXTS
 
 HANDLERS: tuple[log_lines.Handler, ...] = (
     *torch_log.HANDLERS,
     *stack_evidence.HANDLERS,
     *cluster_log.HANDLERS,
+    *log_lines.EVENT_HANDLERS,
 )
 _NCCL = (b"NCCL WARN", b" nranks ")
-# Lines of formats that are not logs, and which other files of a folder may have.
-_FOREIGN = (
-    ".py",
-    ".pyc",
-    ".md",
-    ".rst",
-    ".html",
-    ".htm",
-    ".csv",
-    ".tsv",
-    ".toml",
-    ".ini",
-    ".cfg",
-    ".xml",
-    ".svg",
-    ".png",
-    ".jpg",
-    ".pdf",
-    ".sh",
-    ".c",
-    ".cc",
-    ".cpp",
-    ".h",
-    ".cu",
-    ".ipynb",
-    ".pt",
-    ".pth",
-    ".pkl",
-    ".pickle",
-    ".npz",
-    ".npy",
-    ".safetensors",
-    ".jsonl",
-    ".prom",
-    ".so",
-)
 _BINARY = bytes(b for b in range(32) if b not in b"\t\n\r\x0c\x08\x1b\x07")
 _MOST_BINARY = 0.02
 _MOST_PROGRESS_LINES = 100_000  # that are looked at
@@ -80,7 +45,7 @@ _JSON = re.compile(rb'\s*(?:\{\s*["}]|\[\s*[{\["\]])')
 def recognizes(path: Path, begin: bytes) -> bool:
     """Whether the file is text and of none of the formats that have a reader of their own."""
     name = path.name.lower().removesuffix(".gz")
-    if name.endswith(_FOREIGN) or not begin.strip():
+    if name.endswith(FOREIGN_FILES) or not begin.strip():
         # An issue that quotes what a job printed.
         return name.endswith(".md") and b"\n```" in begin and b"ProcessGroupNCCL" in begin
     if _JSON.match(begin):

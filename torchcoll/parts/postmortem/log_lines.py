@@ -17,7 +17,7 @@ import os
 import re
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,10 @@ from typing import Any
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.errors import cut_text
 from torchcoll.core.opening import open_to_read, signals_held
+from torchcoll.core.traffic import Group
 from torchcoll.core.variables import masked
-from torchcoll.parts.postmortem.evidence import GroupSeen, JobEvent, JobEvidence, Place
+from torchcoll.parts.postmortem.evidence import JobEvent, JobEvidence, Place
+from torchcoll.parts.postmortem.texts import EVENTS
 from torchcoll.reading.torch_names import torch_collective
 from torchcoll.reading.writers import Writers, unwrapped, wrapping_width
 
@@ -143,6 +145,17 @@ def _last_lines(path: Path) -> list[str]:
         return []
 
 
+@contextlib.contextmanager
+def temporary_copy(pieces: Iterable[bytes]) -> Iterator[str]:
+    """The path of a file with these bytes, which is removed at the end, and by a signal."""
+    with contextlib.ExitStack() as stack:
+        with signals_held():
+            copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="torchcoll-"))
+        copy.writelines(pieces)
+        copy.flush()
+        yield copy.name
+
+
 _MOST_WRAPPED = 4 << 20  # bytes of a file that somebody may have pasted
 
 
@@ -160,15 +173,14 @@ def without_wraps(path: Path) -> Iterator[Path]:
         yield path
         return
     joined = [*unwrapped(enumerate(lines, 1), width), (len(lines) + 1, "")]
-    with contextlib.ExitStack() as stack:
-        with signals_held():
-            copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="torchcoll-"))
-        for (number, text), (following, _) in itertools.pairwise(joined):
-            copy.write(text.encode() + b"\n" * (following - number))
-        copy.flush()
+    pieces = (
+        text.encode() + b"\n" * (following - number)
+        for (number, text), (following, _) in itertools.pairwise(joined)
+    )
+    with temporary_copy(pieces) as copy:
         written = os.stat(path)
-        os.utime(copy.name, ns=(written.st_atime_ns, written.st_mtime_ns))
-        yield Path(copy.name)
+        os.utime(copy, ns=(written.st_atime_ns, written.st_mtime_ns))
+        yield Path(copy)
 
 
 def _is_wrapped(lines: Sequence[str], width: int) -> bool:
@@ -243,7 +255,7 @@ _ADDRESS = re.compile(
 _DIGITS = re.compile(r"\d+")
 _LOOPBACK = re.compile(r"127\.|::1$|0\.0\.0\.0|::ffff:127\.")
 
-Handle = Callable[["LogScan", Line, "re.Match[str]"], None]
+Handle = Callable[["LogScan", Line, "re.Match[str]"], object]
 Handler = tuple[str, "re.Pattern[str]", Handle]
 
 
@@ -334,7 +346,7 @@ class LogScan:
         name = "0" if description == "default_pg" or name == "default_pg" else name
         noted = self.evidence.groups.get(name)
         if noted is None or (description and not noted.description):
-            self.evidence.groups[name] = GroupSeen(name, (), description)
+            self.evidence.groups[name] = Group(name, description=description)
         return name
 
     def process(self, rank: int, pid: int | None, node: str) -> None:
@@ -365,12 +377,15 @@ def signal_named(text: str) -> int | None:
     return None
 
 
-def adds(kind: str, number: int | None = None) -> Handle:
+def adds(kind: str, signal_name: str = "", of_kernel: bool = False) -> Handle:
     """A handler that adds an event of no rank, with what the groups of the pattern name: ``pid``,
-    ``node``, and the job of Slurm as ``slurm``.
+    ``node``, and the job of Slurm as ``slurm``. of_kernel: only of a line in a log of the kernel.
     """
+    number = int(signal.Signals[signal_name]) if signal_name else None
 
     def handle(scan: LogScan, line: Line, match: re.Match[str]) -> None:
+        if of_kernel and not (line.kernel or scan.node):
+            return
         names = match.groupdict()
         if names.get("slurm"):
             scan.evidence.identities.add(f"slurm {names['slurm']}")
@@ -380,6 +395,22 @@ def adds(kind: str, number: int | None = None) -> Handle:
 
     return handle
 
+
+def says(kind: str) -> Handle:
+    """A handler that adds an event of the rank that writes the line."""
+    return lambda scan, line, match: scan.add(kind, line)
+
+
+def wants(lines: int) -> Handle:
+    """A handler of a line with which a reader of several lines begins: reads as many after it."""
+    return lambda scan, line, match: scan.want(lines)
+
+
+EVENT_HANDLERS: tuple[Handler, ...] = tuple(
+    (text, entry["pattern"], adds(entry["kind"], entry.get("signal", ""), "of_kernel" in entry))
+    for entry in EVENTS
+    for text in entry["texts"]
+)
 
 # What an error says.
 

@@ -17,6 +17,7 @@ from torchcoll.core.units import counted, format_ranges, plural, shorten, shorte
 from torchcoll.parts.postmortem.diagnose import diagnose
 from torchcoll.parts.postmortem.diagnosis import Diagnosis, shortened
 from torchcoll.parts.postmortem.job_folder import FolderEvidence, files_of, read_folder
+from torchcoll.parts.postmortem.texts import about_kind
 from torchcoll.parts.postmortem.waits_charts import waits_charts
 from torchcoll.report.chart import PALETTE, Chart, bar_chart, bars, plain
 from torchcoll.report.formats import print_forms
@@ -24,20 +25,11 @@ from torchcoll.report.grid import Grid
 from torchcoll.report.page import Section, TitledGrids
 
 SCHEMA = "torchcoll-postmortem/1"
+_NOT_IN_JSON = ("job", "calls", "says", "details")  # fields of a diagnosis
 FORMATS = ("table", "markdown", "json", "line")
 _NO_NAME = "(no name)"  # of a job of files in several folders
 _MOST_NAMES = 3  # of jobs with one cause
 _MOST_CAUSES = 9  # that are counted, beside the jobs of unknown cause
-_CAUSES = {  # what a kind is called, where its name does not say it
-    "unknown": "of unknown cause",
-    "none": "without a failure",
-    "shared_memory": "/dev/shm full",
-    "mismatch": "different calls",
-    "stopped": "stopped rank",
-    "peer_lost": "lost connection",
-    "user_code": "stuck in user code",
-    "link": "broken link",
-}
 _WAITING = "waiting for a rank without a log"
 _MOST_PICTURES = 4  # of single jobs
 _LEFT_OUT = 5  # files that are named
@@ -156,7 +148,7 @@ def _causes(names: list[str], diagnoses: list[Diagnosis]) -> dict[str, list[str]
     """The jobs that ended of each cause, the most frequent first."""
     causes: dict[str, list[str]] = {}
     for name, diagnosis in zip(short_names(names), diagnoses, strict=True):
-        cause = _CAUSES.get(diagnosis.kind, diagnosis.kind.replace("_", " "))
+        cause = about_kind("called", diagnosis.kind) or diagnosis.kind.replace("_", " ")
         if diagnosis.kind == "unknown" and diagnosis.waiting:
             cause = _WAITING
         causes.setdefault(cause, []).append(name.removesuffix(".log"))
@@ -166,7 +158,7 @@ def _causes(names: list[str], diagnoses: list[Diagnosis]) -> dict[str, list[str]
 def _list(folder: FolderEvidence, names: list[str], diagnoses: list[Diagnosis]) -> Grid:
     """The number of jobs with each cause, and a line for each job."""
     answers = [answer_of(diagnosis, folder) for diagnosis in diagnoses]
-    last = (_WAITING, _CAUSES["unknown"], _CAUSES["none"])
+    last = (_WAITING, about_kind("called", "unknown"), about_kind("called", "none"))
     causes = _causes(names, diagnoses).items()
     counts = {cause: f"{len(of)} {cause} ({shorten(of, _MOST_NAMES)})" for cause, of in causes}
     texts = [text for cause, text in counts.items() if cause not in last]
@@ -265,23 +257,10 @@ def _job_object(diagnosis: Diagnosis) -> dict[str, Any]:
         "job": job.name,
         "identities": sorted(job.identities),
         "ranks": job.ranks,
-        "kind": diagnosis.kind,
-        "detail": diagnosis.detail,
-        "certainty": diagnosis.certainty,
-        "headline": diagnosis.headline,
-        "culprits": list(diagnosis.culprits),
-        "nodes": list(diagnosis.nodes),
-        "candidates": list(diagnosis.candidates),
-        "waiting": list(diagnosis.waiting),
-        "group": diagnosis.group,
-        "collective": diagnosis.collective,
-        "number": diagnosis.number,
-        "reasons": diagnosis.reasons,
-        "remedy": diagnosis.remedy,
+        **{name: value for name, value in vars(diagnosis).items() if name not in _NOT_IN_JSON},
         "evidence": [
             {"text": line.text, "rank": line.rank, "file": line.place.path, "line": line.place.line}
             for line in diagnosis.evidence
         ],
-        "collect_next": diagnosis.collect_next,
         "files": [{"file": f.path, "what": f.what, "ranks": list(f.ranks)} for f in job.files],
     }

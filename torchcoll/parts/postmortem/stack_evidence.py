@@ -33,6 +33,7 @@ from torchcoll.parts.postmortem.log_lines import (
     facts_of,
     quotation,
     signal_named,
+    wants,
 )
 from torchcoll.parts.postmortem.texts import kind_of
 from torchcoll.reading.torch_names import torch_collective
@@ -267,15 +268,11 @@ def _fatal(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     scan.want(_FOLLOWING)
 
 
-def _none(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    """The line only begins what Tracebacks reads."""
-
-
 HANDLERS: tuple[Handler, ...] = (
     ("Fatal Python error: ", _FATAL, _fatal),
-    ("Traceback (most recent", re.compile(""), _none),
-    ("Exception ignored in", _IGNORED, _none),
-    ("terminated with the following error", _SPAWNED, _none),
+    ("Traceback (most recent", re.compile(""), wants(0)),
+    ("Exception ignored in", _IGNORED, wants(0)),
+    ("terminated with the following error", _SPAWNED, wants(0)),
 )
 
 

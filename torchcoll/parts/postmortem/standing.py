@@ -8,7 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from torchcoll.parts.postmortem.evidence import STATES, CallSeen, GroupSeen, JobEvent, JobEvidence
+from torchcoll.core.traffic import Group
+from torchcoll.parts.postmortem.evidence import STATES, CallSeen, JobEvent, JobEvidence
 from torchcoll.reading.torch_names import product
 
 _RECORDS = ("call ring", "Flight Recorder dump")
@@ -20,7 +21,7 @@ class GroupStanding:
     """The collectives of one process group. calls: rank of the world -> number -> call."""
 
     key: str
-    group: GroupSeen
+    group: Group
     members: Sequence[int]  # () where not known
     calls: dict[int, dict[int, CallSeen]] = field(default_factory=lambda: defaultdict(dict))
     last: dict[int, int] = field(default_factory=dict)  # rank -> number of its last call
@@ -69,12 +70,12 @@ class Standings:
 
 
 def standings_of(job: JobEvidence) -> Standings:
-    ranks = _ranks(job)
+    ranks = range(max(job.named_ranks, default=-1) + 1 if job.ranks is None else job.ranks)
     groups: dict[str, GroupStanding] = {}
 
     def standing(key: str) -> GroupStanding:
         if key not in groups:
-            group = job.groups.get(key, GroupSeen(key))
+            group = job.groups.get(key, Group(key))
             groups[key] = GroupStanding(key, group, group.ranks)
             if not group.ranks and groups[key].is_default and job.ranks is not None:
                 groups[key].members = ranks
@@ -132,18 +133,6 @@ def standings_of(job: JobEvidence) -> Standings:
     recorded |= {rank for file in job.files if file.what in _RECORDS for rank in file.ranks}
     without_calls = recorded - {call.rank for call in job.calls} - {r for r, _ in job.last_number}
     return Standings(groups, ranks, recorded, without_calls, dict(waits))
-
-
-def _ranks(job: JobEvidence) -> range:
-    if job.ranks is not None:
-        return range(job.ranks)
-    seen = {call.rank for call in job.calls} | set(job.nodes) | set(job.pids)
-    seen |= {event.rank for event in job.events if event.rank is not None}
-    seen |= {rank for event in job.events for rank in event.about}
-    seen |= {rank for group in job.groups.values() for rank in group.ranks}
-    seen |= {rank for rank, _ in job.last_number}
-    seen |= {rank for file in job.files for rank in file.ranks}
-    return range(max(seen, default=-1) + 1)
 
 
 def _progress(call: CallSeen) -> tuple[bool, int]:

@@ -21,7 +21,6 @@ from torchcoll.parts.postmortem.diagnosis import (
     Diagnosis,
     EvidenceLine,
     call_of,
-    rank_names,
     ranks_text,
     shortened,
 )
@@ -32,9 +31,9 @@ from torchcoll.parts.postmortem.evidence import (
     TextMatch,
     WaitedCall,
 )
-from torchcoll.parts.postmortem.job_facts import MARGIN_NS, JobFacts, name_call, signal_name
+from torchcoll.parts.postmortem.job_facts import MARGIN_NS, JobFacts, signal_name
 from torchcoll.parts.postmortem.standing import SAME_SIZE
-from torchcoll.parts.postmortem.texts import KILLED_BY, REMEDIES, TEXTS, Text
+from torchcoll.parts.postmortem.texts import ASIDES, REMEDIES, TEXTS, Text, about_kind
 from torchcoll.reading.torch_names import torch_collective
 
 _MOST_BYTES = 32 << 20  # of a file: its first and its last half of that
@@ -51,22 +50,6 @@ _PREPARES = re.compile(
     r"(?:prepar|process|tokeni|load|map|filter|download|cach|generat)\w{0,12}\b[^\r\n]{0,80}\|\s*"
     r"(\d+)/(\d+) \[(\d+:\d+(?::\d+)?)",
     re.IGNORECASE,
-)
-# What stands beside a finding and is worth a clause: a pattern, and what it says.
-_ASIDE = (
-    (
-        re.compile(r"`?Trainer\.fit`? stopped: `?(\w+=\d+)`? reached"),
-        "the training had ended ({0})",
-    ),
-    (
-        re.compile(r"\b(\d+)/(?!\1 )(\d+) \[(\d+:\d+(?::\d+)?)<"),
-        "the last progress bar stands at {0} of {1} after {2}",
-    ),
-    (
-        re.compile(r"failed \(exitcode: -6\) local_rank: (\d+)"),
-        "local rank {0} aborted (SIGABRT, which the watchdog sends itself too)",
-    ),
-    (re.compile(r"srun: error: (\S+): task (\d+): (Aborted|Killed)"), "{2}: task {1} on {0}"),
 )
 _WATCHDOG = re.compile(
     r"\[Rank (\d{1,7})\]\s+Watchdog caught collective operation timeout:\s*WorkNCCL\("
@@ -117,7 +100,7 @@ def read_texts(path: Path, shown: str) -> LogTexts:
     tail = max(0, len(text) - _END)
     if steps := [*_matches(PROGRESS, text[tail:])]:
         texts.last_progress[shown] = text.count("\n", 0, tail + steps[-1].start()) + 1
-    for pattern, says in _ASIDE:
+    for pattern, says in ASIDES:
         if matches := [*_matches(pattern, text[-_END:])]:
             texts.asides.append(one_line(says.format(*matches[-1].groups())))
     for match in _matches(_PREPARES, text[-_END:]):
@@ -281,15 +264,17 @@ def _of_findings(facts: JobFacts, findings: Sequence[TextMatch]) -> Diagnosis | 
     ranked = {finding.groups for finding in same if finding.rank is not None and finding.groups}
     once = [finding for finding in same if finding.rank is not None or finding.groups not in ranked]
     for finding in once[:3]:
-        result.evidence.append(EvidenceLine(finding.excerpt, finding.place, finding.rank))
+        result.cite(finding.excerpt, finding.place, finding.rank)
     waits = facts.job.texts.waits
     if waits:
         result.waiting = tuple(sorted(waits.keys() - set(result.culprits)))
-        result.reasons.append(_waited(waits))
+        counts = Counter(each for calls in waits.values() for each in calls)
+        where = _call(counts.most_common(1)[0][0])
+        result.reasons.append(f"{ranks_text(sorted(waits))} waited in {where}")
     elif result.culprits and facts.waiting_by_stack:
-        name_call(facts, result, result.culprits)
+        facts.name_call(result, result.culprits)
         verb, call = plural(len(result.waiting), "waits", "wait"), call_of(result)
-        result.says += f"; {rank_names(facts.job, result.waiting)} {verb} in {call}" * bool(call)
+        result.says += f"; {facts.names(result.waiting)} {verb} in {call}" * bool(call)
     result.details += facts.job.texts.asides
     return result
 
@@ -320,7 +305,7 @@ def sentences(first: TextMatch, same: Sequence[TextMatch]) -> tuple[str, str]:
         "any": filled,
         "host": host,
         "signal": signal_name(number),
-        "killed": KILLED_BY.get(signal_name(number), REMEDIES["oom_killer"]),
+        "killed": about_kind("remedy", "killed", signal_name(number)),
         "rank_": first.names.get("rank", ""),
         **{name: group for name, group in first.names.items() if name != "rank"},
     }
@@ -432,7 +417,7 @@ def _all_waited(facts: JobFacts, collect: str) -> Diagnosis:
     if at_it := done - texts.waits.keys():
         text = f"{ranks_text(at_it)} completed number {call[0] - 1} last, and {verb} there too"
         result.details.append(text.replace(" waits ", " wait ") if len(at_it) > 1 else text)
-        result.evidence.append(EvidenceLine(text.partition(",")[0], Place(facts.job.files[0].path)))
+        result.cite(text.partition(",")[0], Place(facts.job.files[0].path))
     world = max(texts.reporting | texts.seen) + 1
     missing = sorted({*range(world)} - texts.reporting)
     where = "the rank without a timeout" if len(calls) == 1 else ""
@@ -508,8 +493,3 @@ def _in_different_calls(facts: JobFacts, calls: dict[WaitedCall, list[int]]) -> 
 
 def _call(call: WaitedCall) -> str:
     return f"{call[1]} number {call[0]}" if call[0] else call[1]
-
-
-def _waited(waits: dict[int, list[WaitedCall]]) -> str:
-    call = Counter(call for calls in waits.values() for call in calls).most_common(1)[0][0]
-    return f"{ranks_text(sorted(waits))} waited in {_call(call)}"

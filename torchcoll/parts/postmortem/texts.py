@@ -1,7 +1,9 @@
 """What programs say when a job dies: one table, used for whole files and for single lines.
 
-The table is texts.toml. ``TEXTS`` prove a cause. ``LINES`` say what kind of evidence any other
-line is. ``REMEDIES`` are what several texts, and conclusions without a text, say to do.
+The table is texts.toml. ``TEXTS`` prove a cause. ``EVENTS`` are events by themselves, and
+``COMPLAINTS`` are those of a rank. ``LINES`` say what kind of evidence any other line is.
+``ASIDES`` are worth a clause beside a finding. ``REMEDIES`` are what several texts, and conclusions
+without a text, say to do.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ class Text:
     """A text that proves a cause.
 
     - source: who prints it: project and file or function, and the versions where known.
-    - cause: the cause, as diagnosis.KINDS has it, with blanks.
+    - cause: the kind of the diagnosis, with blanks.
     - pattern: the text; its groups fill ``says`` and ``remedy``.
     - says: the finding. ``{rank}`` is who wrote the line, ``{any}`` the first group that is not
       empty, ``{host}`` the host that the line is of, or names.
@@ -80,7 +82,7 @@ def _words_of(part: str, groups: Sequence[str]) -> list[str]:
 
 
 def _pattern(entry: Mapping[str, Any], flags: int = 0) -> re.Pattern[str]:
-    given = entry["pattern"]
+    given = entry.get("pattern", "")
     return re.compile(given if isinstance(given, str) else "|".join(given), flags)
 
 
@@ -97,9 +99,22 @@ def _text(entry: Mapping[str, Any]) -> Text:
 _FILE = resources.files("torchcoll").joinpath("parts/postmortem/texts.toml")
 _TABLE = toml_table(_FILE.read_text(encoding="utf-8"))
 REMEDIES: dict[str, str] = _TABLE["remedies"]
-KILLED_BY = {signal: _remedy(text) for signal, text in _TABLE["killed_by"].items()}
+FOREIGN_FILES = tuple(_TABLE["foreign_files"])
 TEXTS = tuple(_text(entry) for entry in _TABLE["text"])
+EVENTS = tuple({**entry, "pattern": _pattern(entry)} for entry in _TABLE["event"])
+COMPLAINTS = tuple((entry["text"], _pattern(entry)) for entry in _TABLE["complaint"])
 LINES = tuple((entry["kind"], _pattern(entry)) for entry in _TABLE["line"])
+ASIDES = tuple((_pattern(entry), str(entry["says"])) for entry in _TABLE["aside"])
+
+
+def about_kind(what: str, kind: str, detail: str | None = None) -> str:
+    """What the table says of a kind of diagnosis: of its detail, or else of all of the kind.
+
+    what: ``did``, ``remedy`` or ``called``. Returns '' if the table does not say it.
+    """
+    of_kind = _TABLE["kinds"].get(kind, {})
+    of_detail = of_kind.get(detail, {})
+    return _remedy(of_detail.get(what) or of_kind.get(what, ""))
 
 
 def kind_of(text: str) -> str:

@@ -25,8 +25,10 @@ from torchcoll.parts.postmortem.log_lines import (
     LogScan,
     facts_of,
     quotation,
+    says,
+    wants,
 )
-from torchcoll.parts.postmortem.texts import kind_of
+from torchcoll.parts.postmortem.texts import COMPLAINTS, kind_of
 from torchcoll.reading.torch_names import torch_collective
 
 _ANY = re.compile("")
@@ -63,13 +65,9 @@ def _watchdog(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     group, rank = _group_rank(scan, line)
     if rank is not None or group not in (None, "0"):
         facts["rank"] = rank
-    scan.add("timeout", line, _after_prefix(line.text), group=group, **facts)
-
-
-def _after_prefix(text: str) -> str:
-    """Without what a C++ exception puts in front of its text."""
-    start = max(text.find("Watchdog caught"), 0)
-    return text[start:]
+    # Without what a C++ exception puts in front of its text.
+    text = line.text[max(line.text.find("Watchdog caught"), 0) :]
+    scan.add("timeout", line, text, group=group, **facts)
 
 
 def _numbers(scan: LogScan, line: Line, match: re.Match[str]) -> None:
@@ -111,14 +109,6 @@ def _async_error(scan: LogScan, line: Line, match: re.Match[str]) -> None:
     if kind != "exception" and "NCCL error: invalid" not in match[0]:
         scan.add(kind, line, match[0], rank=rank)
     scan.want(8)  # NCCL's own message follows
-
-
-def _truncated(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    scan.add("mismatch", line, line.text.strip())
-
-
-def _loader(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    scan.add("exception", line)
 
 
 def _closing(scan: LogScan, line: Line, match: re.Match[str]) -> None:
@@ -166,10 +156,6 @@ def _exit(
 _FIELD = re.compile(r"\s{2}(time|host|rank|exitcode|error_file|traceback)\s*: (.*)")
 _ROW_RANK = re.compile(r"(\d{1,7}) \(local_rank: (\d{1,7})\)")
 _ROW_CODE = re.compile(r"(-?\d{1,6}) \(pid: (\d{1,10})\)")
-
-
-def _in_table(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    """FailureTable reads the line."""
 
 
 def _agent_ended(scan: LogScan, line: Line, match: re.Match[str]) -> None:
@@ -320,10 +306,6 @@ class NcclLines:
             for rank, hosts in places.items():
                 host, pid = next(iter(hosts))
                 self.scan.process(rank, pid or None, host)
-
-
-def _ras_begins(scan: LogScan, line: Line, match: re.Match[str]) -> None:
-    scan.want(2000)
 
 
 _CCL = re.compile(r"(?::\[(\d{1,7})\] )?\|CCL_ERROR\| (.*)")
@@ -521,6 +503,7 @@ class RasText:
         return self._event("ras_error", line, text, rank=rank, about=suspects)
 
 
+_TRUNCATED = re.compile(r"^NET/\w+ ?: .{0,200}[Mm]essage truncated")
 _LOADER = re.compile(r"DataLoader worker \(pid.{1,80}(?:killed by signal|exited unexpectedly)")
 _CLOSING = re.compile(r"Sending process (\d{1,10}) closing signal (\w{1,20})")
 _FORCED = re.compile(r"Unable to shutdown process (\d{1,10}) via")
@@ -531,23 +514,16 @@ HANDLERS: tuple[Handler, ...] = (
     ("Watchdog caught collective operation timeout", _ANY, _watchdog),
     ("ast enqueued", _NUMBERS, _numbers),
     ("raised the following async exception", _ASYNC_ERROR, _async_error),
-    ("essage truncated", re.compile(r"^NET/\w+ ?: .{0,200}[Mm]essage truncated"), _truncated),
-    ("op.preamble.", _ANY, _complaint),
-    ("monitoredBarrier", _ANY, _complaint),
-    ("mismatch between collectives on ranks", _ANY, _complaint),
-    ("gloo/transport/", re.compile(r"gloo/transport/\w+/\w+\.cc:\d+\]"), _complaint),
-    ("recvValue", re.compile(r"recvValue\w* failed on"), _complaint),
-    ("Connection was likely closed", _ANY, _complaint),
-    ("wait timeout after ", re.compile(r"[Ww]ait timeout after \d+ ?ms"), _complaint),
-    ("client socket has timed out", _ANY, _complaint),
-    ("DataLoader worker (pid", _LOADER, _loader),
+    ("essage truncated", _TRUNCATED, says("mismatch")),
+    *((text, pattern, _complaint) for text, pattern in COMPLAINTS),
+    ("DataLoader worker (pid", _LOADER, says("exception")),
     ("closing signal", _CLOSING, _closing),
     ("forcefully exiting via", _FORCED, _closing),
     ("death signal, shutting down", _AGENT_ENDED, _agent_ended),
     ("failed (exitcode: ", _FAILED, _failed),
-    ("Root Cause (first observed failure)", _ANY, _in_table),
-    ("Failures:", _ANY, _in_table),
+    ("Root Cause (first observed failure)", _ANY, wants(0)),
+    ("Failures:", _ANY, wants(0)),
     ("run_id ", _RUN_ID, _run_id),
-    ("Job summary", re.compile(r"Job summary$"), _ras_begins),
+    ("Job summary", re.compile(r"Job summary$"), wants(2000)),
     ("|CCL_ERROR|", _CCL, _oneccl),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from statistics import median
@@ -20,7 +20,7 @@ from torchcoll.parts.postmortem.diagnosis import (
     what_it_did,
 )
 from torchcoll.parts.postmortem.evidence import JobEvent
-from torchcoll.parts.postmortem.job_facts import JobFacts, name_wait
+from torchcoll.parts.postmortem.job_facts import JobFacts
 from torchcoll.parts.postmortem.standing import OpenCall
 from torchcoll.report import chart
 
@@ -95,17 +95,8 @@ def waits_charts(diagnosis: Diagnosis) -> list[chart.Chart]:
         lengths[role] = [end - stop if of == role else 0.0 for of, stop, end in spans]
     bars = [chart.bars(of, x, hover, _COLOURS[of]) for of, x in lengths.items() if any(x)]
     if died := [n for n, row in enumerate(rows) if row.ended]:
-        bars.append(
-            {
-                "mode": "markers",
-                "name": "died",
-                "x": [stops[n] for n in died],
-                "y": [names[n] for n in died],
-                "text": [hover[n] for n in died],
-                "marker": {"color": "#000000", "size": 12, "symbol": "x"},
-                "hovertemplate": chart.HOVER,
-            }
-        )
+        texts = [names[n] for n in died], [hover[n] for n in died]
+        bars.append(_marks("died", [stops[n] for n in died], *texts, "#000000"))
     clock = datetime.fromtimestamp(begin / 1e9, timezone.utc).strftime("%T UTC on %F")
     orange = "orange: from when the cause is missing; " * (len(named) > 0)
     caption = [f"{orange}a bar ends when its ranks gave up or ended"]
@@ -115,22 +106,29 @@ def waits_charts(diagnosis: Diagnosis) -> list[chart.Chart]:
     return [chart.bar_chart(heading, names, bars, axis, caption)]
 
 
+def _marks(
+    name: str, at: Sequence[float], rows: Sequence[str], hover: Sequence[str], colour: str
+) -> dict[str, Any]:
+    symbol = "x" if name == "died" else "square"
+    return {
+        "mode": "markers",
+        "name": name,
+        "x": at,
+        "y": rows,
+        "text": hover,
+        "marker": {"color": colour, "size": 12, "symbol": symbol},
+        "hovertemplate": chart.HOVER,
+    }
+
+
 def _list(heading: str, rows: list[_Row], names: list[str], hover: list[str]) -> chart.Chart:
     """A mark for each row, where no file says when or how long."""
     marks = []
     for role, ended in dict.fromkeys((row.role, row.ended) for row in rows):
         same = [n for n, row in enumerate(rows) if (row.role, row.ended) == (role, ended)]
-        symbol = "x" if ended else "square"
-        mark: dict[str, Any] = {
-            "mode": "markers",
-            "name": "died" if ended else role,
-            "x": [0] * len(same),
-            "y": [names[n] for n in same],
-            "text": [hover[n] for n in same],
-            "marker": {"color": _COLOURS[role], "size": 12, "symbol": symbol},
-            "hovertemplate": chart.HOVER,
-        }
-        marks.append(mark)
+        texts = [names[n] for n in same], [hover[n] for n in same]
+        name = "died" if ended else role
+        marks.append(_marks(name, [0] * len(same), *texts, _COLOURS[role]))
     caption = ["a list: the files do not say when or how long"]
     axis = {"tickvals": [], "ticktext": [], "range": [-0.1, 10], "zeroline": False}
     drawn = chart.bar_chart(heading, names, marks, axis, caption)
@@ -282,6 +280,6 @@ def _wait_text(facts: JobFacts, rank: int, wait: OpenCall | None, awaited: Colle
         numbers = facts.job.texts.waits.get(rank, [])
         return f"{text} in {numbers[0][1]} {numbers[0][0] or ''}" if numbers else text
     called = Diagnosis(facts.job)
-    name_wait(facts, called, wait)
+    facts.name_wait(called, wait)
     number = "" if called.number is None or wait.peer is not None else f" {called.number}"
     return f"{text} in {one_line(called.collective or 'call')}{number}"
