@@ -35,7 +35,7 @@ export PYTEST_ADDOPTS="-m 'not postgres and not slurm and not browser and not no
 # that none runs on alone. The part with the most ranks is shown live.
 first='tests/bench tests/curves tests/core'
 second='tests/test_readme.py tests/launch tests/experiments tests/contention tests/proof'
-third='tests/fleet tests/training tests/reading tests/pairs tests/machine tests/report tests/check'
+third='tests/fleet tests/training tests/reading tests/pairs tests/report tests/check'
 fourth=tests
 for folder in $first $second $third; do
     fourth+=" --ignore $folder"
