@@ -35,7 +35,7 @@ export PYTEST_ADDOPTS="-m 'not postgres and not slurm and not browser and not no
 # that none runs on alone. The part with the most ranks is shown live.
 first='tests/bench tests/curves tests/core'
 second='tests/test_readme.py tests/launch tests/experiments tests/contention tests/proof'
-third='tests/fleet tests/training tests/reading tests/pairs tests/machine tests/report tests/check'
+third='tests/fleet tests/training tests/reading tests/pairs tests/report tests/check'
 fourth=tests
 for folder in $first $second $third; do
     fourth+=" --ignore $folder"
@@ -47,23 +47,16 @@ logs=$(mktemp -d)
 # shellcheck disable=SC2046  # one word for each job
 trap 'kill -INT $(jobs -p) 2>/dev/null || true; rm -rf "$logs"' EXIT
 trap 'exit 130' INT
-# Each part remembers which tests failed in a folder of its own.
-tests_of() {
-    # shellcheck disable=SC2086  # a part is several words
-    "$VENV/bin/python" -m pytest -q -o cache_dir="$logs/cache$1" ${parts[$1]} "${@:2}"
-}
 "$VENV/bin/python" -m mypy >"$logs/mypy" 2>&1 &
 mypy=$!
-pids=()
-for i in 1 2 3; do
-    tests_of $i >"$logs/$i" 2>&1 &
-    pids[i]=$!
-done
 say "pytest -q ${parts[0]}"
-codes=(0 0 0 0)
-tests_of 0 2>&1 | tee "$logs/0" || codes[0]=$?
+"$VENV/bin/python" tests/side_by_side.py "$logs" "${parts[@]}" 2>&1 | tee "$logs/0" || true
+codes=()
+for i in 0 1 2 3; do
+    # Without a code, pytest did not end by itself.
+    codes[i]=$(cat "$logs/code$i" 2>/dev/null || echo 3)
+done
 for i in 1 2 3; do
-    wait "${pids[i]}" || codes[i]=$?
     say "pytest -q ${parts[i]} (it ran meanwhile)"
     if [ "${codes[i]}" -eq 0 ]; then
         tail -n 1 "$logs/$i"
@@ -97,7 +90,9 @@ for i in 0 1 2 3; do
         continue
     fi
     say "once more, alone: $failures of ${parts[i]}"
-    tests_of $i --last-failed || status=1
+    # shellcheck disable=SC2086  # a part is several words
+    "$VENV/bin/python" -m pytest -q -o cache_dir="$logs/cache$i" ${parts[$i]} --last-failed ||
+        status=1
     failed_in $i | sed 's/^/FAILED: /'
     failed_in $i | grep -vxFf - "$logs/failed" >>"$logs/flaky" || true
 done

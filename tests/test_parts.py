@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "torchcoll"
 RUNS = ROOT / "results/gloo-oneccl-2ranks"
 OWN = sorted(path.parent.name for path in PACKAGE.glob("parts/*/part.py"))
-# What each part brings that is gone with it: commands, and a heading of the page of RUNS.
+# What each part brings that is gone with it: commands, and a heading of the page of COMMANDS.
 BROUGHT = {
     "curves": ({"algorithms", "curve", "model", "scaling"}, "Where it switches"),
     "experiments": ({"again", "bisect", "matrix", "versus"}, ""),
@@ -32,9 +32,9 @@ COMMANDS = [
     ["--help"],
     ["show", "run-1.jsonl"],
     ["check", "run-1.jsonl", "run-2.jsonl", "--format", "json"],
-    ["compare", "backend:gloo=.", "backend:ccl=."],
+    ["compare", "backend:gloo=run-1.jsonl", "backend:ccl=run-1.jsonl"],
     ["doctor", "--help"],
-    ["report", "run-1.jsonl", "-o", "PAGE"],
+    ["report", "../a100-8gpu-baseline/curve-3gpu.jsonl", "-o", "PAGE"],  # small
 ]
 # A fork for each torchcoll. What is not ours is imported before: it takes longer than all else.
 _PROGRAM = """

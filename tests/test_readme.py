@@ -57,7 +57,10 @@ LOCAL = ("-e", "4M", "-f", "8", *SHORT)
 # What a page asks for, and the smaller question that shows here that the command works.
 SMALLER = {
     "torchcoll matrix ": "torchcoll matrix --runs 3 ",  # six by default; three can be compared
-    "plan llama-3-70b --ranks 512 --find": "plan llama-3-8b --ranks 16 --find",
+    "DETAIL -o many -- torchrun --nproc-per-node 2 -m torchcoll.allreduce -b 1K -e 1M": (
+        "DETAIL -o many -- torchrun --nproc-per-node 2 -m torchcoll.allreduce -b 1K -e 8K"
+    ),
+    "plan llama-3-70b --ranks 512 --find": "plan llama-3-8b --ranks 4 --find",
     "--soak 3s": "--soak 1s",
 }
 OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
@@ -143,21 +146,38 @@ def python_with_torch(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
+def copy_repository(target: Path, whole: bool) -> None:
+    """Copy the repository; unless ``whole``, only the folders of data that commands name, beside
+    links to the rest.
+    """
+    ignored = shutil.ignore_patterns(".*", "*.egg-info", "torchcoll-runs", "build")
+    if whole:
+        shutil.copytree(ROOT, target, ignore=ignored)
+        return
+    target.mkdir()
+    names = [path.name for path in ROOT.iterdir()]
+    for name in {*names} - ignored(ROOT, names):
+        if name in ("examples", "results"):
+            shutil.copytree(ROOT / name, target / name)
+        else:
+            (target / name).symlink_to(ROOT / name)
+
+
 class Reader:
     """Runs the blocks of some pages, one after the other."""
 
     def __init__(self, folder: Path, pages: Sequence[str], torchrun: Path, python: str) -> None:
         self.folder, self.copy, self.torchrun = folder, folder / "torchcoll", torchrun
         self.of_pages = [block for block in BLOCKS if block.page in pages]
-        ignored = (".*", "*.egg-info", "torchcoll-runs", "build")
-        shutil.copytree(ROOT, self.copy, ignore=shutil.ignore_patterns(*ignored))
+        copy_repository(self.copy, whole=pages is TOGETHER)
         self.blocks = 0
         self.printed: dict[str, str] = {}
         path = f"{torchrun.parent}:{self.copy}/.venv/bin:{Path(sys.executable).parent}"
         self.env = {"PATH": f"{path}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-        self.env["PYTHON"] = str(python_with_torch(folder / "python"))
-        # For local.sh: the python of its ranks, and no time for compiling bytecode.
-        self.env |= {"PYTHON_EXEC": python, "PIP_NO_COMPILE": "1"}
+        if pages is TOGETHER:
+            self.env["PYTHON"] = str(python_with_torch(folder / "python"))
+            # For local.sh: the python of its ranks, and no time for compiling bytecode.
+            self.env |= {"PYTHON_EXEC": python, "PIP_NO_COMPILE": "1"}
 
     def read(self, block: Block) -> None:
         """Run this block, after all earlier blocks of its pages: it may read their files."""

@@ -139,12 +139,12 @@ def test_files_of_the_repository_are_as_the_schema_says(path):
 
 def test_files_that_are_written_are_as_the_schema_says(tmp_path):
     several = "--collectives all_reduce,all_to_all_v,reduce,barrier --sizes 64 -n 5 --label a=b"
-    suite = Measured(tmp_path / "suite", None, several, 3).ended(0)
+    suite = Measured(tmp_path / "suite", None, several).ended(0)
     again = Measured(
         tmp_path / "fresh", "all_reduce", "--sizes 64 --fresh-group -n 2 --concurrent copy:4K"
     )
     again.ended(0)
-    pairs = Measured(tmp_path / "pairs", "pairs", "--sizes 4K -n 2 --threshold 0.9999", 3).ended(0)
+    pairs = Measured(tmp_path / "pairs", "pairs", "--sizes 4K -n 2 --threshold 0.9999").ended(0)
     soak = Measured(tmp_path / "soak", "all_reduce", "--sizes 64 -n 2 --soak 0.5s").ended(0)
     assert '"record":"soak"' in soak.path.read_text()
     for one in (suite, again, pairs, soak):
