@@ -140,10 +140,7 @@ def completion(tmp_path_factory):
         (["comp"], ["compare"]),
         (["show", "--ve"], ["--verbose"]),
         (["show", "se"], ["setup.cfg"]),
-<<<<<<< HEAD
-=======
         (["check", "--baseline", "se"], ["setup.cfg"]),
->>>>>>> h-kernela
         (["matrix", "--output", "exam"], ["examples"]),
         (["--print"], ["--print-completion"]),
     ],

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The limits of a topology in ``torchcoll log``."""
-=======
 """The limits of a topology in ``torchcoll log``: what the links allow."""
->>>>>>> h-kernela
 
 import csv
 import io

@@ -145,8 +145,39 @@ class Experts(nn.Module):
         return out[None]
 
 
-def mixtral_layer(widths):
+class SeparateNorm(nn.Module):
+    """An RMSNorm as in transformers (LlamaRMSNorm, Qwen3RMSNorm), without a fused kernel."""
+
+    def __init__(self, columns):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(columns))
+
+    def forward(self, x):
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * wide.to(x.dtype)
+
+
+def separate_layer(widths):
     layer = Layer(widths)
+    layer.norm_in = SeparateNorm(widths.hidden)
+    layer.norm_post = SeparateNorm(widths.hidden)
+    return layer
+
+
+def qwen3_layer(widths):
+    """With norms of the heads of queries and keys."""
+    layer = separate_layer(widths)
+    for name in ("q", "k"):
+        projection = getattr(layer.attention, name)
+        norm = SeparateNorm(widths.hidden // widths.heads)
+        by_head = nn.Unflatten(-1, (-1, widths.hidden // widths.heads))
+        setattr(layer.attention, name, nn.Sequential(projection, by_head, norm, nn.Flatten(2)))
+    return layer
+
+
+def mixtral_layer(widths):
+    layer = separate_layer(widths)
     layer.mlp = Experts(widths)
     return layer
 
@@ -177,9 +208,10 @@ def kept_for_backward(module, hidden, dtype):
 @pytest.mark.parametrize(
     ("kind", "layer", "keys", "wide", "fused"),
     [
-        ("llama", Layer, 2, 448, (0.65, 0.75)),
+        ("llama", separate_layer, 2, 448, (0.69, 0.75)),
         ("llama", Layer, 8, 344, (0.65, 0.77)),
-        ("mixtral", mixtral_layer, 2, 256, (0.64, 0.73)),
+        ("qwen3", qwen3_layer, 2, 448, (0.64, 0.73)),
+        ("mixtral", mixtral_layer, 2, 256, (0.69, 0.73)),
         ("gpt2", gpt2_layer, 8, 512, (0.99, 0.99)),
     ],
 )

@@ -16,10 +16,6 @@ from torchcoll.libraries.nccl.topology import Topology, read_topology, read_tree
 from torchcoll.report.grid import Grid, Head, make_grid
 
 _MOST_GPUS = 256  # in a file: every pair of GPUs is looked at
-<<<<<<< HEAD
-
-=======
->>>>>>> h-kernela
 _ASSUMED_HOSTS = (2, 4)  # numbers of hosts that are assumed where one host is given
 _DUMP = "set NCCL_TOPO_DUMP_FILE=topo.xml for a job on this machine, and give that file"
 

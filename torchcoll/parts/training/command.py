@@ -266,9 +266,8 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="how it is laid out: fsdp=64; hsdp=8x8 (replicas x shards); dp=8,tp=8,sp,pp=4x2,cp=2,"
         "ep=8 (pp: ranks x virtual stages; sp: sequence parallel); dp@25=8 (bucket_cap_mb 25); "
-        "zero1 (Megatron-LM), zero2; ckpt, sac "
-        "(full, selective activation checkpointing); tp-overlap, deepep, deepep-fp8, ep-overlap "
-        "(docs/plan.md). "
+        "zero1 (Megatron-LM), zero2; ckpt, sac (full, selective activation checkpointing); "
+        "regather, tp-overlap, deepep, deepep-fp8, ep-overlap (docs/plan.md). "
         "A data-parallel degree without a number takes the remaining --ranks; --ranks alone: fsdp",
     )
     add("--ranks", metavar="LIST", help="64, or 64..16384 for weak and strong scaling")

@@ -8,11 +8,14 @@ megatron/training/arguments.py, and the fields of TransformerConfig and ModelPar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from torchcoll.core.errors import UsageError
 from torchcoll.parts.curves.predictor import Predictor
+from torchcoll.parts.curves.published_machine import PublishedMachine
 from torchcoll.parts.training.architectures import Architecture
 from torchcoll.parts.training.layouts import (
+    DEEPEP,
     FSDP,
     FULL,
     HSDP,
@@ -37,8 +40,8 @@ def candidate_layouts(
     """Returns the layouts that the model can have on so many ranks.
 
     tp is within a host, with sp, and in Megatron-LM with tp-overlap. Pipelines have virtual stages
-    that torchtitan and Megatron-LM accept. None has checkpointing: ``compare_layouts`` adds it to
-    layouts that do not fit.
+    that torchtitan and Megatron-LM accept. On GPUs of NVIDIA, experts exchange their tokens also by
+    DeepEP. None has checkpointing: ``compare_layouts`` adds it to layouts that do not fit.
 
     - tokens: of a sequence, which cp splits.
 
@@ -46,6 +49,7 @@ def candidate_layouts(
     """
     most = machine.ranks_per_host if machine is not None else None
     linked = int(most or LINKED)
+    nvidia = isinstance(machine, PublishedMachine) and not machine.links.gpu.startswith("MI")
     layouts = []
     for layout in _combinations(architecture, ranks, linked, tokens):
         try:
@@ -53,6 +57,8 @@ def candidate_layouts(
         except UsageError:
             continue
         layouts.append(layout)
+        if nvidia and layout.ep > 1:
+            layouts.append(replace(layout, dispatch=DEEPEP))
     if not layouts:
         raise UsageError("ranks", ranks, f"a number on which {architecture.source} can be laid out")
     return layouts
@@ -141,6 +147,8 @@ def launch_flags(layout: ParallelLayout, batch: Batch, layers: int) -> str:
             "--account-for-loss-in-pipeline-split": counted,
             "--context-parallel-size": _several(layout.cp),
             "--expert-model-parallel-size": _several(layout.ep),
+            "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend": layout.dispatch
+            or None,
             "--sequence-parallel": "" if layout.sequence_parallel else None,
             "--tp-comm-overlap": "" if layout.tp_overlap else None,
             "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather": "",
@@ -176,7 +184,9 @@ def launch_flags(layout: ParallelLayout, batch: Batch, layers: int) -> str:
         "--training.seq_len": f"{batch.tokens:g}",
     }
     mode = {FULL: "full", SELECTIVE: "selective"}.get(layout.checkpoint, "none")
-    return f"torchtitan: {_written(flags)} activation_checkpoint:{mode}"
+    text = f"torchtitan: {_written(flags)} activation_checkpoint:{mode}"
+    # No flag of torchtitan 0.3.0: its models' config_registry.py says it.
+    return f'{text}, and moe_comm_backend="deepep" in its config' if layout.dispatch else text
 
 
 def _several(degree: int) -> int | None:

@@ -14,8 +14,9 @@ Calls of tensor, sequence, context and expert parallelism: sizes are those of nc
   backward pass. Each block has one input, as with PrepareModuleInput of torch and in Megatron-LM.
 - With sequence parallelism (V. Korthikanti et al., arXiv 2205.05198, section 4.2.2): an all_gather
   before and a reduce_scatter after each block, in both passes. The gradients of the norms are
-  all-reduced over tp. With ``zero1``, as in Megatron-LM, the input of a block and of the head is
-  gathered again for the gradients of the weights, which torch's DTensor keeps
+  all-reduced over tp. With ``regather``, as in that section, and always with ``zero1``, the input
+  of a block and of the head is gathered again for the gradients of the weights, which torch's
+  DTensor keeps
   (megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
 - ``tp-overlap``: Megatron-LM's --tp-comm-overlap, torchtitan's asynchronous tensor parallelism. The
   calls are sent in pieces beside the matrix product that makes or needs them, and the plan waits
@@ -75,7 +76,9 @@ FULL, SELECTIVE = "ckpt", "sac"  # activation checkpointing
 DEEPEP, DEEPEP_FP8 = "deepep", "deepep-fp8"
 # Activations of tp, and tokens of experts, are sent beside the computation.
 TP_OVERLAP, EP_OVERLAP = "tp-overlap", "ep-overlap"
-_FLAGS = ("sp", TP_OVERLAP, FULL, SELECTIVE, DEEPEP, DEEPEP_FP8, EP_OVERLAP)  # without a number
+REGATHER = "regather"  # inputs of sequence parallelism are gathered again, not kept
+# Words without a number.
+_FLAGS = ("sp", REGATHER, TP_OVERLAP, FULL, SELECTIVE, DEEPEP, DEEPEP_FP8, EP_OVERLAP)
 _WORDS = (*DATA_PARALLEL, *_OTHERS, *_FLAGS)
 _ZERO3 = "ZeRO-3 is fsdp here. What DeepSpeed itself sends is not planned."
 _FORM = "degrees such as fsdp=64, hsdp=8x8, fsdp=8,tp=8,sp or dp=8,tp=8,pp=4x2, each 1 or more"
@@ -90,6 +93,7 @@ class ParallelLayout:
       optimizer state). 0: to be set from the number of ranks (``on``).
     - virtual: virtual stages of each rank of the pipeline.
     - sequence_parallel: the activations between the layers' matrices are sharded over tp.
+    - regather: what sequence parallelism gathers is not kept for the backward pass.
     - checkpoint: FULL or SELECTIVE: layers, or parts of them, are computed again in the backward
       pass.
     - cap_mb: DDP's bucket_cap_mb; None for its default.
@@ -107,6 +111,7 @@ class ParallelLayout:
     cp: int = 1
     ep: int = 1
     sequence_parallel: bool = False
+    regather: bool = False
     checkpoint: str = ""
     cap_mb: float | None = None
     dispatch: str = ""
@@ -128,6 +133,11 @@ class ParallelLayout:
         return self.data == ZERO1
 
     @property
+    def regathers(self) -> bool:
+        """Whether the inputs that sequence parallelism gathers are gathered again."""
+        return self.regather or self.megatron
+
+    @property
     def sharded(self) -> bool:
         """Whether the parameters are sharded by FSDP2."""
         return self.data in (ZERO2, FSDP, HSDP)
@@ -147,6 +157,7 @@ class ParallelLayout:
             self.dispatch: self.dispatch,
             EP_OVERLAP: self.ep_overlap,
             "sp": self.sequence_parallel,
+            REGATHER: self.regather,
             TP_OVERLAP: self.tp_overlap,
             self.checkpoint: self.checkpoint,
         }
@@ -261,6 +272,7 @@ def parse_layout(
         cp=values.get("cp", (1,))[0],
         ep=values.get("ep", (1,))[0],
         sequence_parallel="sp" in values,
+        regather=REGATHER in values,
         checkpoint=next((name for name in (FULL, SELECTIVE) if name in values), ""),
         cap_mb=cap_mb,
         dispatch=next((name for name in (DEEPEP, DEEPEP_FP8) if name in values), ""),
@@ -273,8 +285,9 @@ def parse_layout(
     if (layout.dispatch or layout.ep_overlap) and layout.ep < 2:
         expected = f"ep=2 or more with {layout.dispatch or EP_OVERLAP}"
         raise UsageError(option, text, expected)
-    if layout.tp_overlap and not layout.sequence_parallel:
-        raise UsageError(option, text, f"sp with {TP_OVERLAP}, whose matrices it splits")
+    for flag in (REGATHER, TP_OVERLAP):
+        if flag in values and not layout.sequence_parallel:
+            raise UsageError(option, text, f"sp with {flag}, whose gathered inputs it needs")
     if layout.sequence_parallel and layout.tp < 2:
         raise UsageError(option, text, "tp=2 or more with sp, which shards over its ranks")
     if layout.virtual > 1 and layout.pp < 2:
@@ -489,7 +502,7 @@ def block_calls(
             return BlockCalls(norm_gradients=norms)
         loss = SentCall("tp", _REDUCED, math.ceil(tokens * 4), "loss")
         before = (gather,) if sp else ()
-        again = (gather,) if sp and megatron else ()
+        again = (gather,) if sp and layout.regathers else ()
         backward = (*again, scatter if sp else reduce)
         return BlockCalls((*before, loss, loss, loss), backward, (), (), norms)
     halves = ((gather, scatter) if sp else (reduce,)) if tp else ()
@@ -500,7 +513,7 @@ def block_calls(
     dense = halves if not routed_here or architecture.shared_experts else ()
     attention = (*halves[:1], *keys_forward, *halves[1:]) if sp else (*keys_forward, *halves)
     forward = (*attention, *dense)
-    again = (gather,) if sp and megatron else ()
+    again = (gather,) if sp and layout.regathers else ()
     dense_backward = (*dense[:1], *again, *dense[1:]) if dense else ()
     backward = (*dense_backward, *halves[:1], *keys_backward, *again, *halves[1:])
     if not sp:

@@ -13,14 +13,14 @@
   pass, counted from its matrices: the inputs of the norms and of the matrices, queries, keys,
   values, gate and up. For Llama-3-8B these are 34 bytes for each token and hidden column, as in
   V. Korthikanti et al., arXiv 2205.05198; 67 for Gemma 7B.
-- ``unfused``: what separate operations keep besides: an RMSNorm its input and the normalized input
-  in float32, a gated product the output of its activation function. For Llama-3-8B 53 bytes in all;
-  saved-tensor hooks of transformers' layer count 49, and those of torch.nn.RMSNorm 53.
+- ``unfused``: what separate operations keep besides: an RMSNorm as transformers writes it, its
+  input in float32 and the normalized input; a gated product, the output of its activation function.
+  For Llama-3-8B 49 bytes in all, as saved-tensor hooks of transformers' layer count.
 - Full checkpointing keeps the input of each layer, and one whole layer that is computed again.
   Selective checkpointing (torchtitan's ``op``) keeps half of the outputs of the matrices, and that
   of attention.
 - With sequence parallelism DTensor keeps the gathered inputs of both halves of a layer, whole on
-  each rank of tp; Megatron-LM gathers them again.
+  each rank of tp; Megatron-LM and ``regather`` gather them again.
 - Logits: in the loss of torch their logarithm, its gradient and that of the logits in float32: 12
   bytes each. torch's ``loss_parallel`` has four such tensors
   (torch/distributed/tensor/parallel/loss.py, _nll_loss_and_log_softmax_backward): 16 bytes.
@@ -129,7 +129,7 @@ def _peak(stage: StagePlan) -> float:
         each = _LOGIT_BYTES_PARALLEL if layout.tp > 1 else _LOGIT_BYTES
         each = _LOGIT_BYTES_IN_PLACE if layout.megatron else each
         split = layout.tp if layout.sequence_parallel else 1
-        inputs = 2 * hidden * (1 / split + 1 / (split if layout.megatron else 1))
+        inputs = 2 * hidden * (1 / split + 1 / (split if layout.regathers else 1))
         peak = each * columns * stage.batch.tokens_each / layout.cp + inputs * _token_bytes(stage)
     for block in _layers(stage):
         again = 0.0
@@ -185,8 +185,8 @@ def _layer_bytes(stage: StagePlan, block: ModelBlock) -> tuple[float, float]:
     # Columns of the tensors that are kept: those that tp divides, and those that it does not.
     split, whole = 0.0, 0.0
     norms = {weight.name.rsplit(".", 1)[0] for weight in block.weights if weight.norm}
-    # A norm keeps two tensors in float32, of which fused ones keep one in the activations' type.
-    width = 2 * 4 / find_dtype(stage.options.activations).itemsize - 1
+    # A norm that is not fused also keeps a tensor in float32: so many in the activations' type.
+    width = 4 / find_dtype(stage.options.activations).itemsize
     activated = 0.0  # outputs of activation functions before a product, and of norms of heads
     for weight in block.weights:
         gates = 0.5 if "gate_up" in weight.name else float("gate_proj" in weight.name)
@@ -220,6 +220,6 @@ def _layer_bytes(stage: StagePlan, block: ModelBlock) -> tuple[float, float]:
     whole, split = 2 * whole, 2 * split  # bytes of a token
     tokens = _token_bytes(stage)
     over = tp if stage.layout.sequence_parallel else 1
-    gathered = 4.0 * hidden if over > 1 and not stage.layout.megatron else 0.0
+    gathered = 4.0 * hidden if over > 1 and not stage.layout.regathers else 0.0
     fused = gathered + (whole - gathered) / over + split / tp
     return fused * tokens, 2 * (normed / over + activated / tp) * tokens

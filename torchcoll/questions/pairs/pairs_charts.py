@@ -49,7 +49,9 @@ def pairs_charts(pairs: Pairs) -> list[Chart]:
         (key, {pair: timing.median_ns for pair, timing in times.items()}, "")
         for key, times in pairs.times.items()
     ]
-    tables += [(key, times, ", slow pairs alone") for key, times in _alone(pairs, suspected).items()]
+    tables += [
+        (key, times, ", slow pairs alone") for key, times in _alone(pairs, suspected).items()
+    ]
     for key, times, which in tables:
         kind, size_bytes = key
         bandwidth = kind != LATENCY or bool(which)
@@ -110,9 +112,7 @@ def _alone(pairs: Pairs, suspects: Sequence[Suspect]) -> dict[tuple[str, int], d
     passes: dict[tuple[str, int], dict[Pair, list[float]]] = {}
     for tables in pairs.alone:
         for key, times in tables.items():
-            usual = [
-                t.good_ns for pair, t in times.items() if not any(s <= {*pair} for s in slow)
-            ]
+            usual = [t.good_ns for pair, t in times.items() if not any(s <= {*pair} for s in slow)]
             for pair, timing in times.items() if usual else ():
                 share = median(usual) / timing.good_ns
                 passes.setdefault(key, {}).setdefault(pair, []).append(share)

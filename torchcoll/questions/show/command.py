@@ -58,15 +58,8 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         "--all",
         dest="every",
         action="store_true",
-<<<<<<< HEAD
         help="show every table of more than 20 files, every rank of more than 64, every case of "
         "--view ranks",
-=======
-        help=(
-            "show every table of more than 20 files, every rank of more than 64, "
-            "every case of --view ranks"
-        ),
->>>>>>> h-kernela
     )
     add(
         "--explain",
