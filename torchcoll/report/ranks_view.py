@@ -100,9 +100,14 @@ def _spread(ranks: Sequence[dict[str, Any]]) -> float:
 
 
 def ranks_answer(
-    run: Run, entries: Sequence[Entry], values: Sequence[Sequence[dict[str, Any]]]
+    run: Run,
+    entries: Sequence[Entry],
+    values: Sequence[Sequence[dict[str, Any]]],
+    late: bool = True,
 ) -> Answer:
-    """The rank that is the slowest, or the last to come, in most cases; or that there is none."""
+    """The rank that is the slowest, or if ``late`` the last to come, in most cases; or that there
+    is none.
+    """
     # With a root the ranks have different work.
     cases = [
         ranks
@@ -123,7 +128,8 @@ def ranks_answer(
     def named(rank: int) -> str:
         return f"rank {rank} ({hosts[rank]})" if hosts.get(rank) else f"rank {rank}"
 
-    consistent = [s for late in (False, True) if (s := _find_consistent_rank(cases, late))]
+    found = (_find_consistent_rank(cases, of_late) for of_late in (False, True)[: 1 + late])
+    consistent = [rank for rank in found if rank]
     if consistent:
         suspect = max(consistent, key=lambda each: each.excess)
         return _answer_of(suspect, named(suspect.rank), len(cases))
@@ -152,15 +158,16 @@ def ranks_answer(
 _SAMPLES = 2_000_000  # of a run, in which a slow rank is looked for: about 2 s
 
 
-def slow_rank(run: Run) -> Answer | None:
-    """The answer of ``show --view ranks`` if it names a rank that is slow. Of two ranks one always
-    is the slower one.
+def slow_rank(run: Run, late: bool = True) -> Answer | None:
+    """The answer of ``show --view ranks`` if it names a rank that is slow, or if ``late`` comes
+    last. Of two ranks one always is the slower one.
     """
     entries = View().entries(run)
     calls = sum(len(of) for e in entries for times in e.result.time_ns.values() for of in times)
     if run.ranks < 3 or calls > _SAMPLES:
         return None
-    answer = ranks_answer(run, entries, [list(rank_values(run, entry)) for entry in entries])
+    values = [list(rank_values(run, entry)) for entry in entries]
+    answer = ranks_answer(run, entries, values, late)
     return answer if answer.worst else None
 
 

@@ -75,7 +75,7 @@ def _stacks(
     """
     charts = []
     too_large = [each == TOO_LARGE for each in fits]
-    labels = [{TOO_LARGE: ", does not fit", TIGHT: ", tight"}.get(each, "") for each in fits]
+    labels = [{TOO_LARGE: ", does not fit", TIGHT: ", may fit"}.get(each, "") for each in fits]
 
     def valued(values: Sequence[str]) -> list[str]:
         named = zip(names, values, labels, strict=True)
@@ -118,7 +118,7 @@ def _stacks(
                 drawn.layout["xaxis"] = _GIGABYTES | {"range": [0, _MOST_LIMITS * x]}
                 drawn.caption.append("bars at the right edge are longer: their names have the size")
             if TIGHT in fits:
-                drawn.caption.append(TIGHT_MEANS)
+                drawn.caption.append(f"may fit, {TIGHT_MEANS}")
         charts.append(drawn)
     for drawn in charts if any(too_large) else []:
         drawn.caption.append(f"hatched: does not fit, even if {100 * UNSURE:.0f} % less is needed")

@@ -68,7 +68,7 @@ def plot(
             expected = "at least one, of 2 ranks or more"
             raise UsageError("picture", "no case with several numbers of ranks", expected, action)
         answer = how.answer(what) if how.answer else getattr(what, "answer", None)
-        return write_charts(charts, path, answer.headline if answer else "")
+        return write_charts(charts, path, answer.lines[0] if answer else "")
     named: Mapping[str, Any] = what if isinstance(what, Mapping) else {"": what}
     sides = [named_side(name, sources) for name, sources in named.items()]
     picture = picture_of(sides, over_ranks, filter)

@@ -425,7 +425,7 @@ def answer_with_further(run: Run, answer: Answer, ranks: bool = True) -> Answer:
     """The answer of a run with a rank that is slow, after that of --soak or --concurrent, for which
     the run was made; a failure comes first. ranks: whether to name a slow rank.
     """
-    if ranks and (slow := slow_rank(run)):
+    if ranks and (slow := slow_rank(run, late=False)):
         answer = replace(answer, details=(slow.headline, *answer.details))
     if not _has_further(run):
         return answer
