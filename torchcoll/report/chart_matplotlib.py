@@ -248,8 +248,9 @@ def _draw_bars(axes: Axes, trace: Mapping[str, Any]) -> None:
         ecolor=NEUTRAL,
     )
     for bar, shape in zip(drawn, trace["marker"].get("pattern", {}).get("shape", ()), strict=False):
-        if shape and bar.get_width():
+        if shape:
             bar.set(facecolor="none", edgecolor=bar.get_facecolor(), hatch=3 * shape)
+            bar.set_linewidth(bar.get_linewidth() if bar.get_width() else 0)
 
 
 def _draw_heat_map(figure: Figure, axes: Axes, trace: Mapping[str, Any]) -> None:
