@@ -128,8 +128,8 @@ def ranks_answer(
     def named(rank: int) -> str:
         return f"rank {rank} ({hosts[rank]})" if hosts.get(rank) else f"rank {rank}"
 
-    found = (_find_consistent_rank(cases, of_late) for of_late in (False, True)[: 1 + late])
-    consistent = [rank for rank in found if rank]
+    candidates = (_find_consistent_rank(cases, of_late) for of_late in (False, True)[: 1 + late])
+    consistent = [rank for rank in candidates if rank]
     if consistent:
         suspect = max(consistent, key=lambda each: each.excess)
         return _answer_of(suspect, named(suspect.rank), len(cases))
