@@ -312,7 +312,8 @@ def _tables(document: PageDraft, verdicts: Sequence[Verdict]) -> Section:
         section.tables.append(TitledGrids("", grids))
     else:
         for run, _, verdict in plain:
-            grid = table_grid(run, verdict=verdict, row_keys=document.keys)
+            # The page has a section of the ranks.
+            grid = table_grid(run, verdict=verdict, row_keys=document.keys, ranks=False)
             section.tables.append(TitledGrids(title_of(run) if len(plain) > 1 else "", [grid]))
     return section
 

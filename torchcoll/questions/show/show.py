@@ -65,11 +65,13 @@ def table_grid(
     verdict: Verdict | None = None,
     row_keys: Mapping[int, str] | None = None,
     footnotes: bool = True,
+    ranks: bool = True,
 ) -> Grid:
     """The table of one run: header lines, one row a case, footnotes, and the verdict.
 
     verdict: default: by the fabric that the run is known to be of. row_keys: by
     ``id(result)``, the keys of the Grid. footnotes: False leaves out those of marked cells.
+    ranks: whether the answer names a slow rank, which takes 2 s for a million calls.
     """
     view = view or View()
     notes = Notes()
@@ -99,8 +101,7 @@ def table_grid(
         above=above + first_lines(run, how, total=how != "max", verbose=view.verbose),
         below=most_notes(without_verdict(below, verdict, run), run, view.verbose),
         styles=[row_style(entry) for entry in entries],
-        # A page has a section of the ranks.
-        answer=answer_with_further(run, run_answer(verdict, rows, notes.bimodal), not row_keys),
+        answer=answer_with_further(run, run_answer(verdict, rows, notes.bimodal), ranks),
         keys=[row_keys.get(id(entry.result), "") for entry in entries] if row_keys else [],
     )
 
@@ -286,7 +287,8 @@ def _machine_text(runs: Sequence[Run], readings: View, format: str, view: str) -
         rows = [entry.row for entry in readings.entries(run, notes)]
         verdict = judge(run, rows=rows if readings.usual else None)
         document = run_object(run, readings, records, verdict)
-        answer = answer_with_further(run, run_answer(verdict, rows, notes.bimodal))
+        answer = run_answer(verdict, rows, notes.bimodal)
+        answer = answer_with_further(run, answer, ranks=len(runs) == 1)
         objects.append({**document, **_further_object(run), "answer": answer.to_json()})
     return json_text(objects)
 
@@ -325,7 +327,10 @@ def _titled_grids(
             return calls_grids(run, readings)
         if by_collective and _compares_collectives(run):
             return _collectives_grids(run, readings)
-        table, *further = grids = [table_grid(run, readings), *further_grids(run)]
+        table, *further = grids = [
+            table_grid(run, readings, ranks=len(runs) == 1),
+            *further_grids(run),
+        ]
         if further:  # the answer ends all of them
             table.answer, further[-1].answer = None, table.answer
         return grids
