@@ -104,8 +104,8 @@ class PublishedMachine:
             expected = f"{fewest} to {ranks}: {self.links.linked} GPUs of {self.name} are linked"
             raise UsageError("hosts", f"{hosts} for {ranks} ranks", expected)
         links = self.links
-        place = (name, size_bytes, ranks, hosts)
-        point = law_point(links, self.type, *place)
+        law_case = (name, size_bytes, ranks, hosts)
+        point = law_point(links, self.type, *law_case)
         if point is None:
             raise UsageError("machine", self.name, "one whose links are known", _FIT)
         predicted = self._law.predict([point])
@@ -119,7 +119,7 @@ class PublishedMachine:
             float(predicted.common[0]),
         )
         host_gbps = None if links.doubt else links.nics_gbps
-        return bounded(prediction, least_ns(*place, device_named(links.gpu), host_gbps))
+        return bounded(prediction, least_ns(*law_case, device_named(links.gpu), host_gbps))
 
     def predict_at_once(
         self, collective: str, size_bytes: int, ranks: int, groups: int, hosts: int | None = None
